@@ -1,0 +1,42 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: demo test test-all lint format bench clean
+
+$(VENV)/.train: $(INPUTS)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -c constraints.txt -e ".[train,quant]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(PIP) -c constraints.txt -e ".[train,quant,dev]"
+	touch $@
+
+demo: $(VENV)/.train
+	$(VENV)/bin/nanstop demo s1-gemma3-dpo-fp16
+
+test: $(VENV)/.dev
+	$(PY) -m pytest -q -W error -m "not slow and not gpu"
+
+test-all: $(VENV)/.dev
+	$(PY) -m pytest -q -W error -m "not gpu"
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/pyright
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff check --fix src tests benchmarks
+	$(VENV)/bin/ruff format src tests benchmarks
+
+bench: $(VENV)/.dev
+	$(PY) benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

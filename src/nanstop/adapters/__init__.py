@@ -1,0 +1,1 @@
+"""The only place that knows transformers, TRL and raw training loops."""

@@ -1,0 +1,108 @@
+"""The one seam to the outside: a ``Step`` that can be run again, and a ``ModelView`` that remedies act through.
+
+Adapters make these; everything else (replay, tracing, localization, trials, redo) only uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..records import RunFacts, StepId
+
+Batch = Mapping[str, Any]
+"""A prepared micro-batch as the model's loss receives it; raw loops use ``arg0``, ``arg1``, ... for positionals."""
+
+
+class ModelView(Protocol):
+    """What a remedy or the tracer must know of a model, without importing the library that built it.
+
+    Module names everywhere in nanstop are those of ``root.named_modules()``.
+    """
+
+    root: nn.Module
+    optimizer: Optimizer | None
+    scaler: Any
+    """The run's ``torch.amp.GradScaler``, or None."""
+
+    @property
+    def device_type(self) -> str:
+        """``cpu``, ``cuda``, ...: of the trainable parameters."""
+        ...
+
+    def attention(self) -> str | None:
+        """Return the attention kernel in use (``eager``, ``sdpa``, ...), or None if the model has no such switch."""
+        ...
+
+    def attention_choices(self) -> tuple[str, ...]:
+        """Return the kernels that ``set_attention`` would accept here, the present one excluded."""
+        ...
+
+    def set_attention(self, kernel: str) -> None:
+        """Switch the attention kernel of every layer."""
+        ...
+
+    def tied_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Return groups of parameter names that share one storage."""
+        ...
+
+    def quantized_layers(self) -> tuple[str, ...]:
+        """Return names of modules whose weight is packed (bitsandbytes 4-bit, 8-bit)."""
+        ...
+
+    def decoder_layers(self) -> tuple[str, ...]:
+        """Return names of the repeated blocks, in forward order; empty if there are none."""
+        ...
+
+    def head(self) -> str | None:
+        """Return the name of the output projection or classification head."""
+        ...
+
+    def embedding(self) -> str | None:
+        """Return the name of the input embedding."""
+        ...
+
+    def token_ids(self, batch: Batch) -> Tensor | None:
+        """Return the ids [batch, tokens] that enter the embedding, or None where the batch does not show them."""
+        ...
+
+    def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
+        """Return logits [batch, tokens, vocab] of ``ids`` for the causality probe, without gradients; None if not causal."""
+        ...
+
+
+class Step(Protocol):
+    """One optimizer step of the host: its accumulation window, which can be run again exactly.
+
+    ``batches``: one prepared micro-batch each, by reference. ``losses``: the raw loss that each first gave (detached,
+    before any log filter; None where it raised).
+    """
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    batches: tuple[Batch, ...]
+    losses: tuple[Tensor | None, ...]
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        """Forward and backward of micro-batch ``micro`` as the host does it, from the RNG state noted then.
+
+        Gradients are added to ``.grad``. Returns the detached raw loss. ``batch`` replaces the recorded one (a dropped
+        sample). Raises what the host's loss raises.
+        """
+        ...
+
+    def update(self) -> None:
+        """Apply the optimizer update as the host would (unscale, clip, step), with the learning rates of this step."""
+        ...
+
+    def isolated(self, *, with_update: bool = False) -> AbstractContextManager[None]:
+        """Undo on exit, bitwise, everything that runs inside it change: RNG, gradients, buffers, host bookkeeping.
+
+        Gradients start as None inside. ``with_update`` also keeps parameters, optimizer state and scaler.
+        """
+        ...

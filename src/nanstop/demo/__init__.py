@@ -1,0 +1,1 @@
+"""Seed scenarios on tiny real architectures, with their data set."""

@@ -1,0 +1,1 @@
+"""The shell around the pure parts: storage, policy, and the session that knows the order."""

@@ -1,0 +1,1 @@
+"""Unit-size planted faults and their healthy twins, keyed by code."""

@@ -1,0 +1,18 @@
+"""Shared set-up: one thread (tiny models are slower on two), no network, a fresh place for incidents."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def incident_folder(tmp_path, monkeypatch):
+    """Each test has an incident folder of its own and no kill switch."""
+    monkeypatch.setenv("NANSTOP_DIR", str(tmp_path / "nanstop"))
+    monkeypatch.delenv("NANSTOP", raising=False)
+    return tmp_path / "nanstop"

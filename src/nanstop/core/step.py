@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..records import RunFacts, StepId
+from nanstop.records import RunFacts, StepId
 
 Batch = Mapping[str, Any]
 """A prepared micro-batch as the model's loss receives it; raw loops use ``arg0``, ``arg1``, ... for positionals."""

@@ -1,1 +1,1 @@
-"""Records to text, JSON and notebooks. No torch. (HTML will live here.)"""
+"""Records to text, JSON and notebooks. No torch; HTML will live here."""

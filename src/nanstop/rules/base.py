@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence
 
 
 @dataclass(frozen=True, slots=True)

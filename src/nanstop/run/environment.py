@@ -1,0 +1,128 @@
+"""Versions, devices and settings of the machine that a run happens on, as a record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from nanstop.records import Environment
+
+PACKAGES = (
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "bitsandbytes",
+    "deepspeed",
+    "lightning",
+    "flash-attn",
+    "xformers",
+    "liger-kernel",
+    "unsloth",
+    "vllm",
+    "triton",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+)
+CUBLAS_PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
+
+ENV_VARS = (
+    "ACCELERATE_MIXED_PRECISION",
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_USE_FSDP",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "LOCAL_RANK",
+    "NANSTOP",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ENABLE_MPS_FALLBACK",
+    "RANK",
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_COMPILE_DISABLE",
+    "TORCH_CUDNN_V8_API_DISABLED",
+    "WORLD_SIZE",
+)
+"""All that is ever read from the environment: settings that move numerics, never paths, names or tokens."""
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+def environment(*, import_torch: bool = False) -> Environment:
+    """Return what is known of this machine.
+
+    Packages are named by their installed metadata and never imported. Torch's own facts (devices, flags) are read where
+    torch is already imported, or with ``import_torch``. A CUDA device is asked for its name and capability only where
+    this process has initialised CUDA or ``import_torch`` is set: a record must not claim a GPU. No synchronisation.
+    """
+    if import_torch:
+        import torch  # noqa: F401  found in sys.modules below
+    torch_module = sys.modules.get("torch")
+    device = _device(torch_module, initialise=import_torch) if torch_module else {}
+    flags = _flags(torch_module) if torch_module else ()
+    return Environment(
+        nanstop=_version("nanstop") or "unknown",
+        python=platform.python_version(),
+        torch=_version("torch"),
+        driver=_driver(),
+        packages=tuple((name, found) for name in PACKAGES if (found := _version(name))),
+        flags=flags,
+        env_vars=tuple((name, os.environ[name]) for name in ENV_VARS if name in os.environ),
+        **device,
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    """Return the version of the loaded NVIDIA kernel module (Linux), or None."""
+    try:
+        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER_FILE.read_text(errors="replace"))
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def _device(torch: ModuleType, *, initialise: bool) -> dict[str, str | None]:
+    """Return the device fields of ``Environment``: libraries of the build, and the GPU where one is in use."""
+    facts: dict[str, str | None] = {"cuda": torch.version.cuda}
+    if torch.version.cuda is not None:
+        cudnn = torch.backends.cudnn.version()
+        facts["cublas"] = next(filter(None, map(_version, CUBLAS_PACKAGES)), None)
+        facts["cudnn"] = str(cudnn) if cudnn else None
+    if torch.cuda.is_initialized() or (initialise and torch.cuda.is_available()):
+        major, minor = torch.cuda.get_device_capability()
+        facts |= {"gpu": torch.cuda.get_device_name(), "capability": f"{major}.{minor}"}
+    return facts
+
+
+def _flags(torch: ModuleType) -> tuple[tuple[str, str], ...]:
+    """Return the settings of torch that change how numbers come out."""
+    deterministic = torch.utils.deterministic
+    flags = {
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "fill_uninitialized_memory": deterministic.fill_uninitialized_memory,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "anomaly_mode": torch.is_anomaly_enabled(),
+        "num_threads": torch.get_num_threads(),
+    }
+    return tuple((name, str(value)) for name, value in flags.items())

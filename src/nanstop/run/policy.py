@@ -1,0 +1,219 @@
+"""What to do about a failure: a pure function of the user's wishes, what happened before, and what was proven.
+
+The session carries a decision out; nothing here touches a model, a file or a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from nanstop.errors import NanstopError
+from nanstop.records import Action, ActionKind, Atom, FailureKey, Proof
+from nanstop.rules.cures import CURES, safety_of
+from nanstop.suggest import unknown
+
+OnFailure = Literal["repair", "skip", "stop", "observe"]
+Folded = tuple[str, str, str, str]
+
+DATA_REMEDIES = frozenset({"drop_sample", "drop_micro"})
+"""Remedies that name samples of one window: applied once, never kept for later steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How far nanstop may go.
+
+    ``on_failure``: "repair" applies proven remedies that keep the mathematics (and those named in ``allow``), "skip"
+    leaves the failing update out, "stop" ends the run, "observe" only reports. ``allow`` names remedies that change
+    training (``"clip"``, ``"drop_sample"``). ``max_skips_in_a_row`` updates may be left out one after another; the
+    next failure stops the run. ``budget_seconds`` and ``budget_trials`` bound the search for a proof of one incident.
+
+    Errors: ``NanstopError`` NS001 for an unknown option, value or remedy, with the nearest valid one.
+    """
+
+    on_failure: OnFailure = "repair"
+    allow: tuple[str, ...] = ()
+    max_skips_in_a_row: int = 3
+    budget_seconds: float = 60.0
+    budget_trials: int = 40
+
+    def __new__(cls, **options: Any) -> Policy:
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise unknown("policy option", name, known)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        choices = get_args(OnFailure)
+        if self.on_failure not in choices:
+            raise unknown("on_failure", self.on_failure, choices)
+        allow = (self.allow,) if isinstance(self.allow, str) else tuple(self.allow)
+        for name in allow:
+            if name not in CURES:
+                raise unknown("remedy in allow", name, sorted(CURES))
+        object.__setattr__(self, "allow", allow)
+        _require_number("max_skips_in_a_row", self.max_skips_in_a_row, whole=True, least=0)
+        _require_number("budget_seconds", self.budget_seconds, whole=False, least=0)
+        _require_number("budget_trials", self.budget_trials, whole=True, least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """One kind of failure: how often it came, and the remedy that was proven for it (empty: none)."""
+
+    folded: Folded
+    count: int
+    cure: tuple[Atom, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyState:
+    """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it."""
+
+    occurrences: tuple[Occurrence, ...] = ()
+    adopted: tuple[Atom, ...] = ()
+    skips_in_a_row: int = 0
+
+    def occurrence(self, key: FailureKey) -> Occurrence:
+        """Return what is remembered of failures like ``key``, with count 0 for a new one."""
+        new = Occurrence(folded=key.folded, count=0)
+        return next((one for one in self.occurrences if one.folded == key.folded), new)
+
+
+def decide(
+    policy: Policy,
+    state: PolicyState,
+    *,
+    key: FailureKey,
+    proof: Proof | None,
+    at_step: int,
+    world_size: int = 1,
+    can_veto: bool = True,
+    weights_broken: bool = False,
+) -> tuple[Action, PolicyState]:
+    """Return what to do about this failure, and the state after it.
+
+    ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of the same kind is
+    used. ``weights_broken``: an earlier update left weights that are not finite, so that skipping cannot help; a
+    proven remedy then asks for a rollback. Several ranks, or an update that cannot be held back, leave "observe";
+    "stop" on one rank needs no veto.
+    """
+    known = state.occurrence(key)
+    cure = known.cure if proof is None else _permitted(policy, proof)
+    now = replace(known, count=known.count + 1, cure=() if _is_for_data(cure) else cure)
+    state = _remember(state, now)
+    note = _only_observing(policy, key, world_size=world_size, can_veto=can_veto)
+    if note:
+        return Action(kind="observe", reason=note), state
+    if policy.on_failure == "stop":
+        return Action(kind="stop", reason="the policy is to stop at the first failure"), state
+    if policy.on_failure == "repair" and cure:
+        kind, state = _repair(
+            state, cure, count=now.count, at_step=at_step, weights_broken=weights_broken
+        )
+        return Action(
+            kind=kind, atoms=cure, reason=_why(kind, now.count), proof=proof and proof.incident
+        ), state
+    if weights_broken:
+        reason = "the weights themselves are not finite: leaving updates out cannot help"
+        return Action(kind="stop", reason=reason), state
+    return _skip_or_stop(policy, state, why=_why_not_repaired(policy, proof))
+
+
+def completed(state: PolicyState) -> PolicyState:
+    """Return the state after an update that was applied: the row of skips has ended."""
+    return replace(state, skips_in_a_row=0) if state.skips_in_a_row else state
+
+
+def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
+    """Return the proven atoms if the policy lets them be applied, else none."""
+    if proof.verdict != "proven" or _not_allowed(policy, proof):
+        return ()
+    return proof.minimal
+
+
+def _not_allowed(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
+    """Return the atoms that change training and are not named in ``allow``."""
+    changing = tuple(atom for atom in proof.minimal if safety_of((atom,)) != "safe")
+    if proof.safety != "safe" and not changing:  # harmless one by one, not together
+        changing = proof.minimal
+    return tuple(atom for atom in changing if atom.remedy not in policy.allow)
+
+
+def _is_for_data(cure: tuple[Atom, ...]) -> bool:
+    return any(atom.remedy in DATA_REMEDIES for atom in cure)
+
+
+def _remember(state: PolicyState, now: Occurrence) -> PolicyState:
+    others = tuple(one for one in state.occurrences if one.folded != now.folded)
+    return replace(state, occurrences=(*others, now))
+
+
+def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_veto: bool) -> str:
+    """Return why nothing may be done but report, or an empty string."""
+    if policy.on_failure == "observe":
+        return "the policy is to observe"
+    if world_size > 1:
+        return f"{world_size} processes train together and cannot agree yet: observed only"
+    if policy.on_failure == "stop":
+        return ""
+    if not can_veto:
+        return "this trainer's update cannot be held back: observed only"
+    if key.phase in ("evaluate", "generate"):
+        return f"no update is at stake in phase {key.phase}: observed only"
+    return ""
+
+
+def _repair(
+    state: PolicyState, cure: tuple[Atom, ...], *, count: int, at_step: int, weights_broken: bool
+) -> tuple[ActionKind, PolicyState]:
+    state = completed(state)
+    if _is_for_data(cure):
+        return "quarantine", state
+    if weights_broken:
+        return "rollback", _adopt(state, cure)
+    if count >= 2 or at_step == 0:
+        return "adopt", _adopt(state, cure)
+    return "redo", state
+
+
+def _adopt(state: PolicyState, cure: tuple[Atom, ...]) -> PolicyState:
+    added = tuple(atom for atom in cure if atom not in state.adopted)
+    return replace(state, adopted=(*state.adopted, *added))
+
+
+def _skip_or_stop(policy: Policy, state: PolicyState, *, why: str) -> tuple[Action, PolicyState]:
+    if state.skips_in_a_row >= policy.max_skips_in_a_row:
+        reason = f"{why}; {state.skips_in_a_row} updates in a row were left out"
+        return Action(kind="stop", reason=reason), state
+    state = replace(state, skips_in_a_row=state.skips_in_a_row + 1)
+    return Action(kind="skip", reason=why), state
+
+
+def _why(kind: ActionKind, count: int) -> str:
+    return {
+        "quarantine": "the sample is left out of this step",
+        "rollback": "back to the last good weights, and on with the proven remedy",
+        "adopt": f"failure number {count} of its kind: the proven remedy stays on",
+        "redo": "the step is run again under the proven remedy",
+    }[kind]
+
+
+def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
+    if policy.on_failure == "skip":
+        return "the policy is to leave failing updates out"
+    if proof is None or proof.verdict == "none_found":
+        return "no remedy was found"
+    if proof.verdict == "plausible":
+        return "the remedy that passes could not be proven"
+    names = ", ".join(sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)}))
+    return f"the proven remedy changes training and needs allow=({names},)"
+
+
+def _require_number(name: str, value: object, *, whole: bool, least: int) -> None:
+    kinds = int if whole else (int, float)
+    if not isinstance(value, kinds) or isinstance(value, bool) or not value >= least:
+        kind = "a whole number" if whole else "a number"
+        raise NanstopError(f"{name} must be {kind} of at least {least}, not {value!r}")

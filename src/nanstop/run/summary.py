@@ -1,0 +1,99 @@
+"""``summary.json``: one run in a few lines, rewritten while it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from nanstop.records import CONFIG, SCHEMA, Report
+from nanstop.rules.cures import describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRow:
+    """One incident in ``summary.json``. ``source``: "file:line". ``step`` and ``micro`` count from 0."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    code: str
+    codes: tuple[str, ...]
+    title: str
+    phase: str
+    op: str | None
+    module: str | None
+    source: str | None
+    step: int
+    micro: int | None
+    rank: int
+    confidence: str | None
+    verdict: str | None
+    remedy: str | None
+    action: str | None
+    count: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """What preflight or the gauge found: silently wrong or about to fail, but no failure."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    code: str
+    title: str
+    where: str
+    confidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """``summary.json``: the whole run. ``exit`` is None while it goes on; ``steps`` are optimizer steps."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    incidents: tuple[IncidentRow, ...] = ()
+    findings: tuple[FindingRow, ...] = ()
+    exit: int | None = None
+    steps: int = 0
+    seconds: float = 0.0
+
+
+def summary_row(report: Report) -> IncidentRow:
+    """Return the line of ``summary.json`` that this report amounts to."""
+    first = report.diagnoses[0] if report.diagnoses else None
+    place = report.localization
+    event = place.first_bad if place else None
+    key = place.key if place else (report.replay.key if report.replay else None)
+    proof, at = report.proof, report.incident.at
+    source = event.source if event else None
+    return IncidentRow(
+        code=first.code if first else "NS000",
+        codes=tuple(diagnosis.code for diagnosis in report.diagnoses) or ("NS000",),
+        title=first.title if first else "",
+        phase=event.phase if event else key.phase if key else report.incident.phase,
+        op=(event.op if event else key.op if key else "") or None,
+        module=(event.module if event else key.module if key else "") or None,
+        source=f"{source.file}:{source.line}" if source else None,
+        step=at.step,
+        micro=at.micro,
+        rank=at.rank,
+        confidence=first.confidence if first else None,
+        verdict=proof.verdict if proof else None,
+        remedy=describe(proof.minimal) if proof and proof.minimal else None,
+        action=report.audit[-1].action.kind if report.audit else None,
+        count=report.count,
+        folder=report.incident.id,
+    )
+
+
+def merge(own: Summary, other: Summary) -> Summary:
+    """Return this process's summary with the rows of the others, whose incidents have folders of their own."""
+    mine = {row.folder for row in own.incidents}
+    rows = (*own.incidents, *(row for row in other.incidents if row.folder not in mine))
+    findings = dict.fromkeys((*own.findings, *other.findings))
+    return replace(
+        own,
+        incidents=tuple(sorted(rows, key=lambda row: row.folder)),
+        findings=tuple(findings),
+        exit=own.exit if own.exit is not None else other.exit,
+        steps=max(own.steps, other.steps),
+        seconds=max(own.seconds, other.seconds),
+    )

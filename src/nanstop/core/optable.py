@@ -1,0 +1,125 @@
+"""What the tracer must know of torch's operators: which are views, which overwrite, which only select.
+
+Read from the operator schemas; the short name sets are for what a schema does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_UNINITIALISED = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+_OVERWRITES = frozenset(
+    {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+)
+_UNDECLARED_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "detach"})
+CONSTANTS = frozenset(
+    {"full", "full_like", "new_full", "fill_", "fill", "scalar_tensor", "masked_fill"}
+    | {"masked_fill_", "where", "lift_fresh_copy", "_to_copy", "copy_", "clone", "tril", "triu"}
+)
+"""Ops that can put an infinity in place on purpose, or carry one that was."""
+SELECTS = frozenset(
+    {"where", "masked_fill", "masked_fill_", "index", "index_select", "gather", "embedding"}
+    | {"slice", "select", "index_put", "index_put_", "copy_", "cat", "scatter", "scatter_"}
+)
+"""Ops that leave values out rather than compute with them."""
+COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "argmax"})
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """``mutated`` and ``overwritten``: positions (or names) of arguments that are written, and written without being read."""
+
+    name: str
+    base: str
+    is_view: bool
+    uninitialised: bool
+    mutated: frozenset[int | str]
+    overwritten: frozenset[int | str]
+
+
+@cache
+def traits(func: Any) -> Traits:
+    """Return the traits of an ``OpOverload``; ``name`` is printed as torch does (``aten.mul.Tensor``)."""
+    schema = func._schema
+    base = base_name(str(func))
+    mutated: set[int | str] = set()
+    outs: set[int | str] = set()
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            keys = (argument.name,) if argument.kwarg_only else (position, argument.name)
+            mutated.update(keys)
+            if argument.kwarg_only:
+                outs.update(keys)
+    aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
+    is_view = base in _UNDECLARED_VIEWS or (
+        bool(aliases) and not mutated and not any(alias.is_write for alias in aliases)
+    )
+    overwritten = outs | (mutated if base in _OVERWRITES else set())
+    return Traits(
+        name=str(func),
+        base=base,
+        is_view=is_view,
+        uninitialised=base in _UNINITIALISED,
+        mutated=frozenset(mutated),
+        overwritten=frozenset(overwritten),
+    )
+
+
+def base_name(name: str) -> str:
+    """Return ``mul`` for ``aten.mul.Tensor``."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else name
+
+
+def tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, int | None, Tensor]]:
+    """Yield (argument position or name, lane, tensor); the lane is the place in a list argument, else None."""
+    for position, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Tensor):
+            yield position, None, value
+        elif isinstance(value, list | tuple):
+            for lane, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    yield position, lane, item
+
+
+def scalars(args: Any, kwargs: Mapping[str, Any]) -> Iterator[float]:
+    """Yield the plain numbers among the arguments."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield float(value)
+
+
+def selected_operands(func: Any, args: Any) -> Mapping[int | str, Tensor]:
+    """Return, for ops that choose between operands, what they really take: the rest is zeroed.
+
+    A NaN in the branch that ``where`` leaves out is no cause of anything.
+    """
+    base = base_name(str(func))
+    if base == "where" and len(args) == 3:
+        condition, first, second = args
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            zero = first.new_zeros(())
+            return {
+                1: torch.where(condition, first, zero),
+                2: torch.where(condition, zero.to(second.dtype), second),
+            }
+    if base in ("masked_fill", "masked_fill_") and isinstance(args[0], Tensor):
+        return {0: torch.where(args[1], args[0].new_zeros(()), args[0])}
+    return {}
+
+
+def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (min, max) as 0-dim tensors on the device; both NaN where any element is. No synchronisation."""
+    values = tensor.detach()
+    if values.dtype.itemsize == 1:  # float8 has no reductions
+        values = values.float()
+    low, high = torch.aminmax(values)
+    return low, high

@@ -1,0 +1,166 @@
+"""The failing micro-batch once more: without instruments first, so that fidelity is measured and never assumed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.core.localize import eager
+from nanstop.core.numerics import bad_mask, is_measurable, nonfinite_names
+from nanstop.core.step import Batch, Step
+from nanstop.records import Fidelity, Finiteness, Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One undone run. ``bad``: "loss", names of parameters with a bad gradient ("grad:NAME") or value ("param:NAME").
+
+    ``grads``: the gradients by parameter name (kept on the device) where they were asked for.
+    """
+
+    loss: float | None
+    bad: tuple[str, ...]
+    error: BaseException | None
+    digest: str
+    seconds: float
+    grads: dict[str, Tensor] | None = None
+    peak_bytes: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.bad) or self.error is not None
+
+
+def attempt(
+    step: Step,
+    micro: int,
+    *,
+    batch: Batch | None = None,
+    update: bool = False,
+    keep_grads: bool = False,
+    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Attempt:
+    """Run a micro-batch (with ``update``: the whole window and its optimizer update) and undo it bitwise.
+
+    ``under`` gives the context to run in, entered inside the isolation. Synchronises the device. Raises nothing but
+    ``KeyboardInterrupt`` and the like: what the loss raises is in ``error``.
+    """
+    began = clock()
+    loss: Tensor | None = None
+    error: BaseException | None = None
+    cuda = torch.cuda.is_initialized()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    with step.isolated(with_update=update), under():
+        try:
+            if update:
+                for place in range(len(step.batches)):
+                    loss = step.run(place)
+            else:
+                loss = step.run(micro, batch)
+            grads = _gradients(step)
+            bad = _bad(loss, grads)
+            if update and not bad:
+                step.update()
+                bad = tuple(f"param:{name}" for name in nonfinite_names(_parameters(step)))
+        except Exception as raised:  # what the run raises is what is being studied
+            error, grads, bad = raised, [], ()
+        digest = _digest(loss, [grad for _, grad in grads])
+        kept = {name: grad.detach() for name, grad in grads} if keep_grads else None
+    return Attempt(
+        loss=float(loss) if loss is not None and loss.numel() == 1 else None,
+        bad=bad,
+        error=error,
+        digest=digest,
+        seconds=clock() - began,
+        grads=kept,
+        peak_bytes=torch.cuda.max_memory_allocated() if cuda else None,
+    )
+
+
+def _parameters(step: Step) -> list[tuple[str, Tensor]]:
+    return [(name, p.detach()) for name, p in step.view.root.named_parameters() if p.requires_grad]
+
+
+def _gradients(step: Step) -> list[tuple[str, Tensor]]:
+    return [(n, p.grad) for n, p in step.view.root.named_parameters() if p.grad is not None]
+
+
+def _bad(loss: Tensor | None, grads: list[tuple[str, Tensor]]) -> tuple[str, ...]:
+    names = tuple(f"grad:{name}" for name in nonfinite_names(grads))
+    if loss is not None and is_measurable(loss) and bool(bad_mask(loss).any()):
+        return ("loss", *names)
+    return names
+
+
+def _digest(loss: Tensor | None, grads: list[Tensor]) -> str:
+    """Return a digest of the loss and of each gradient's norm and sum, bit for bit; every NaN counts as the same."""
+    scalars = [loss.detach().sum().double()] if loss is not None else []
+    for grad in grads:
+        if is_measurable(grad):
+            scalars += [
+                torch.linalg.vector_norm(grad.detach()).double(),
+                grad.detach().sum().double(),
+            ]
+    values = torch.stack([s.to(scalars[0].device) for s in scalars]).tolist() if scalars else []
+    packed = b"".join(b"nan" if math.isnan(v) else struct.pack("<d", v) for v in values)
+    return hashlib.sha256(packed).hexdigest()[:16]
+
+
+def rerun(
+    step: Step,
+    micro: int,
+    *,
+    incident: str,
+    first_loss: Tensor | None,
+    raised: bool = False,
+    times: int = 2,
+    update: bool = False,
+) -> Replay:
+    """Return how faithfully the failing micro-batch fails again, uninstrumented.
+
+    bitwise: every run has the same digest and the loss that training saw. same_failure: it fails each time, with other
+    bits. different: sometimes. not_reproduced: never.
+    """
+    runs = [attempt(step, micro, update=update) for _ in range(times)]
+    failures = [run for run in runs if run.failed]
+    same_bits = len({run.digest for run in runs}) == 1
+    same_loss = first_loss is None or _same_number(float(first_loss), runs[0].loss) or update
+    fidelity: Fidelity
+    if not failures:
+        fidelity = "not_reproduced"
+    elif len(failures) < len(runs):
+        fidelity = "different"
+    else:
+        same_error = raised == (runs[0].error is not None)
+        fidelity = "bitwise" if same_bits and same_loss and same_error else "same_failure"
+    return Replay(
+        incident=incident,
+        fidelity=fidelity,
+        runs=len(runs),
+        loss=runs[0].loss,
+        digest=runs[0].digest,
+        eager=_eager(step, micro, update=update),
+        seconds=sum(run.seconds for run in runs),
+    )
+
+
+def _same_number(first: float, second: float | None) -> bool:
+    return second is not None and (first == second or (math.isnan(first) and math.isnan(second)))
+
+
+def _eager(step: Step, micro: int, *, update: bool) -> Finiteness:
+    """Return whether the step is finite with compiled code switched off; unknown where nothing is compiled."""
+    if not step.facts.compiled or update:
+        return "unknown"
+    return "nonfinite" if attempt(step, micro, under=eager).failed else "finite"

@@ -1,0 +1,93 @@
+"""The smallest real Step: a model, an optimizer, a loss function and some micro-batches."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from nanstop.core.rng import note_rng, restore_rng
+from nanstop.records import RunFacts, StepId
+
+
+class FnView:
+    """ModelView of a bare module."""
+
+    def __init__(self, root: nn.Module, optimizer=None) -> None:
+        self.root, self.optimizer, self.scaler = root, optimizer, None
+        self.device_type = "cpu"
+
+    def attention(self):
+        return getattr(getattr(self.root, "config", None), "_attn_implementation", None)
+
+    def attention_choices(self):
+        return tuple(k for k in ("eager", "sdpa") if self.attention() not in (None, k))
+
+    def set_attention(self, kernel):
+        self.root.set_attn_implementation(kernel)
+
+    def tied_groups(self):
+        return ()
+
+    def quantized_layers(self):
+        return ()
+
+    def decoder_layers(self):
+        return ()
+
+    def head(self):
+        return None
+
+    def embedding(self):
+        return None
+
+    def token_ids(self, batch):
+        return batch.get("input_ids")
+
+    def logits(self, batch, ids):
+        return None
+
+
+class FnStep:
+    """``loss_fn(model, batch)`` is run forward and backward on each batch."""
+
+    def __init__(self, model, loss_fn, batches, optimizer=None) -> None:
+        self.id = StepId(run="test", step=0)
+        self.view = FnView(model, optimizer)
+        self.facts = RunFacts()
+        self.batches = tuple(batches)
+        self.losses = (None,) * len(self.batches)
+        self._loss_fn = loss_fn
+        self._rng = note_rng()
+
+    def run(self, micro, batch=None):
+        restore_rng(self._rng)
+        loss = self._loss_fn(self.view.root, self.batches[micro] if batch is None else batch)
+        loss.backward()
+        return loss.detach()
+
+    def update(self):
+        self.view.optimizer.step()
+
+    @contextmanager
+    def isolated(self, *, with_update=False):
+        root, optimizer = self.view.root, self.view.optimizer
+        state = note_rng()
+        grads = [(p, p.grad) for p in root.parameters()]
+        kept = [(t, t.detach().clone()) for t in (*root.parameters(), *root.buffers())]
+        saved = copy.deepcopy(optimizer.state_dict()) if with_update else None
+        for parameter, _ in grads:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            restore_rng(state)
+            for parameter, grad in grads:
+                parameter.grad = grad
+            with torch.no_grad():
+                for tensor, copy_of in kept:
+                    tensor.copy_(copy_of)
+            if saved is not None:
+                optimizer.load_state_dict(saved)

@@ -449,6 +449,8 @@ class Trial:
     loss_gap: float | None = None
     grad_cosine: float | None = None
     causal: bool | None = None
+    rows_unchanged: bool | None = None
+    """Whether every healthy row kept its loss and gradient; asked for where float32 fails as well."""
     seconds: float = 0.0
     peak_bytes: int | None = None
     message: str = ""

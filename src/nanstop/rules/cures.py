@@ -1,0 +1,124 @@
+"""What each remedy is called, how it is said in one phrase, and whether it changes training. No torch here.
+
+``remedies.table`` holds the code that carries them out, under the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from nanstop.errors import NanstopError
+from nanstop.records import Atom, Safety
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """A remedy in words. ``text`` may name ``{targets}`` and ``{value}``.
+
+    ``safety``: "safe" is the same mathematics with more bits or by another kernel; all else "changes_training".
+    """
+
+    name: str
+    safety: Safety
+    text: str
+
+
+CURES: Mapping[str, Cure] = MappingProxyType(
+    {
+        cure.name: cure
+        for cure in (
+            Cure("drop_micro", "changes_training", "leave out micro-batch {targets}"),
+            Cure("drop_sample", "changes_training", "leave out {targets}"),
+            Cure(
+                "init_rows",
+                "changes_training",
+                "re-initialise the untrained rows of {targets} with {value} of the others",
+            ),
+            Cure("attention", "safe", "compute attention with the `{value}` kernel"),
+            Cure("bf16", "changes_training", "use bfloat16 in place of float16 for the whole run"),
+            Cure(
+                "fp32_trainables",
+                "safe",
+                "keep the trainable parameters and their optimizer state in float32",
+            ),
+            Cure("fp32_logits", "safe", "compute the output head and the loss in float32"),
+            Cure("island", "safe", "keep {targets} in float32"),
+            Cure("outer_autocast", "safe", "run the forward under an outer {value} autocast"),
+            Cure("loss_scale", "changes_training", "multiply the loss scale by {value}"),
+            Cure("clip", "changes_training", "clip the gradient norm at {value}"),
+            Cure("lr", "changes_training", "multiply the learning rate by {value}"),
+            Cure("optimizer_eps", "changes_training", "set the optimizer's eps to {value}"),
+            Cure("fp32_optimizer_state", "safe", "keep the optimizer's state in float32"),
+            Cure(
+                "optimizer_swap",
+                "changes_training",
+                "train with {value} and float32 state in place of the present optimizer",
+            ),
+        )
+    }
+)
+"""In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
+
+_ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
+
+
+def cure_of(atom: Atom) -> Cure:
+    """Return the cure that ``atom`` names. Raises NanstopError for an unknown one."""
+    try:
+        return CURES[atom.remedy]
+    except KeyError:
+        raise NanstopError(
+            f"unknown remedy `{atom.remedy}`", hint=f"one of: {', '.join(CURES)}"
+        ) from None
+
+
+def safety_of(atoms: Iterable[Atom]) -> Safety:
+    """Return "safe" if every atom is; the empty set is safe."""
+    changes = any(cure_of(atom).safety == "changes_training" for atom in atoms)
+    return "changes_training" if changes else "safe"
+
+
+def describe(atoms: Sequence[Atom]) -> str:
+    """Return the atoms as one imperative phrase, "change nothing" for none.
+
+    Atoms that differ in their target only share a clause, and an outer autocast is said as the circumstance of the
+    islands that need it: "keep `a` and `b` in float32 under an outer float16 autocast".
+    """
+    clauses: dict[tuple[str, str], list[str]] = {}
+    for atom in sorted(atoms, key=lambda atom: list(CURES).index(cure_of(atom).name)):
+        value = "" if atom.remedy == "island" else atom.value
+        targets = clauses.setdefault((atom.remedy, value), [])
+        if atom.target not in targets:
+            targets.append(atom.target)
+    has_islands = any(remedy == "island" for remedy, _ in clauses)
+    said = ""
+    for (remedy, value), targets in clauses.items():
+        if remedy == "outer_autocast" and has_islands:
+            said += f" under an outer {value} autocast"
+        else:
+            said += (" and " if said else "") + _clause(remedy, value, targets)
+    return said or "change nothing"
+
+
+def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
+    if remedy == "drop_sample":
+        named = [_sample(target) for target in targets]
+    elif remedy == "drop_micro":
+        named = list(targets)
+    else:
+        named = [f"`{target}`" if target else "the whole model" for target in targets]
+    value = _ROW_VALUES.get(value, value) if remedy == "init_rows" else value
+    return CURES[remedy].text.format(targets=_joined(named), value=value)
+
+
+def _sample(target: str) -> str:
+    micro, _, row = target.partition(":")
+    return f"sample {row} of micro-batch {micro}"
+
+
+def _joined(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -204,7 +204,7 @@ def _why(kind: ActionKind, count: int) -> str:
 def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
     if policy.on_failure == "skip":
         return "the policy is to leave failing updates out"
-    if proof is None or proof.verdict == "none_found":
+    if proof is None or proof.verdict == "none_found" or not proof.minimal:
         return "no remedy was found"
     if proof.verdict == "plausible":
         return "the remedy that passes could not be proven"

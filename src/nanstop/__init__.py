@@ -1,0 +1,57 @@
+"""nanstop: fine-tuning that does not stop for NaN.
+
+Everything public is listed in ``_HOMES`` and imported when first used, so that ``import nanstop`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanstop.errors import NanstopError
+    from nanstop.facade import check, investigate, load, watch
+    from nanstop.pages import explain
+    from nanstop.records import Report
+    from nanstop.run.policy import Policy
+
+    __version__: str
+
+__all__ = [
+    "NanstopError",
+    "Policy",
+    "Report",
+    "__version__",
+    "check",
+    "explain",
+    "investigate",
+    "load",
+    "watch",
+]
+
+_HOMES = {
+    "NanstopError": "nanstop.errors",
+    "Policy": "nanstop.run.policy",
+    "Report": "nanstop.records",
+    "check": "nanstop.facade",
+    "explain": "nanstop.pages",
+    "investigate": "nanstop.facade",
+    "load": "nanstop.facade",
+    "watch": "nanstop.facade",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("nanstop")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nanstop' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,292 @@
+"""The ``nanstop`` command. Whatever is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from nanstop.errors import NanstopError
+from nanstop.suggest import unknown
+
+if TYPE_CHECKING:
+    from nanstop.records import Report
+
+OK, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 2, 3, 70, 130
+
+_UsageError, _ClickException = typer.BadParameter.__mro__[
+    1:3
+]  # typer has them under no public name
+
+
+class Commands(TyperGroup):
+    """The group of commands, with nanstop's own error for one that does not exist."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return what typer found for ``args``. Errors: ``NanstopError`` NS001."""
+        name = args[0]
+        if name in self.commands:
+            return super().resolve_command(ctx, args)
+        if name.endswith(".py") or Path(name).is_file():
+            command = shlex.join(["nanstop", "run", *args])
+            raise NanstopError(f"`{name}` is a script, not a command", hint=f"try `{command}`")
+        raise unknown("command", name, self.commands)
+
+
+class RunCommand(TyperCommand):
+    """``nanstop run``: our options end where the user's command begins; nothing after that is ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put ``--`` before the first word that is neither an option of ours nor its value."""
+        takes_value = {
+            name: not one.is_flag
+            for one in self.params
+            for name in one.opts
+            if one.param_type_name == "option"
+        }
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] not in ("-m", "--"):
+            name, joined, _ = args[end].partition("=")
+            end += 2 if takes_value.get(name) and not joined else 1
+        rest = args[end + 1 :] if args[end : end + 1] == ["--"] else args[end:]
+        return super().parse_args(ctx, [*args[:end], "--", *rest])
+
+
+app = typer.Typer(
+    name="nanstop",
+    cls=Commands,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fine-tuning that does not stop for NaN.",
+    epilog="Exit codes: 0 ok, 1 findings, 2 usage, 3 incident unresolved, 70 a bug of nanstop.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from nanstop import __version__
+
+        typer.echo(f"nanstop {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def nanstop(
+    ctx: typer.Context,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Fine-tuning that does not stop for NaN."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+@app.command()
+def demo(
+    name: Annotated[str | None, typer.Argument(help="A scenario of --list.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run a seed scenario on a tiny real model: it fails, is explained, cured and finishes."""
+    from nanstop.demo import scenarios
+
+    if show_list:
+        rows = [{"name": each, "title": one.title} for each, one in scenarios.SCENARIOS.items()]
+        _show(rows, as_json, "\n".join(f"{row['name']:32} {row['title']}" for row in rows))
+        return OK
+    name = name or next(iter(scenarios.SCENARIOS))
+    if name not in scenarios.SCENARIOS:
+        raise unknown("scenario", name, scenarios.SCENARIOS)
+    result = scenarios.run_scenario(name)
+    _show(result, as_json, scenarios.render(result))
+    return OK if result["verdict"] == "proven" else UNRESOLVED
+
+
+@app.command(cls=RunCommand)
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND", help="SCRIPT, -m MODULE or a program, with its arguments."
+        ),
+    ],
+    on_failure: Annotated[
+        str, typer.Option(metavar="repair|skip|stop|observe", help="How far nanstop may go.")
+    ] = "repair",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Incident folder [$NANSTOP_DIR or .nanstop].")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Allow a remedy that changes training; repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run any training command, unchanged, watched. Its output and exit code stay its own."""
+    from nanstop.run.launch import launch
+    from nanstop.run.policy import Policy
+
+    policy = Policy(on_failure=on_failure, allow=tuple(allow or ()))  # type: ignore[arg-type]
+    return launch(command, policy=policy, out=out or incident_home(), as_json=as_json)
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="An incident folder, or all of a run.")
+    ],
+    as_json: AsJson = False,
+) -> int:
+    """Show an incident again, diagnosed by the rules of this version. With --json: its report, or a list of a run's."""
+    from nanstop.report.codec import to_json
+    from nanstop.report.text import render
+    from nanstop.run.store import incident_folders, load_report
+
+    found = incident_folders(folder)
+    reports = [_diagnosed_anew(load_report(one)) for one in found]
+    if as_json:
+        texts = [to_json(one) for one in reports]
+        typer.echo(texts[0] if found == (folder,) else f"[{','.join(texts)}]")
+    else:
+        typer.echo("\n\n".join(render(one) for one in reports))
+    proven = all(one.proof is not None and one.proof.verdict == "proven" for one in reports)
+    return OK if proven else UNRESOLVED
+
+
+@app.command()
+def explain(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="NS201, or fp16-overflow.")],
+    as_json: AsJson = False,
+) -> int:
+    """Print the page of a finding: what happened, why, and how to fix it."""
+    from nanstop.pages import find_rule
+
+    rule = find_rule(code)
+    row = {"code": rule.code, "name": rule.slug, "title": rule.title, "page": rule.page}
+    _show(row, as_json, rule.page)
+    return OK
+
+
+@app.command()
+def rules(as_json: AsJson = False) -> int:
+    """List every finding."""
+    from nanstop.rules.catalogue import CATALOGUE
+
+    rows = [
+        {"code": rule.code, "name": rule.slug, "title": rule.title, "when": list(rule.when)}
+        for rule in CATALOGUE
+    ]
+    _show(
+        rows, as_json, "\n".join(f"{row['code']}  {row['name']:32} {row['title']}" for row in rows)
+    )
+    return OK
+
+
+@app.command()
+def env(as_json: AsJson = False) -> int:
+    """Print versions, devices and settings that decide how numbers come out."""
+    from dataclasses import asdict
+
+    from nanstop.run.environment import environment
+
+    facts = asdict(environment(import_torch=True))
+    for name in ("packages", "flags", "env_vars"):
+        facts[name] = dict(facts[name])
+    _show(facts, as_json, "\n".join(_lines(facts)))
+    return OK
+
+
+def incident_home() -> Path:
+    """Return where incidents go: ``$NANSTOP_DIR``, else ``.nanstop`` here."""
+    return Path(os.environ.get("NANSTOP_DIR") or ".nanstop")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. No exception leaves."""
+    try:
+        return app(args=arguments, prog_name="nanstop", standalone_mode=False) or OK
+    except NanstopError as error:
+        return _fail(error)
+    except _ClickException as error:
+        return _fail(_usage_error(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        return _crashed(error)
+
+
+def _show(value: Any, as_json: bool, text: str) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False) if as_json else text)
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    flat = {}
+    for name, value in facts.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return [f"{name:28} {value}" for name, value in flat.items() if value is not None]
+
+
+def _diagnosed_anew(report: Report) -> Report:
+    """Return the report with today's diagnoses; the old ones stay where the records hold too little for a new one."""
+    from nanstop.records import Evidence
+    from nanstop.rules.diagnose import diagnose
+
+    incident = report.incident
+    evidence = Evidence(
+        facts=incident.facts,
+        incident=incident,
+        replay=report.replay,
+        localization=report.localization,
+        series=incident.history,
+        trials=report.proof.tried if report.proof else (),
+    )
+    fresh = diagnose(evidence, "incident")
+    if fresh[0].code == "NS000" and report.diagnoses:
+        return report
+    return replace(report, diagnoses=fresh)
+
+
+def _usage_error(error: Any) -> NanstopError:
+    """Return typer's complaint as ours."""
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "nanstop"
+    option = getattr(error, "option_name", None)
+    if option:
+        choices = [name for one in error.ctx.command.params for name in one.opts if name[:1] == "-"]
+        return unknown(f"option of `{command}`", option, choices)
+    message = error.format_message().rstrip(".")
+    return NanstopError(message[:1].lower() + message[1:], hint=f"see `{command} --help`")
+
+
+def _fail(error: NanstopError) -> int:
+    typer.echo(str(error), err=True)
+    return USAGE
+
+
+def _crashed(error: Exception) -> int:
+    """Say in one line that nanstop itself failed, and write the details where they can be sent from."""
+    details = "".join(traceback.format_exception(error))
+    try:
+        handle, place = tempfile.mkstemp(prefix="nanstop-bug-", suffix=".txt")
+        with os.fdopen(handle, "w") as stream:
+            stream.write(f"{shlex.join(sys.argv)}\n{details}")
+    except OSError:
+        place = "nowhere: no temporary file could be written"
+    summary = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    typer.echo(f"bug in nanstop: {summary} (details: {place})", err=True)
+    return INTERNAL

@@ -1,0 +1,31 @@
+"""Limits of the floating-point formats that rules reason about. Numbers only: torch is not needed to explain."""
+
+from __future__ import annotations
+
+NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+HALF = ("float16", "bfloat16")
+
+SMALLEST: dict[str, float] = {
+    "float16": 2.0**-24,
+    "bfloat16": 2.0**-133,
+    "float32": 2.0**-149,
+}
+"""Smallest positive (subnormal) value."""
+
+WIDER: dict[str, str] = {"float32": "float64"}
+"""The format that an op is repeated in to learn whether it overflowed; float32 for every narrow one."""
+
+
+def wider(dtype: str) -> str:
+    """Return the name of the next format with more range."""
+    return WIDER.get(dtype, "float32")
+
+
+def vanishes(value: float, dtype: str) -> bool:
+    """Return whether ``value`` rounds to zero in ``dtype``: half the smallest value ties to the even 0."""
+    return 0.0 < abs(value) <= SMALLEST.get(dtype, 0.0) / 2
+
+
+def is_float(dtype: str) -> bool:
+    """Return whether ``dtype`` is a floating-point format."""
+    return dtype.startswith(("float", "bfloat"))

@@ -1,0 +1,127 @@
+"""The update made finite weights non-finite.
+
+## What happened
+The gradients were finite, the weights were finite before the update and are not after it. Every later step fails, and
+blames the first operation that touches a broken weight.
+
+## Why it happens
+AdamW moves a weight by lr x m / (sqrt(v) + eps). In float16 both parts of the denominator vanish: eps = 1e-8 is below
+2.98e-8, half of the smallest positive value, and so is v = 0.001 x g^2 for every |g| < 5.4e-3. What is left is
+m / 0 = Inf, or 0 / 0 = NaN where the gradient was 0. With 8-bit moments a v that is small in its block of 256 rounds to 0, and the update is m / eps: m x 1e8.
+A learning rate can do it alone only by overflow: 1e5 x an update of 1 leaves float16.
+
+## Example
+```python
+p = torch.nn.Parameter(torch.tensor([0.02, 0.02], dtype=torch.float16))
+p.grad = torch.tensor([1e-4, 0.0], dtype=torch.float16)
+torch.optim.AdamW([p], lr=1e-3).step()
+p                                   # [-inf, nan]
+```
+
+## Fix
+1. Store the trainable parameters in float32 (with autocast, so that they can meet half weights). Cost: 8 bytes more a
+   trainable parameter.
+2. Use 32-bit optimizer states, or AdamW instead of an 8-bit optimizer. Cost: 6 bytes more a trainable parameter.
+3. Raise eps to 1e-5. Cost: smaller updates for parameters with small gradients.
+4. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
+
+## Fix safety
+Float32 trainables and states are safe. Another optimizer, eps, learning rate and re-initialised rows change training.
+
+## Not to be confused with
+NS401: already broken, and the update that did it is not known. The log seldom shows this failure: with the default
+`logging_nan_inf_filter` the next numbers are astronomically large or 0 (NS801).
+
+## References
+- https://github.com/huggingface/trl/issues/2367
+- https://github.com/NVIDIA/apex/issues/240
+- https://github.com/google-deepmind/optax/issues/1754
+- https://github.com/bitsandbytes-foundation/bitsandbytes/issues/227
+- https://github.com/huggingface/peft/issues/1715
+"""
+
+from __future__ import annotations
+
+from nanstop.records import Atom, Confidence, Diagnosis, Evidence, RunFacts
+from nanstop.rules.base import Rule
+from nanstop.rules.candidates import Candidates, fp32_trainables, half_trainables
+from nanstop.rules.formats import vanishes
+from nanstop.rules.reading import counted, listed, standing
+
+EPS = "1e-05"
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the replayed update turned finite parameters into non-finite ones."""
+    found = evidence.localization
+    if found is None or found.key.phase != "optimizer" or found.origin == "from_state":
+        return None
+    broken = tuple(name for name in found.reaches if name != "loss")
+    if not broken and found.culprit:
+        broken = (found.culprit,)
+    facts = standing(evidence)
+    confidence, cause = _cause(facts)
+    rows = _zero_rows(facts, broken)
+    return Diagnosis(
+        code="NS402",
+        title=f"the update broke {listed(broken)}" if broken else "the update broke the weights",
+        cause=cause,
+        confidence=confidence,
+        lines=(
+            f"gradients were finite; {counted(len(broken), 'parameter')} not finite after the update",
+        ),
+        remedies=(*_remedies(facts), *rows),
+        where=broken[0] if broken else "",
+    )
+
+
+def _cause(facts: RunFacts) -> tuple[Confidence, str]:
+    optimizer, formats = facts.optimizer, half_trainables(facts)
+    name = optimizer.name if optimizer is not None else "the optimizer"
+    eps = optimizer.eps if optimizer is not None else None
+    for dtype in formats:
+        if eps is not None and vanishes(eps, dtype):
+            return (
+                "certain",
+                f"{name}'s eps {eps:g} rounds to 0 in {dtype}: the update is m / (sqrt(v) + 0)",
+            )
+    if optimizer is not None and optimizer.state_bits == 8:
+        return (
+            "likely",
+            f"{name} keeps 8-bit moments: a second moment that rounds to 0 divides by eps alone",
+        )
+    if formats:
+        return "likely", f"{name} computes in {formats[0]}: squared gradients leave its range"
+    rate = f" (lr {optimizer.lr:g})" if optimizer is not None and optimizer.lr is not None else ""
+    return "possible", f"{name}'s update leaves the weights' format{rate}"
+
+
+def _remedies(facts: RunFacts) -> Candidates:
+    optimizer = facts.optimizer
+    eight_bit: Candidates = (
+        (Atom(remedy="fp32_optimizer_state"),),
+        (Atom(remedy="optimizer_swap", value="adamw"),),
+    )
+    has_eps = optimizer is None or optimizer.eps is not None
+    eps: Candidates = ((Atom(remedy="optimizer_eps", value=EPS),),) if has_eps else ()
+    state = eight_bit if optimizer is not None and optimizer.state_bits == 8 else ()
+    return (*fp32_trainables(facts), *state, *eps, (Atom(remedy="lr", value="0.1"),))
+
+
+def _zero_rows(facts: RunFacts, broken: tuple[str, ...]) -> Candidates:
+    return tuple(
+        (Atom(remedy="init_rows", target=rows.parameter, value=value),)
+        for rows in facts.token_rows
+        if rows.zero_rows and rows.parameter in broken
+        for value in ("mean", "normal")
+    )
+
+
+RULE = Rule(
+    "NS402",
+    "optimizer-broke-weights",
+    "the update broke the weights",
+    check,
+    ("incident",),
+    __doc__,
+)

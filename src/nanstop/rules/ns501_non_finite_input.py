@@ -1,0 +1,70 @@
+"""The batch holds NaN or Inf.
+
+## What happened
+A tensor of the failing micro-batch was not finite before the model saw it.
+
+## Why it happens
+Division by the standard deviation of a constant image (0 / 0), a float16 cache of features beyond 65504, a missing
+value in a CSV (read as NaN), a rollout engine that returned NaN as log-probability. One bad element in a batch of
+8 x 3 x 224 x 224 = 1204224 makes the mean loss NaN.
+
+## Example
+```python
+image = torch.full((3, 224, 224), 0.5)
+(image - image.mean()) / image.std()          # NaN everywhere: 0 / 0
+```
+
+## Fix
+1. Repair or remove the sample at its source; the report names its row. Cost: a look at the data.
+2. Drop the sample from this batch (quarantine). Cost: that sample.
+3. Drop the micro-batch. Cost: its other samples too.
+
+## Fix safety
+Dropping data changes training; it is applied only when allowed (`Policy(allow=("drop_sample",))`).
+
+## Not to be confused with
+NS204: finite data, undefined formula. No change of precision, learning rate or clipping helps.
+
+## References
+- https://github.com/huggingface/trl/issues/6166
+- https://github.com/huggingface/trl/pull/6266
+"""
+
+from __future__ import annotations
+
+from nanstop.records import Diagnosis, Evidence
+from nanstop.rules.base import Rule
+from nanstop.rules.candidates import without_rows
+from nanstop.rules.reading import counted, failing_batch, listed
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if an entry of the failing micro-batch is not finite."""
+    bad = [fact for fact in failing_batch(evidence) if fact.num_bad]
+    found = evidence.localization
+    traced = found is not None and found.origin == "from_batch"
+    if not bad and not traced:
+        return None
+    names = [fact.name for fact in bad]
+    if not names and found is not None and found.culprit:
+        names = [found.culprit]
+    return Diagnosis(
+        code="NS501",
+        title=f"batch not finite: {listed(names)}" if names else "batch not finite",
+        cause=_cause(sum(fact.num_bad for fact in bad)),
+        confidence="certain" if traced or found is None else "likely",
+        lines=tuple(
+            f"`{fact.name}` {fact.dtype} {list(fact.shape)}: {fact.num_bad} not finite"
+            for fact in bad
+        ),
+        remedies=without_rows(evidence),
+        where=names[0] if names else "",
+    )
+
+
+def _cause(num_bad: int) -> str:
+    amount = f"{counted(num_bad, 'element')} not finite" if num_bad else "the data was not finite"
+    return f"{amount} before the model saw the batch"
+
+
+RULE = Rule("NS501", "non-finite-input", "NaN or Inf in the batch", check, ("incident",), __doc__)

@@ -1,0 +1,113 @@
+"""What several rules read off the evidence, so that each rule states only its own condition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from nanstop.records import (
+    FORMAT_MAX,
+    BatchFact,
+    Evidence,
+    Localization,
+    OpEvent,
+    RunFacts,
+    TensorStats,
+)
+
+FORWARD = ("forward", "recompute", "generate", "evaluate", "loss")
+
+
+def standing(evidence: Evidence) -> RunFacts:
+    """Return the standing facts of the run, empty ones where none were recorded."""
+    if evidence.facts is not None:
+        return evidence.facts
+    return evidence.incident.facts if evidence.incident is not None else RunFacts()
+
+
+def born(evidence: Evidence, phases: Iterable[str]) -> OpEvent | None:
+    """Return the op that made the first bad value out of finite ones in one of ``phases``, else None."""
+    found = evidence.localization
+    if found is None or found.origin != "born_here" or found.first_bad is None:
+        return None
+    return found.first_bad if found.first_bad.phase in phases else None
+
+
+def bad_output(event: OpEvent) -> TensorStats | None:
+    """Return the first output that is not finite."""
+    return next((output for output in event.outputs if not output.finite), None)
+
+
+def op_name(op: str) -> str:
+    """Return the short name: ``_to_copy`` of ``aten._to_copy.default``."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def number(value: float) -> str:
+    """Return ``value`` as people write it: whole numbers whole, others with six digits."""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.6g}"
+
+
+def counted(amount: int, noun: str) -> str:
+    """Return ``1 row`` or ``2 rows``."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def limit(dtype: str) -> str:
+    """Return the largest finite value of a format, as text."""
+    return number(FORMAT_MAX[dtype]) if dtype in FORMAT_MAX else "its limit"
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names in backticks, and how many more there are."""
+    names = tuple(names)
+    shown = ", ".join(f"`{name}`" for name in names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def growth_lines(found: Localization | None) -> tuple[str, ...]:
+    """Return where the range of values grew most on the way to the failure, in at most one line."""
+    if found is None:
+        return ()
+    steps = [(ratio, event) for event in found.growth if (ratio := _growth(event)) >= 2.0]
+    if not steps:
+        return ()
+    ratio, event = max(steps, key=lambda step: step[0])
+    return (f"range grew x{ratio:.3g} at {event.module or op_name(event.op)}",)
+
+
+def _growth(event: OpEvent) -> float:
+    before = max((stats.absmax for stats in event.inputs), default=0.0)
+    after = max((stats.absmax for stats in event.outputs), default=0.0)
+    return after / before if before > 0.0 else 0.0
+
+
+def failing_batch(evidence: Evidence) -> tuple[BatchFact, ...]:
+    """Return the facts of the failing micro-batch; of the whole window where it is not known which failed."""
+    incident = evidence.incident
+    if incident is None:
+        return ()
+    micro = incident.at.micro
+    return tuple(fact for fact in incident.batch if micro is None or fact.micro == micro)
+
+
+def loss_is_bad(evidence: Evidence) -> bool:
+    """Return whether the loss itself was seen to be non-finite."""
+    incident = evidence.incident
+    signals = incident.signals if incident is not None else ()
+    return any(
+        signal.source == "loss" and signal.value is not None and not math.isfinite(signal.value)
+        for signal in signals
+    )
+
+
+def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...]:
+    """Return (step, value) pairs of a named history, from the evidence or else from the incident."""
+    histories = evidence.series or (evidence.incident.history if evidence.incident else ())
+    for history in histories:
+        if history.name == name:
+            return tuple(zip(history.steps, history.values, strict=False))
+    return ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nanstop.errors import NanstopError
 from nanstop.rules import (
     ns000_not_established,
     ns101_narrow_range_for_model,
@@ -49,18 +48,3 @@ CATALOGUE: tuple[Rule, ...] = (
     ns801_log_hides_failure.RULE,
     ns802_zero_loss_by_design.RULE,
 )
-
-
-def find(code: str) -> Rule:
-    """Return the rule of ``code`` (or of its slug), in any case. Raises NanstopError with a suggestion."""
-    import difflib
-
-    wanted = code.strip().lower()
-    for rule in CATALOGUE:
-        if wanted in (rule.code.lower(), rule.slug):
-            return rule
-    known = [name for rule in CATALOGUE for name in (rule.code.lower(), rule.slug)]
-    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
-    meant = close[0].upper() if close and close[0].startswith("ns") else (close or [""])[0]
-    hint = f"did you mean {meant}?" if meant else "`nanstop rules` lists all codes"
-    raise NanstopError(f"no finding has the code `{code}`", hint=hint)

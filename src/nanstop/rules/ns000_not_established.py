@@ -110,4 +110,6 @@ def _where(evidence: Evidence) -> str:
     return found.first_bad.module if found is not None and found.first_bad is not None else ""
 
 
-RULE = Rule("NS000", "not-established", "cause not established", check, ("incident",), __doc__)
+RULE = Rule(
+    "NS000", "not-established", "cause not established", check, ("incident",), __doc__ or ""
+)

@@ -133,5 +133,5 @@ RULE = Rule(
     "the model's values do not fit float16",
     check,
     ("static", "gauge"),
-    __doc__,
+    __doc__ or "",
 )

@@ -89,5 +89,5 @@ RULE = Rule(
     "trainable parameters stored in half precision",
     check,
     ("static",),
-    __doc__,
+    __doc__ or "",
 )

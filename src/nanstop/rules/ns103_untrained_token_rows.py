@@ -91,5 +91,5 @@ RULE = Rule(
     "token rows that were never trained",
     check,
     ("static",),
-    __doc__,
+    __doc__ or "",
 )

@@ -78,4 +78,6 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-RULE = Rule("NS201", "fp16-overflow", "overflow of a narrow format", check, ("incident",), __doc__)
+RULE = Rule(
+    "NS201", "fp16-overflow", "overflow of a narrow format", check, ("incident",), __doc__ or ""
+)

@@ -66,5 +66,5 @@ RULE = Rule(
     "attention row without a visible key",
     check,
     ("incident",),
-    __doc__,
+    __doc__ or "",
 )

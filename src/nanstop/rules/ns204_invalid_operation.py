@@ -71,5 +71,5 @@ RULE = Rule(
     "operation undefined for its inputs",
     check,
     ("incident",),
-    __doc__,
+    __doc__ or "",
 )

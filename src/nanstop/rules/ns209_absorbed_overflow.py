@@ -82,5 +82,5 @@ RULE = Rule(
     "overflow turned into a finite number",
     check,
     ("incident", "gauge"),
-    __doc__,
+    __doc__ or "",
 )

@@ -92,5 +92,5 @@ def _remedies(event: OpEvent, output: TensorStats, facts: RunFacts) -> Candidate
 
 
 RULE = Rule(
-    "NS301", "gradient-overflow", "gradient exceeds its format", check, ("incident",), __doc__
+    "NS301", "gradient-overflow", "gradient exceeds its format", check, ("incident",), __doc__ or ""
 )

@@ -122,5 +122,5 @@ RULE = Rule(
     "the loss scaler skips step after step",
     check,
     ("incident", "gauge"),
-    __doc__,
+    __doc__ or "",
 )

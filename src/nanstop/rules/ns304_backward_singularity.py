@@ -73,5 +73,5 @@ RULE = Rule(
     "derivative undefined where the function is not",
     check,
     ("incident",),
-    __doc__,
+    __doc__ or "",
 )

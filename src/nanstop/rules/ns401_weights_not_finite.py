@@ -82,5 +82,5 @@ RULE = Rule(
     "weights not finite before the step",
     check,
     ("incident",),
-    __doc__,
+    __doc__ or "",
 )

@@ -123,5 +123,5 @@ RULE = Rule(
     "the update broke the weights",
     check,
     ("incident",),
-    __doc__,
+    __doc__ or "",
 )

@@ -67,4 +67,6 @@ def _cause(num_bad: int) -> str:
     return f"{amount} before the model saw the batch"
 
 
-RULE = Rule("NS501", "non-finite-input", "NaN or Inf in the batch", check, ("incident",), __doc__)
+RULE = Rule(
+    "NS501", "non-finite-input", "NaN or Inf in the batch", check, ("incident",), __doc__ or ""
+)

@@ -87,5 +87,10 @@ def _message(evidence: Evidence) -> str:
 
 
 RULE = Rule(
-    "NS502", "id-out-of-range", "token or label id without a row", check, ("incident",), __doc__
+    "NS502",
+    "id-out-of-range",
+    "token or label id without a row",
+    check,
+    ("incident",),
+    __doc__ or "",
 )

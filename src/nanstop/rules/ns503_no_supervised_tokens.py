@@ -67,4 +67,6 @@ def _divides_by_nothing(evidence: Evidence) -> bool:
     return any(name in found.first_bad.op for name in EMPTY_MEANS)
 
 
-RULE = Rule("NS503", "no-supervised-tokens", "every label is masked", check, ("incident",), __doc__)
+RULE = Rule(
+    "NS503", "no-supervised-tokens", "every label is masked", check, ("incident",), __doc__ or ""
+)

@@ -76,5 +76,5 @@ RULE = Rule(
     "kernel wrong where plain operations are right",
     check,
     ("incident",),
-    __doc__,
+    __doc__ or "",
 )

@@ -57,5 +57,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 RULE = Rule(
-    "NS603", "not-reproducible", "the failure does not come back", check, ("incident",), __doc__
+    "NS603",
+    "not-reproducible",
+    "the failure does not come back",
+    check,
+    ("incident",),
+    __doc__ or "",
 )

@@ -127,5 +127,5 @@ RULE = Rule(
     "the logged loss is an artefact",
     check,
     ("incident", "gauge"),
-    __doc__,
+    __doc__ or "",
 )

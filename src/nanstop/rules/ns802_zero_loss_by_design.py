@@ -57,4 +57,4 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-RULE = Rule("NS802", "zero-loss-by-design", "loss of 0 by design", check, ("gauge",), __doc__)
+RULE = Rule("NS802", "zero-loss-by-design", "loss of 0 by design", check, ("gauge",), __doc__ or "")

@@ -1,0 +1,171 @@
+"""The public surface, frozen: whoever changes it changes this file in the same commit, and the changelog."""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import typing
+
+import pytest
+import typer.main
+
+import nanstop
+from nanstop import cli, records
+from nanstop.records import SCHEMA, Report
+from nanstop.report.codec import schema
+from nanstop.rules.catalogue import CATALOGUE
+from nanstop.rules.cures import CURES
+from nanstop.run.policy import OnFailure, Policy
+from nanstop.run.summary import FindingRow, IncidentRow, Summary
+
+CODES = [
+    "NS000",
+    "NS101",
+    "NS102",
+    "NS103",
+    "NS201",
+    "NS202",
+    "NS204",
+    "NS209",
+    "NS301",
+    "NS302",
+    "NS304",
+    "NS401",
+    "NS402",
+    "NS501",
+    "NS502",
+    "NS503",
+    "NS602",
+    "NS603",
+    "NS801",
+    "NS802",
+]
+
+COMMANDS = {
+    "demo": ["name", "--list", "--json"],
+    "run": ["command", "--on-failure", "--out", "--allow", "--json"],
+    "report": ["folder", "--json"],
+    "explain": ["code", "--json"],
+    "rules": ["--json"],
+    "env": ["--json"],
+}
+
+REPORT_FORM = (1, "")
+
+
+def test_names():
+    assert dir(nanstop) == [
+        "NanstopError",
+        "Policy",
+        "Report",
+        "__version__",
+        "check",
+        "explain",
+        "investigate",
+        "load",
+        "watch",
+    ]
+    with pytest.raises(AttributeError, match="has no attribute 'wach'"):
+        _ = nanstop.wach
+
+
+def test_commands_and_flags():
+    group = typer.main.get_command(cli.app)
+    found = {
+        name: [
+            next((opt for opt in one.opts if opt.startswith("--")), one.name)
+            for one in command.params
+        ]
+        for name, command in group.commands.items()
+    }
+    assert found == COMMANDS
+
+
+def test_exit_codes():
+    codes = (cli.OK, cli.USAGE, cli.UNRESOLVED, cli.INTERNAL, cli.INTERRUPTED)
+    assert codes == (0, 2, 3, 70, 130)
+
+
+def test_codes_of_findings():
+    assert [rule.code for rule in CATALOGUE] == CODES
+
+
+def test_policy():
+    defaults = {field.name: field.default for field in dataclasses.fields(Policy)}
+    assert defaults == {
+        "on_failure": "repair",
+        "allow": (),
+        "max_skips_in_a_row": 3,
+        "budget_seconds": 60.0,
+        "budget_trials": 40,
+    }
+    assert typing.get_args(OnFailure) == ("repair", "skip", "stop", "observe")
+    changing = sorted(name for name, cure in CURES.items() if cure.safety == "changes_training")
+    assert changing == [
+        "bf16",
+        "clip",
+        "drop_micro",
+        "drop_sample",
+        "init_rows",
+        "loss_scale",
+        "lr",
+        "optimizer_eps",
+        "optimizer_swap",
+    ]
+
+
+def names(record):
+    return [field.name for field in dataclasses.fields(record)]
+
+
+def test_summary_keys():
+    assert names(Summary) == ["schema", "incidents", "findings", "exit", "steps", "seconds"]
+    assert names(FindingRow) == ["code", "title", "where", "confidence"]
+    assert names(IncidentRow) == [
+        "code",
+        "codes",
+        "title",
+        "phase",
+        "op",
+        "module",
+        "source",
+        "step",
+        "micro",
+        "rank",
+        "confidence",
+        "verdict",
+        "remedy",
+        "action",
+        "count",
+        "folder",
+    ]
+
+
+def shape(kind, seen):
+    """Field names and types of a record and of every record it holds, as lines."""
+    if kind.__name__ not in seen:
+        seen[kind.__name__] = [f"{field.name}: {field.type}" for field in dataclasses.fields(kind)]
+        for hint in typing.get_type_hints(kind, vars(records)).values():
+            for inner in parts(hint):
+                if dataclasses.is_dataclass(inner):
+                    shape(inner, seen)
+    return seen
+
+
+def parts(hint):
+    yield hint
+    for argument in typing.get_args(hint):
+        yield from parts(argument)
+
+
+def test_report_json_has_the_published_form():
+    form = json.dumps(shape(Report, {}), sort_keys=True)
+    found = hashlib.sha256(form.encode()).hexdigest()[:16]
+    assert (SCHEMA, found) == REPORT_FORM, (
+        "report.json changed: put it in the changelog, raise SCHEMA if readers break"
+    )
+    assert set(schema(Report)["properties"]) == set(names(Report))
+
+
+def test_explain_takes_one_code():
+    assert list(inspect.signature(nanstop.explain).parameters) == ["code"]

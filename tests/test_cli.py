@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from incident_records import report
 
 import nanstop
+from incident_records import report
 from nanstop import cli
 from nanstop.run.store import Store
 
@@ -111,9 +111,10 @@ def test_version(call):
 def test_explain(call):
     code, page, _ = call("explain", "ns201")
     assert code == 0
-    assert page == nanstop.explain("NS201") + "\n"
+    assert page == nanstop.explain("NS201")
+    assert page.startswith("# NS201 fp16-overflow: ")
     _, text, _ = call("explain", "fp16-overflow", "--json")
-    assert json.loads(text)["page"] + "\n" == page
+    assert json.loads(text)["page"] == page
 
 
 def test_rules(call):

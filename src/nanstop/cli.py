@@ -175,11 +175,17 @@ def explain(
     as_json: AsJson = False,
 ) -> int:
     """Print the page of a finding: what happened, why, and how to fix it."""
-    from nanstop.pages import find_rule
+    from nanstop import pages
 
-    rule = find_rule(code)
-    row = {"code": rule.code, "name": rule.slug, "title": rule.title, "page": rule.page}
-    _show(row, as_json, rule.page)
+    rule, page = pages.find_rule(code), pages.explain(code)
+    row = {"code": rule.code, "name": rule.slug, "title": rule.title, "page": page}
+    if sys.stdout.isatty() and not as_json:
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console(width=min(100, Console().width)).print(Markdown(page))
+    else:
+        _show(row, as_json, page.rstrip())
     return OK
 
 

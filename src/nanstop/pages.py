@@ -20,5 +20,6 @@ def find_rule(code: str) -> Rule:
 
 
 def explain(code: str) -> str:
-    """Return the page of a finding as Markdown. Errors: those of ``find_rule``."""
-    return find_rule(code).page
+    """Return the page of a finding as Markdown, headed by its code and name. Errors: those of ``find_rule``."""
+    rule = find_rule(code)
+    return f"# {rule.code} {rule.slug}: {rule.title}\n\n{rule.page.strip()}\n"

@@ -13,9 +13,9 @@ import shutil
 
 import pytest
 import torch
-from incident_records import ISLAND, report
 from safetensors.torch import save
 
+from incident_records import ISLAND, report
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, Report, SnapshotRef
 from nanstop.run import files

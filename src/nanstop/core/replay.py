@@ -46,11 +46,12 @@ def attempt(
     *,
     batch: Batch | None = None,
     update: bool = False,
+    window: bool = False,
     keep_grads: bool = False,
     under: Callable[[], AbstractContextManager[Any]] = nullcontext,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Attempt:
-    """Run a micro-batch (with ``update``: the whole window and its optimizer update) and undo it bitwise.
+    """Run a micro-batch (with ``window``: all of them; with ``update``: and the optimizer update) and undo it bitwise.
 
     ``under`` gives the context to run in, entered inside the isolation. Synchronises the device. Raises nothing but
     ``KeyboardInterrupt`` and the like: what the loss raises is in ``error``.
@@ -63,7 +64,7 @@ def attempt(
         torch.cuda.reset_peak_memory_stats()
     with step.isolated(with_update=update), under():
         try:
-            if update:
+            if update or window:
                 for place in range(len(step.batches)):
                     loss = step.run(place)
             else:

@@ -1,0 +1,116 @@
+"""The failure under investigation, as something that can be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nanstop.core.numerics import nonfinite_names
+from nanstop.core.replay import Attempt, attempt
+from nanstop.core.step import Batch, Step
+from nanstop.records import Phase
+
+
+class Rewind(Protocol):
+    """The way back to a snapshot. ``steps``: windows whose updates were applied since it, oldest first."""
+
+    steps: Sequence[Step]
+
+    def rewound(self) -> AbstractContextManager[Any]:
+        """Be at the snapshot inside, and bitwise back at the present state after it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``failing``: micro-batches of the window that fail, ``micro`` the first of them.
+
+    ``update``: the forward and backward are clean and it is the optimizer update of this step that breaks the weights;
+    ``before`` then holds the steps between the snapshot and this one.
+    """
+
+    step: Step
+    micro: int
+    failing: tuple[int, ...]
+    phase: Phase = "forward"
+    update: bool = False
+    rewind: Rewind | None = None
+    before: tuple[Step, ...] = ()
+
+    def attempt(
+        self,
+        micro: int | None = None,
+        *,
+        batch: Batch | None = None,
+        without_update: bool = False,
+        under: Callable[[], AbstractContextManager[Any]],
+    ) -> Attempt:
+        """Run the case (or another micro-batch of its window) under a context, undone, and keep the gradients."""
+        return attempt(
+            self.step,
+            self.micro if micro is None else micro,
+            batch=batch,
+            update=self.update and not without_update,
+            window=self.update,
+            keep_grads=True,
+            under=under,
+        )
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the weights inside that this step really started from."""
+        if self.rewind is None:
+            yield
+            return
+        with self.rewind.rewound():
+            for earlier in self.before:
+                apply_update(earlier)
+            yield
+
+
+def apply_update(step: Step) -> None:
+    """Run a window and its optimizer update for good; everything but weights and optimizer state is undone."""
+    with step.isolated():
+        for micro in range(len(step.batches)):
+            step.run(micro)
+        step.update()
+
+
+def failing_case(step: Step, *, phase: Phase, raised: bool) -> Case:
+    """Return the case of a window: the micro-batches whose loss or gradients are bad when run again.
+
+    The ones whose first loss was bad count even if they replay clean. A micro-batch that raised is the last one.
+    """
+    if raised or phase != "forward":
+        last = len(step.batches) - 1
+        return Case(step, last, (last,), phase=phase)
+    bad = [
+        micro
+        for micro, loss in enumerate(step.losses)
+        if (loss is not None and not bool(loss.isfinite().all())) or attempt(step, micro).failed
+    ]
+    return Case(step, bad[0] if bad else 0, tuple(bad) or (0,), phase=phase)
+
+
+def breaking_update(rewind: Rewind) -> Case | None:
+    """Return the case of the update that broke the weights, found by running the kept windows again; else None."""
+    root = rewind.steps[0].view.root if rewind.steps else None
+    if root is None:
+        return None
+    with rewind.rewound():
+        for place, step in enumerate(rewind.steps):
+            apply_update(step)
+            weights = [(name, p.detach()) for name, p in root.named_parameters() if p.requires_grad]
+            if nonfinite_names(weights):
+                return Case(
+                    step,
+                    0,
+                    tuple(range(len(step.batches))),
+                    phase="optimizer",
+                    update=True,
+                    rewind=rewind,
+                    before=tuple(rewind.steps[:place]),
+                )
+    return None

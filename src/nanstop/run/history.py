@@ -1,0 +1,32 @@
+"""Short histories of a run's numbers, kept without looking at them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from nanstop.records import Series
+
+_KEPT = 512
+
+
+class History:
+    """Named series of (step, value). A value may be a 0-dim tensor: it is read only when a record is made."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, deque[tuple[int, Any]]] = {}
+
+    def add(self, name: str, step: int, value: Any) -> None:
+        """Append a number or a detached 0-dim tensor, which must not change afterwards. No synchronisation."""
+        self._rows.setdefault(name, deque(maxlen=_KEPT)).append((step, value))
+
+    def series(self) -> tuple[Series, ...]:
+        """Return every series as a record. Synchronises the device where values lie on one."""
+        return tuple(
+            Series(
+                name=name,
+                steps=tuple(step for step, _ in rows),
+                values=tuple(float(value) for _, value in rows),
+            )
+            for name, rows in sorted(self._rows.items())
+        )

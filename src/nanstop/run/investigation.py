@@ -1,0 +1,150 @@
+"""One failure, stage by stage. A stage that cannot be completed becomes a line of the report; the others still count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from nanstop.core.localize import localize
+from nanstop.core.replay import rerun
+from nanstop.records import (
+    Atom,
+    AuditEntry,
+    BatchFact,
+    Diagnosis,
+    Evidence,
+    FailureKey,
+    Incident,
+    Localization,
+    Phase,
+    Proof,
+    Replay,
+    Report,
+    RunFacts,
+    Series,
+    Signal,
+    StepId,
+)
+from nanstop.rules.diagnose import examine
+from nanstop.run.case import Case
+from nanstop.run.environment import environment
+from nanstop.run.policy import Policy
+from nanstop.run.proof import prove_case
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Investigation:
+    """What is known of a failure so far. ``failures``: stages that did not complete, with the reason."""
+
+    facts: RunFacts
+    at: StepId
+    phase: Phase
+    signals: tuple[Signal, ...]
+    raised: bool = False
+    bad_params: tuple[str, ...] = ()
+    bad_state: tuple[str, ...] = ()
+    batch: tuple[BatchFact, ...] = ()
+    incident: Incident | None = None
+    replay: Replay | None = None
+    localization: Localization | None = None
+    diagnoses: tuple[Diagnosis, ...] = ()
+    proof: Proof | None = None
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> FailureKey:
+        """What failed, as far as it is known."""
+        if self.localization is not None:
+            return self.localization.key
+        return FailureKey(kind="exception" if self.raised else "nan", phase=self.phase)
+
+    def stage(self, name: str, work: Callable[[], T]) -> T | None:
+        """Return what a stage gives, or None with its error noted: nanstop is never the reason a run dies."""
+        try:
+            return work()
+        except Exception as error:
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+            return None
+
+    def look(self, case: Case) -> None:
+        """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""
+        self.at = replace(case.step.id, micro=case.micro)
+        self.replay = self.stage(
+            "replay",
+            lambda: rerun(
+                case.step,
+                case.micro,
+                incident="",
+                first_loss=case.step.losses[case.micro],
+                raised=self.raised,
+                update=case.update,
+            ),
+        )
+        if self.replay is not None and self.replay.fidelity == "not_reproduced":
+            return
+        self.localization = self.stage(
+            "localization",
+            lambda: localize(case.step, case.micro, update=case.update, phase=case.phase),
+        )
+
+    def explain(self, incident_id: str, history: Sequence[Series]) -> None:
+        """Make the incident's record and diagnose it. No device work."""
+        self.incident = Incident(
+            id=incident_id,
+            at=self.at,
+            phase=self.phase,
+            signals=self.signals,
+            facts=self.facts,
+            environment=environment(),
+            batch=self.batch,
+            bad_params=self.bad_params,
+            bad_state=self.bad_state,
+            history=tuple(history),
+            time=time.time(),
+        )
+        if self.replay is not None:
+            key = self.localization.key if self.localization else None
+            self.replay = replace(self.replay, incident=incident_id, key=key)
+        examined = examine(
+            Evidence(
+                facts=self.facts,
+                incident=self.incident,
+                replay=self.replay,
+                localization=self.localization,
+                series=self.incident.history,
+            ),
+            "incident",
+        )
+        self.diagnoses = examined.diagnoses
+        self.failures += examined.failures
+
+    def prove(self, case: Case, policy: Policy) -> None:
+        """Try the candidate remedies of the diagnoses on the case. Call inside ``case.in_place()``."""
+        candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
+            candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
+        )
+        fails_again = self.replay is not None and self.replay.fidelity != "not_reproduced"
+        if self.incident is None or not fails_again or not candidates:
+            return
+        incident = self.incident.id
+        self.proof = self.stage(
+            "proof",
+            lambda: prove_case(case, self.key, tuple(candidates), incident=incident, policy=policy),
+        )
+
+    def report(self, audit: AuditEntry) -> Report:
+        """Return the report. Call after ``explain``."""
+        assert self.incident is not None
+        return Report(
+            incident=self.incident,
+            replay=self.replay,
+            localization=self.localization,
+            diagnoses=self.diagnoses,
+            proof=self.proof,
+            audit=(replace(audit, incident=self.incident.id),),
+            failures=tuple(self.failures),
+        )

@@ -1,0 +1,345 @@
+"""The only file that knows the order: capture, replay, localize, diagnose, prove, decide, record.
+
+Adapters call a session when the sentinel fires, before the update, and carry out the ``Resolution`` it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from nanstop.core.localize import localize
+from nanstop.core.step import ModelView, Step
+from nanstop.records import (
+    Action,
+    Atom,
+    AuditEntry,
+    BatchFact,
+    Diagnosis,
+    Evidence,
+    FailureKey,
+    Phase,
+    Report,
+    RunFacts,
+    Signal,
+    StepId,
+)
+from nanstop.remedies.table import applied
+from nanstop.rules.cures import describe
+from nanstop.rules.diagnose import examine
+from nanstop.run import policy as policies
+from nanstop.run.case import Case, Rewind, breaking_update, failing_case
+from nanstop.run.history import History
+from nanstop.run.investigation import Investigation
+from nanstop.run.policy import Policy, PolicyState
+from nanstop.run.store import Store
+from nanstop.run.summary import FindingRow, Summary, summary_row
+
+Announce = Callable[[Report | Diagnosis | str], None]
+Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
+
+_KINDS: Mapping[str, Kind] = {
+    "continue": "proceed",
+    "observe": "proceed",
+    "redo": "redo",
+    "adopt": "redo",
+    "quarantine": "redo",
+    "rollback": "rollback",
+    "skip": "skip",
+    "stop": "stop",
+}
+_GAUGE_SHARE = 0.005
+"""Share of the run's time that the gauge may take, once it has looked for the first time."""
+_FIRST_GAUGE = 2
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """What the adapter has to do. ``atoms``: remedies by micro-batch of the window that is redone.
+
+    ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot back.
+    """
+
+    kind: Kind
+    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict)
+    adopt: tuple[Atom, ...] = ()
+    reason: str = ""
+    incident: str = ""
+
+
+class Session:
+    """One watched run."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        store: Store,
+        view: ModelView,
+        facts: RunFacts,
+        announce: Announce,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy = policy
+        self.store = store
+        self.view = view
+        self.facts = facts
+        self.history = History()
+        self.reports: list[Report] = []
+        self.findings: list[Diagnosis] = []
+        self._announce = announce
+        self._clock = clock
+        self._began = clock()
+        self._state = PolicyState()
+        self._adopted = ExitStack()
+        self._steps = 0
+        self._next_gauge: float | None = None
+        self._last_signature: tuple[object, ...] | None = None
+
+    def start(self) -> None:
+        """Announce the standing findings and what cannot be done in this run. No device work."""
+        for finding in examine(Evidence(facts=self.facts), "static").diagnoses:
+            self._found(finding)
+        if self.facts.world_size > 1 and self.policy.on_failure != "observe":
+            self._announce(
+                f"{self.facts.world_size} processes train together: failures are observed, "
+                "nothing is changed"
+            )
+        if self.facts.veto != "yes":
+            self._announce(f"the update cannot be held back here: {self.facts.veto}")
+        self._write_summary(None)
+
+    def failed(
+        self,
+        step: Step | None,
+        signals: Sequence[Signal],
+        *,
+        phase: Phase = "forward",
+        error: BaseException | None = None,
+        rewind: Rewind | None = None,
+        bad_params: Sequence[str] = (),
+        bad_state: Sequence[str] = (),
+        batch: Sequence[BatchFact] = (),
+    ) -> Resolution:
+        """Investigate a failure and return what to do. Synchronises the device; everything tried is undone."""
+        signature = (phase, bool(bad_params), type(error), signals[0].source)
+        if signature == self._last_signature and self._nothing_was_done():
+            return self._again(self.reports[-1], step, case=None)
+        self._last_signature = signature
+        found = Investigation(
+            facts=self.facts,
+            at=_place(step),
+            phase=phase,
+            signals=tuple(signals),
+            raised=error is not None,
+            bad_params=tuple(bad_params),
+            bad_state=tuple(bad_state),
+            batch=tuple(batch),
+        )
+        try:
+            return self._investigate(found, step, rewind)
+        except KeyboardInterrupt:
+            found.failures.append("investigation: interrupted by the user")
+            if found.incident is None:
+                self._explain(found)
+            action = Action(kind="continue", reason="the investigation was interrupted")
+            self._keep(found.report(AuditEntry(at=_place(step), action=action)))
+            raise
+
+    def completed(self, step: int) -> None:
+        """Note that an update was applied. No device work."""
+        self._steps = max(self._steps, step + 1)
+        self._state = policies.completed(self._state)
+        self._last_signature = None
+
+    def gauge_due(self, step: int) -> bool:
+        """Return whether a healthy micro-batch should run under the recorder now.
+
+        Only half formats absorb overflow at values that training meets, so others are not gauged.
+        """
+        half = self.facts.autocast in _HALF or any(
+            group.dtype in _HALF for group in self.facts.param_groups
+        )
+        if not half or self.facts.world_size > 1:
+            return False
+        if self._next_gauge is None:
+            return step >= _FIRST_GAUGE
+        return self._clock() >= self._next_gauge
+
+    def gauge(self, step: Step) -> None:
+        """Run one micro-batch of a healthy window under the recorder, undone; report overflow that was absorbed."""
+        began = self._clock()
+        try:
+            place = localize(step, 0)
+        except Exception as error:  # an instrument must not end a healthy run
+            place = None
+            self._announce(f"the gauge could not run ({type(error).__name__}: {error})")
+        self._next_gauge = self._clock() + (self._clock() - began) / _GAUGE_SHARE
+        if place is not None:
+            self._examine_healthy(
+                Evidence(facts=self.facts, localization=place, series=self.history.series())
+            )
+
+    def logged(self) -> None:
+        """Look at what was just logged: a number may be an artefact of the log filter. Synchronises the device."""
+        self._examine_healthy(Evidence(facts=self.facts, series=self.history.series()))
+
+    def adopt(self, atoms: tuple[Atom, ...]) -> None:
+        """Switch remedies on until the run ends, and save them as the run's plan."""
+        if atoms:
+            self._adopted.enter_context(applied(self.view, atoms))
+            self.store.save_plan(self._state.adopted)
+
+    def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> bool:
+        """Report a checkpoint that would have held non-finite values; return whether training goes on."""
+        names = ", ".join(bad_params[:3])
+        kept = f"; the last good state is {last_good}" if last_good else ""
+        self._announce(f"checkpoint {path} was not written: {names} not finite{kept}")
+        return self.policy.on_failure != "stop"
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Undo what was adopted and write the last summary."""
+        self._adopted.close()
+        self._write_summary(exit_code)
+        if self._state.adopted:
+            self._announce(f"this run was kept finite by: {describe(self._state.adopted)}")
+
+    def _investigate(
+        self, found: Investigation, step: Step | None, rewind: Rewind | None
+    ) -> Resolution:
+        case = self._case(found, step, rewind)
+        if case is None:
+            self._explain(found)
+            return self._decide(found, step, None)
+        with case.in_place():
+            found.look(case)
+            known = self._known(found.key)
+            if known is not None and self._passes(case, known):
+                return self._again(known, step, case)
+            self._explain(found)
+            found.prove(case, self.policy)
+        return self._decide(found, step, case)
+
+    def _case(self, found: Investigation, step: Step | None, rewind: Rewind | None) -> Case | None:
+        if step is None or self.facts.world_size > 1:
+            return None
+        if found.bad_params and rewind is not None:
+            broken = found.stage("rewind", lambda: breaking_update(rewind))
+            if broken is not None:
+                return broken
+        return found.stage(
+            "capture", lambda: failing_case(step, phase=found.phase, raised=found.raised)
+        )
+
+    def _explain(self, found: Investigation) -> None:
+        found.explain(self.store.open_incident()[0], self.history.series())
+
+    def _decide(self, found: Investigation, step: Step | None, case: Case | None) -> Resolution:
+        action = self._choose(found.key, step, case, found)
+        report = found.report(AuditEntry(at=_place(step), action=action))
+        self._keep(report)
+        self._announce(report)
+        return self._resolve(action, case, report)
+
+    def _again(self, known: Report, step: Step | None, case: Case | None) -> Resolution:
+        """Fold a repeat into the report of the first: the remedy proven then is the one used now."""
+        key = (
+            known.localization.key
+            if known.localization
+            else FailureKey(kind="nan", phase="forward")
+        )
+        action = self._choose(key, step, case, None)
+        entry = AuditEntry(at=_place(step), action=action, incident=known.incident.id)
+        report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
+        self._keep(report)
+        if action.kind == "adopt":
+            self._announce(f"{known.incident.id}: adopted for the rest: {describe(action.atoms)}")
+        return self._resolve(action, case, report)
+
+    def _choose(
+        self, key: FailureKey, step: Step | None, case: Case | None, found: Investigation | None
+    ) -> Action:
+        action, self._state = policies.decide(
+            self.policy,
+            self._state,
+            key=key,
+            proof=found.proof if found else None,
+            at_step=_place(step).step,
+            world_size=self.facts.world_size,
+            can_veto=self.facts.veto == "yes" and step is not None,
+            weights_broken=case is not None and case.update,
+        )
+        return action
+
+    def _known(self, key: FailureKey) -> Report | None:
+        same = (r for r in reversed(self.reports) if r.localization is not None)
+        return next((r for r in same if r.localization and r.localization.key.same_as(key)), None)
+
+    def _passes(self, case: Case, known: Report) -> bool:
+        """Return whether the remedy proven for the earlier failure passes here too (True where none was found then)."""
+        atoms = known.proof.minimal if known.proof else ()
+        return not atoms or not any(
+            case.attempt(micro, under=lambda: applied(self.view, atoms)).failed
+            for micro in case.failing
+        )
+
+    def _nothing_was_done(self) -> bool:
+        """Return whether the step before failed and was left alone: then this one is no news."""
+        return bool(self.reports) and self.reports[-1].audit[-1].action.kind in (
+            "observe",
+            "continue",
+        )
+
+    def _resolve(self, action: Action, case: Case | None, report: Report) -> Resolution:
+        kind = _KINDS[action.kind]
+        atoms: dict[int, tuple[Atom, ...]] = {}
+        if action.kind == "adopt":
+            self.adopt(action.atoms)
+        elif kind == "redo" and case is not None:
+            atoms = dict.fromkeys(case.failing, action.atoms)
+        return Resolution(
+            kind=kind,
+            atoms=atoms,
+            adopt=action.atoms if kind == "rollback" else (),
+            reason=action.reason,
+            incident=report.incident.id,
+        )
+
+    def _keep(self, report: Report) -> None:
+        others = [known for known in self.reports if known.incident.id != report.incident.id]
+        self.reports = [*others, report]
+        self.store.write_report(report)
+        self._write_summary(None)
+
+    def _examine_healthy(self, evidence: Evidence) -> None:
+        for finding in examine(evidence, "gauge").diagnoses:
+            self._found(finding)
+
+    def _found(self, finding: Diagnosis) -> None:
+        known = {(one.code, one.where) for one in self.findings}
+        if (finding.code, finding.where) not in known:
+            self.findings.append(finding)
+            self._announce(finding)
+            self._write_summary(None)
+
+    def _write_summary(self, exit_code: int | None) -> None:
+        self.store.write_summary(
+            Summary(
+                incidents=tuple(summary_row(report) for report in self.reports),
+                findings=tuple(
+                    FindingRow(code=f.code, title=f.title, where=f.where, confidence=f.confidence)
+                    for f in self.findings
+                ),
+                exit=exit_code,
+                steps=self._steps,
+                seconds=self._clock() - self._began,
+            )
+        )
+
+
+def _place(step: Step | None) -> StepId:
+    return step.id if step is not None else StepId(run="", step=0)

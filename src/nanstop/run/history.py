@@ -20,7 +20,7 @@ class History:
         """Append a number or a detached 0-dim tensor, which must not change afterwards. No synchronisation."""
         self._rows.setdefault(name, deque(maxlen=_KEPT)).append((step, value))
 
-    def series(self) -> tuple[Series, ...]:
+    def records(self) -> tuple[Series, ...]:
         """Return every series as a record. Synchronises the device where values lie on one."""
         return tuple(
             Series(

@@ -88,7 +88,7 @@ class Session:
         self.store = store
         self.view = view
         self.facts = facts
-        self.history = History()
+        self.series = History()
         self.reports: list[Report] = []
         self.findings: list[Diagnosis] = []
         self._announce = announce
@@ -181,12 +181,12 @@ class Session:
         self._next_gauge = self._clock() + (self._clock() - began) / _GAUGE_SHARE
         if place is not None:
             self._examine_healthy(
-                Evidence(facts=self.facts, localization=place, series=self.history.series())
+                Evidence(facts=self.facts, localization=place, series=self.series.records())
             )
 
     def logged(self) -> None:
         """Look at what was just logged: a number may be an artefact of the log filter. Synchronises the device."""
-        self._examine_healthy(Evidence(facts=self.facts, series=self.history.series()))
+        self._examine_healthy(Evidence(facts=self.facts, series=self.series.records()))
 
     def adopt(self, atoms: tuple[Atom, ...]) -> None:
         """Switch remedies on until the run ends, and save them as the run's plan."""
@@ -201,10 +201,10 @@ class Session:
         self._announce(f"checkpoint {path} was not written: {names} not finite{kept}")
         return self.policy.on_failure != "stop"
 
-    def finish(self, exit_code: int = 0) -> None:
-        """Undo what was adopted and write the last summary."""
+    def finish(self, ending: str = "completed") -> None:
+        """Undo what was adopted and write the last summary. ``ending``: "completed", or what ended the run."""
         self._adopted.close()
-        self._write_summary(exit_code)
+        self._write_summary(0 if ending == "completed" else 1)
         if self._state.adopted:
             self._announce(f"this run was kept finite by: {describe(self._state.adopted)}")
 
@@ -236,7 +236,7 @@ class Session:
         )
 
     def _explain(self, found: Investigation) -> None:
-        found.explain(self.store.open_incident()[0], self.history.series())
+        found.explain(self.store.open_incident()[0], self.series.records())
 
     def _decide(self, found: Investigation, step: Step | None, case: Case | None) -> Resolution:
         action = self._choose(found.key, step, case, found)

@@ -1,0 +1,45 @@
+"""Sessions are opened by adapters, when a run's model and optimizer exist; this says with what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nanstop.core.step import ModelView
+from nanstop.records import RunFacts
+from nanstop.run.policy import Policy
+from nanstop.run.session import Announce, Session
+from nanstop.run.store import Store
+
+OpenSession = Callable[[ModelView, RunFacts], Session]
+
+FOLDER = ".nanstop"
+
+
+def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
+    """Return where incidents go: ``out``, else ``$NANSTOP_DIR``, else ``.nanstop``."""
+    return Path(out or os.environ.get("NANSTOP_DIR") or FOLDER)
+
+
+def switched_off(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether ``NANSTOP=off`` is set."""
+    given = os.environ if environment is None else environment
+    return given.get("NANSTOP", "").lower() in ("off", "0", "false")
+
+
+def opener(
+    policy: Policy,
+    store: Store,
+    announce: Announce,
+    *,
+    opened: Callable[[Session], None] = lambda _: None,
+) -> OpenSession:
+    """Return what adapters call to open a session. ``opened`` is told of each."""
+
+    def open_session(view: ModelView, facts: RunFacts) -> Session:
+        session = Session(policy=policy, store=store, view=view, facts=facts, announce=announce)
+        opened(session)
+        return session
+
+    return open_session

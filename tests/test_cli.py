@@ -60,7 +60,7 @@ def incidents(tmp_path):
             "unknown remedy in allow: `clp`",
             "did you mean `clip`?",
         ),
-        (["explain", "NS210"], "unknown finding: `NS210`", "did you mean `NS201`?"),
+        (["explain", "NS2011"], "unknown finding: `NS2011`", "did you mean `NS201`?"),
         (
             ["explain", "fp16-overflw"],
             "unknown finding: `fp16-overflw`",
@@ -185,7 +185,8 @@ def test_report_refuses_a_tampered_folder(call, incidents):
 def test_what_follows_the_users_command_is_never_ours(arguments, command, options):
     run = typer.main.get_command(cli.app).commands["run"]
     params = run.make_context("run", list(arguments)).params
-    defaults = {"on_failure": "repair", "out": None, "allow": None, "as_json": False}
+    params["allow"] = list(params["allow"] or ())
+    defaults = {"on_failure": "repair", "out": None, "allow": [], "as_json": False}
     assert params == {"command": command} | defaults | options
 
 

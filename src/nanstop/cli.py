@@ -139,11 +139,13 @@ def run(
     as_json: AsJson = False,
 ) -> int:
     """Run any training command, unchanged, watched. Its output and exit code stay its own."""
-    from nanstop.run.launch import launch
     from nanstop.run.policy import Policy
 
     policy = Policy(on_failure=on_failure, allow=tuple(allow or ()))  # type: ignore[arg-type]
-    return launch(command, policy=policy, out=out or incident_home(), as_json=as_json)
+    folder = out or incident_home()
+    from nanstop.run.launch import launch
+
+    return launch(command, policy=policy, out=folder, as_json=as_json)
 
 
 @app.command()

@@ -1,0 +1,169 @@
+"""Remedies of data: rows of a token table made anew, samples and micro-batches left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.core.step import Batch, ModelView
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+
+_OUTLIER = 16.0
+"""A row is far off when its norm is this many times the median norm, or this many times below it."""
+
+_SPREAD = 0.1
+"""Deviation of new rows from the mean, in units of the spread of the other rows."""
+
+_SAMPLE = 16384
+"""Rows that mean and spread are taken from, at most."""
+
+
+@contextmanager
+def init_rows(view: ModelView, atom: Atom) -> Iterator[None]:
+    """Rows of a token table that were never trained get the mean of the others, or that and a small deviation.
+
+    The old rows are back on exit, unless training moved the new ones meanwhile: then those stay. Draws from a generator
+    of its own, so that the run's random state is as it was.
+    """
+    if atom.value not in ("mean", "normal"):
+        raise NanstopError(f"{atom}: the value must be mean or normal")
+    table = _table(view, atom)
+    rows = odd_rows(table.data, padding=_padding_rows(view, table))
+    before = table.data[rows].clone()
+    new = _fresh_rows(table.data, rows, noisy=atom.value == "normal")
+    table.data[rows] = new
+    try:
+        yield
+    finally:
+        if torch.equal(table.data[rows], new):
+            table.data[rows] = before
+
+
+def odd_rows(table: Tensor, *, padding: Collection[int] = ()) -> Tensor:
+    """Return indices of rows [rows, width] that are zero, not finite or far off the median norm, but for padding rows.
+
+    Synchronises the device.
+    """
+    norms = torch.linalg.vector_norm(table, dim=1, dtype=torch.float32)
+    usual = norms[norms.isfinite() & (norms > 0)]
+    median = usual.median() if usual.numel() else norms.new_zeros(())
+    odd = ~norms.isfinite() | (norms * _OUTLIER < median) | (norms > _OUTLIER * median)
+    odd |= norms == 0
+    odd[list(padding)] = False
+    return odd.nonzero().squeeze(1)
+
+
+def rebatch(batch: Batch, atoms: Sequence[Atom], *, micro: int | None = None) -> Batch:
+    """Return the batch without the samples that ``drop_sample`` atoms name (of ``micro`` only, where it is given).
+
+    A sample is a row of every tensor or list whose length is that of most of the batch's tensors. Values that belong to
+    the batch as a whole stay, a token count for instance, so that the other samples weigh what they weighed. Raises
+    NanstopError for a row that is not there, and where no row would be left.
+    """
+    places = [sample_place(atom) for atom in atoms if atom.remedy == "drop_sample"]
+    dropped = {row for of_micro, row in places if micro in (None, of_micro)}
+    if not dropped:
+        return batch
+    lengths = Counter(len(leaf) for leaf in _tensors(batch))
+    num_rows = lengths.most_common(1)[0][0] if lengths else 0
+    kept = [row for row in range(num_rows) if row not in dropped]
+    if not kept or max(dropped) >= num_rows:
+        raise NanstopError(f"cannot leave out samples {sorted(dropped)} of a batch of {num_rows}")
+    return {name: _rows(value, kept, num_rows) for name, value in batch.items()}
+
+
+def dropped_micros(atoms: Sequence[Atom]) -> frozenset[int]:
+    """Return the micro-batches of the window that ``drop_micro`` atoms leave out."""
+    return frozenset(_index(atom, atom.target) for atom in atoms if atom.remedy == "drop_micro")
+
+
+def sample_place(atom: Atom) -> tuple[int, int]:
+    """Return (micro-batch, row) of a ``drop_sample`` atom, whose target is "micro:row"."""
+    micro, _, row = atom.target.partition(":")
+    return _index(atom, micro), _index(atom, row)
+
+
+@contextmanager
+def drop_sample(_: ModelView, atom: Atom) -> Iterator[None]:
+    """Nothing to do to the model: ``rebatch`` makes the batch. Checks the target."""
+    sample_place(atom)
+    yield
+
+
+@contextmanager
+def drop_micro(_: ModelView, atom: Atom) -> Iterator[None]:
+    """Nothing to do to the model: the host leaves out ``dropped_micros``. Checks the target."""
+    dropped_micros((atom,))
+    yield
+
+
+def _index(atom: Atom, text: str) -> int:
+    if not text.isdecimal():
+        raise NanstopError(f"{atom}: `{atom.target}` does not name a place in the window")
+    return int(text)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.dim():
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _rows(value: Any, kept: list[int], num_rows: int) -> Any:
+    if isinstance(value, Tensor):
+        return value[kept] if value.dim() and len(value) == num_rows else value
+    if isinstance(value, dict):
+        return {name: _rows(item, kept, num_rows) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        if len(value) == num_rows and not any(isinstance(item, Tensor) for item in value):
+            return type(value)(value[row] for row in kept)
+        return type(value)(_rows(item, kept, num_rows) for item in value)
+    return value
+
+
+def _table(view: ModelView, atom: Atom) -> Tensor:
+    try:
+        table = view.root.get_parameter(atom.target)
+    except AttributeError:
+        raise NanstopError(f"the model has no parameter `{atom.target}`") from None
+    if table.dim() != 2 or not table.is_floating_point():
+        raise NanstopError(f"{atom}: `{atom.target}` is not a table of token rows")
+    return table
+
+
+def _padding_rows(view: ModelView, table: Tensor) -> frozenset[int]:
+    """Rows that torch keeps at zero on purpose, in whatever embedding holds the table."""
+    return frozenset(
+        module.padding_idx
+        for module in view.root.modules()
+        if isinstance(module, nn.Embedding)
+        and module.weight is table
+        and module.padding_idx is not None
+    )
+
+
+def _fresh_rows(table: Tensor, rows: Tensor, *, noisy: bool) -> Tensor:
+    trained = torch.ones(len(table), dtype=torch.bool, device=table.device)
+    trained[rows] = False
+    others = table[trained.nonzero().squeeze(1)[:_SAMPLE]].float()
+    if not len(others):
+        raise NanstopError("the table has no trained row to start from")
+    mean = others.mean(dim=0)
+    new = mean.expand(len(rows), -1)
+    if noisy:
+        generator = torch.Generator().manual_seed(0)
+        weights = torch.randn(len(rows), len(others), generator=generator).to(others.device)
+        # weights @ (others - mean) / sqrt(n) has the covariance of the rows, without ever forming it
+        new = new + _SPREAD * (weights @ (others - mean)) / len(others) ** 0.5
+    return new.to(table.dtype)

@@ -1,0 +1,218 @@
+"""Another format for a module's forward: callables that stand in for ``module.forward`` on the instance.
+
+They are picklable and copy with their module, keep the signature of what they wrap, leave parameters, state_dict and
+optimizer untouched, and are entered again when gradient checkpointing recomputes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from nanstop.remedies.storage import HALF
+
+Forward = Callable[..., Any]
+
+
+@contextmanager
+def forward_replaced(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
+    """Let ``wrapper`` be called in place of ``module.forward``; what stood on the instance is put back on exit."""
+    attributes = vars(module)
+    own = "forward" in attributes
+    inner = module.forward
+    wrapper.bind(module, inner)
+    attributes["forward"] = wrapper
+    try:
+        yield
+    finally:
+        if own:
+            attributes["forward"] = inner
+        else:
+            del attributes["forward"]
+
+
+class Wrapper:
+    """Calls the forward that it wraps; subclasses say in what circumstances."""
+
+    module: nn.Module
+    inner: Forward
+
+    def bind(self, module: nn.Module, inner: Forward) -> None:
+        self.module = module
+        self.inner = inner
+        self.__wrapped__ = inner  # inspect.signature follows it; Trainer reads column names so
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+class Float32Forward(Wrapper):
+    """Float32 inside: inputs, parameters and buffers are cast on call, autocast is off.
+
+    ``narrow``: emit floating outputs in the format of the first floating input (of the parameters where the inputs are
+    ids). Else they stay as they come, float32.
+    """
+
+    def __init__(self, device_type: str, *, narrow: bool) -> None:
+        self.device_type = device_type
+        self.narrow = narrow
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        emitted = entry_format(args, kwargs) or parameter_format(self.module)
+        args, kwargs = pytree.tree_map(widened, (args, kwargs))
+        with torch.autocast(self.device_type, enabled=False), float32_inside(self.module):
+            outputs = self.inner(*args, **kwargs)
+        return cast_floats(outputs, emitted) if self.narrow and emitted else outputs
+
+
+class Float32Recompute(Float32Forward):
+    """For modules below an island: float32 when checkpointing re-enters them in backward, past the island's own call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() == -1:
+            return self.inner(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class WideOwnerForward(Wrapper):
+    """For a module some of whose parameters became float32: inputs and its other own parameters follow.
+
+    Emits what it emitted before: the format of its input, or for ids ``emitted``.
+    """
+
+    def __init__(self, emitted: torch.dtype) -> None:
+        self.emitted = emitted
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        entry = entry_format(args, kwargs) or self.emitted
+        args, kwargs = pytree.tree_map(widened, (args, kwargs))
+        with float32_inside(self.module, recurse=False):
+            outputs = self.inner(*args, **kwargs)
+        return outputs if entry == torch.float32 else cast_floats(outputs, entry)
+
+
+class AutocastForward(Wrapper):
+    """Runs under an autocast of its own."""
+
+    def __init__(self, device_type: str, dtype: torch.dtype) -> None:
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, dtype=self.dtype):
+            return self.inner(*args, **kwargs)
+
+
+class AutocastOverride(Wrapper):
+    """Where the host's autocast to ``replaced`` is on, autocasts to ``dtype`` (None: not at all).
+
+    Meant for every module: the host may enter its autocast inside of the root's forward. The weight cache is off,
+    because it would hand out copies in the host's format.
+    """
+
+    def __init__(
+        self, device_type: str, replaced: frozenset[torch.dtype], dtype: torch.dtype | None
+    ) -> None:
+        self.device_type = device_type
+        self.replaced = replaced
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        device = self.device_type
+        if not torch.is_autocast_enabled(device):
+            return self.inner(*args, **kwargs)
+        if torch.get_autocast_dtype(device) not in self.replaced:
+            return self.inner(*args, **kwargs)
+        enabled = self.dtype is not None
+        with torch.autocast(device, dtype=self.dtype, enabled=enabled, cache_enabled=False):
+            return self.inner(*args, **kwargs)
+
+
+class InputCast(Wrapper):
+    """Casts inputs of the formats ``replaced`` to ``dtype``."""
+
+    def __init__(self, replaced: frozenset[torch.dtype], dtype: torch.dtype) -> None:
+        self.replaced = replaced
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map(self.cast, (args, kwargs))
+        return self.inner(*args, **kwargs)
+
+    def cast(self, value: Any) -> Any:
+        chosen = isinstance(value, Tensor) and value.dtype in self.replaced
+        return value.to(self.dtype) if chosen else value
+
+
+@contextmanager
+def float32_inside(module: nn.Module, *, recurse: bool = True) -> Iterator[None]:
+    """Let a module (and those below it) see its half-precision parameters and buffers as float32 casts.
+
+    Gradients flow through the casts to the parameters. A buffer changed in place is written back. Quantized layers keep
+    their packed weight and compute in float32.
+    """
+    casts: dict[int, Tensor] = {}
+    with ExitStack() as undo:
+        for part in module.modules() if recurse else (module,):
+            packed = computing_in(part, undo)
+            held: tuple[Any, ...] = (part._parameters, part._buffers)
+            for slots in held:
+                for name, value in slots.items():
+                    if value is None or value.dtype not in HALF or (packed and name == "weight"):
+                        continue
+                    cast = casts.setdefault(id(value), value.float())
+                    undo.callback(_put_back, slots, name, value, cast)
+                    slots[name] = cast
+        yield
+
+
+def computing_in(layer: nn.Module, undo: ExitStack, dtype: torch.dtype = torch.float32) -> bool:
+    """Let a bitsandbytes 4-bit layer compute in ``dtype`` until ``undo`` closes; False for any other module."""
+    attributes = vars(layer)
+    if not attributes.keys() >= {"compute_dtype", "compute_type_is_set"}:
+        return False
+    before = {name: attributes[name] for name in ("compute_dtype", "compute_type_is_set")}
+    undo.callback(attributes.update, before)
+    attributes.update(compute_dtype=dtype, compute_type_is_set=True)
+    return True
+
+
+def _put_back(slots: dict[str, Any], name: str, value: Tensor, cast: Tensor) -> None:
+    if slots[name] is cast:
+        slots[name] = value
+        if cast._version and not cast.requires_grad:
+            value.copy_(cast)
+
+
+def widened(value: Any) -> Any:
+    """Return half-precision tensors as float32, anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
+def cast_floats(outputs: Any, dtype: torch.dtype) -> Any:
+    """Return ``outputs`` with every floating tensor in ``dtype``."""
+    return pytree.tree_map(
+        lambda value: (
+            value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        ),
+        outputs,
+    )
+
+
+def entry_format(args: Any, kwargs: Any) -> torch.dtype | None:
+    """Return the format of the first floating tensor among the inputs, or None."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    return next(
+        (leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()),
+        None,
+    )
+
+
+def parameter_format(module: nn.Module) -> torch.dtype | None:
+    """Return the format of the first half-precision parameter, or None."""
+    return next((p.dtype for p in module.parameters() if p.dtype in HALF), None)

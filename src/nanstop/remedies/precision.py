@@ -1,0 +1,133 @@
+"""Remedies of number format: islands, outer autocast, bfloat16, float32 trainables, float32 logits; the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from nanstop.core.step import ModelView
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+from nanstop.remedies.forward import (
+    AutocastForward,
+    AutocastOverride,
+    Float32Forward,
+    Float32Recompute,
+    InputCast,
+    WideOwnerForward,
+    computing_in,
+    forward_replaced,
+)
+from nanstop.remedies.storage import HALF, state_swapped, stored_in, swapped
+
+_FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def island(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
+    """One module in float32. Value "float32" emits float32, "float32->input" the format of its input.
+
+    Without an autocast around it, what a half-precision model computes next from a float32 output raises: use the
+    second form, or the atom ``outer_autocast`` beside the first.
+    """
+    if atom.value not in ("float32", "float32->input"):
+        raise NanstopError(f"{atom}: the value must be float32 or float32->input")
+    return _island(view, atom.target, narrow=atom.value.endswith("input"))
+
+
+@contextmanager
+def _island(view: ModelView, target: str, *, narrow: bool) -> Iterator[None]:
+    module = module_named(view, target)
+    with ExitStack() as undo:
+        for part in module.modules():
+            kind = Float32Forward if part is module else Float32Recompute
+            wrapper = kind(view.device_type, narrow=narrow and part is module)
+            undo.enter_context(forward_replaced(part, wrapper))
+        yield
+
+
+@contextmanager
+def outer_autocast(view: ModelView, atom: Atom) -> Iterator[None]:
+    """The root's forward under autocast to float16 or bfloat16, so that float32 outputs of islands meet half weights."""
+    if atom.value not in _FORMATS:
+        raise NanstopError(f"{atom}: the value must be float16 or bfloat16")
+    wrapper = AutocastForward(view.device_type, _FORMATS[atom.value])
+    with forward_replaced(view.root, wrapper):
+        yield
+
+
+@contextmanager
+def bf16(view: ModelView, _: Atom) -> Iterator[None]:
+    """Bfloat16 wherever float16 stands: storage, optimizer state, 4-bit compute format and the host's autocast."""
+    with _in_format(view, frozenset((torch.float16,)), torch.bfloat16):
+        yield
+
+
+@contextmanager
+def reference(view: ModelView) -> Iterator[None]:
+    """The whole model in float32: storage, optimizer state, 4-bit compute format; the host's autocast is off.
+
+    Needs room for a float32 copy of every half-precision parameter. The same storages are back on exit.
+    """
+    with _in_format(view, HALF, torch.float32):
+        yield
+
+
+@contextmanager
+def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
+    """Trainable half-precision parameters, their gradients and their optimizer state in float32.
+
+    The modules that own them compute in float32 and emit the format that they emitted before.
+    """
+    trainable = [p for p in stored_in(view, HALF) if p.requires_grad]
+    chosen = {id(parameter) for parameter in trainable}
+    with ExitStack() as undo:
+        for module in view.root.modules():
+            owned = [p for p in module._parameters.values() if p is not None and id(p) in chosen]
+            if owned:
+                undo.enter_context(forward_replaced(module, WideOwnerForward(owned[0].dtype)))
+        if view.optimizer is not None:
+            undo.enter_context(state_swapped(view.optimizer, trainable, torch.float32))
+        undo.enter_context(swapped(trainable, torch.float32))
+        yield
+
+
+def fp32_logits(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
+    """The output head in float32; it emits float32, so that the loss is computed there too."""
+    head = view.head()
+    if head is None:
+        raise NanstopError(f"{atom}: this model has no output head")
+    return _island(view, head, narrow=False)
+
+
+def module_named(view: ModelView, name: str) -> nn.Module:
+    """Return the module of that name. Raises NanstopError where there is none."""
+    try:
+        return view.root.get_submodule(name)
+    except AttributeError:
+        raise NanstopError(f"the model has no module `{name}`") from None
+
+
+@contextmanager
+def _in_format(
+    view: ModelView, replaced: frozenset[torch.dtype], dtype: torch.dtype
+) -> Iterator[None]:
+    """Everything that is stored or computed in one of ``replaced``: in ``dtype``."""
+    tensors = stored_in(view, replaced)
+    region = None if dtype == torch.float32 else dtype
+    with ExitStack() as undo:
+        for module in view.root.modules():
+            override = AutocastOverride(view.device_type, replaced, region)
+            undo.enter_context(forward_replaced(module, override))
+        undo.enter_context(forward_replaced(view.root, InputCast(replaced, dtype)))
+        for name in view.quantized_layers():
+            layer = view.root.get_submodule(name)
+            if vars(layer).get("compute_dtype") in (*replaced, None):
+                computing_in(layer, undo, dtype)
+            undo.enter_context(forward_replaced(layer, InputCast(replaced, dtype)))
+        if view.optimizer is not None:
+            undo.enter_context(state_swapped(view.optimizer, tensors, dtype))
+        undo.enter_context(swapped(tensors, dtype))
+        yield

@@ -1,0 +1,252 @@
+"""Remedies of the update: loss scale, clipping, learning rate, eps, format of the optimizer's state, another optimizer.
+
+Those of the optimizer act through its own step hooks, which every wrapper (accelerate, GradScaler, a scheduler's
+counter) reaches, and are in force during the step only: what a scheduler writes meanwhile is not disturbed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+from nanstop.core.step import ModelView
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+from nanstop.remedies.storage import HALF, state_swapped, swapped
+
+_BNB_BLOCK = 256
+"""Elements that share one scale in a bitsandbytes 8-bit state."""
+
+
+@contextmanager
+def loss_scale(view: ModelView, atom: Atom) -> Iterator[None]:
+    """The loss scale times the value. A scale that the scaler itself moved meanwhile is left to it."""
+    factor = _number(atom)
+    scaler = view.scaler
+    if scaler is None or not scaler.is_enabled():
+        raise NanstopError(f"{atom}: this run has no loss scaler")
+    before = scaler.get_scale()
+    _set_scale(scaler, before * factor)
+    during = scaler.get_scale()
+    try:
+        yield
+    finally:
+        if scaler.get_scale() == during:
+            _set_scale(scaler, before)
+
+
+def _set_scale(scaler: torch.amp.GradScaler, scale: float) -> None:
+    # update(scale) would also forget which optimizers are unscaled already
+    scaler.load_state_dict(scaler.state_dict() | {"scale": scale})
+
+
+@contextmanager
+def clip(view: ModelView, atom: Atom) -> Iterator[None]:
+    """Gradients of the whole optimizer clipped to the norm that the value gives, before each step."""
+    limit, optimizer = _number(atom), _optimizer(view, atom)
+
+    def clipped(*_: Any) -> None:
+        with_gradients = [p for p in _parameters(optimizer) if p.grad is not None]
+        torch.nn.utils.clip_grad_norm_(with_gradients, limit * _pending_scale(optimizer))
+
+    handle = optimizer.register_step_pre_hook(clipped)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def lr(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
+    """The learning rate of each group times the value, during the step."""
+    factor, optimizer = _number(atom), _optimizer(view, atom)
+    return _around_step(
+        optimizer, lambda: _group_values(optimizer, "lr", lambda value: value * factor)
+    )
+
+
+def optimizer_eps(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
+    """The value as eps of each group, during the step."""
+    eps, optimizer = _number(atom), _optimizer(view, atom)
+    if not all("eps" in group for group in optimizer.param_groups):
+        raise NanstopError(f"{atom}: this optimizer has no eps")
+    return _around_step(optimizer, lambda: _group_values(optimizer, "eps", lambda _: eps))
+
+
+@contextmanager
+def fp32_optimizer_state(view: ModelView, atom: Atom) -> Iterator[None]:
+    """Moments in float32, and the step computed in float32; parameters stay stored as they are."""
+    optimizer = _optimizer(view, atom)
+    halves = [p for p in _parameters(optimizer) if p.dtype in HALF]
+    with (
+        state_swapped(optimizer, halves, torch.float32),
+        _around_step(optimizer, lambda: swapped(halves, torch.float32)),
+    ):
+        yield
+
+
+def optimizer_swap(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
+    """AdamW with float32 state behind the object that the host holds, going on from the moments it has."""
+    if atom.value != "adamw":
+        raise NanstopError(f"{atom}: the value must be adamw")
+    optimizer = _optimizer(view, atom)
+    return _around_step(optimizer, _Replacement(optimizer).step_instead)
+
+
+class _Replacement:
+    """AdamW in float32 over the parameters and groups of another optimizer."""
+
+    def __init__(self, host: Optimizer) -> None:
+        self.host = host
+        self.state: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @contextmanager
+    def step_instead(self) -> Iterator[None]:
+        """Update; inside, the host's optimizer sees no gradients, so that its own step does nothing."""
+        gradients = [(p, p.grad) for p in _parameters(self.host) if p.grad is not None]
+        if not _found_inf(self.host):
+            self._update()
+        for parameter, _ in gradients:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        scale = _pending_scale(self.host)
+        for group in self.host.param_groups:
+            held = [p for p in group["params"] if p.grad is not None]
+            values = [p.float() for p in held]
+            moments = [self._moments(p) for p in held]
+            beta1, beta2 = group.get("betas", (0.9, 0.999))[:2]
+            adamw(
+                values,
+                [p.grad.float() / scale for p in held],
+                [first for first, _, _ in moments],
+                [second for _, second, _ in moments],
+                [],
+                [steps for _, _, steps in moments],
+                foreach=False,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group.get("weight_decay", 0.0),
+                eps=group.get("eps", 1e-8),
+                maximize=group.get("maximize", False),
+            )
+            for parameter, value in zip(held, values, strict=True):
+                parameter.copy_(value)
+
+    def _moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if parameter not in self.state:
+            self.state[parameter] = _moments_of(self.host.state.get(parameter, {}), parameter)
+        return self.state[parameter]
+
+
+def _moments_of(state: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return first and second moment and step count, float32, of torch's or bitsandbytes' Adam; zeros of any other."""
+    first = _moment(state, "exp_avg", "1", parameter)
+    second = _moment(state, "exp_avg_sq", "2", parameter)
+    steps = torch.tensor(float(state.get("step", 0)))
+    if first is None or second is None or not (first.isfinite() & second.isfinite()).all():
+        none = torch.zeros_like(parameter, dtype=torch.float32)
+        return none, none.clone(), torch.zeros_like(steps)
+    return first, second, steps
+
+
+def _moment(state: dict[str, Any], name: str, digit: str, parameter: Tensor) -> Tensor | None:
+    value = state.get(name, state.get(f"state{digit}"))
+    if value is None or value.shape != parameter.shape:
+        return None
+    if value.dtype != torch.uint8:
+        return value.float().clone()
+    scale = state.get(f"absmax{digit}")
+    if scale is None:
+        return None
+    scales = scale.repeat_interleave(_BNB_BLOCK)[: value.numel()].view(value.shape)
+    return state[f"qmap{digit}"][value.long()] * scales
+
+
+@contextmanager
+def _around_step(
+    optimizer: Optimizer, circumstances: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Enter ``circumstances()`` before each step and leave them after it, the last entered first."""
+    pending = ExitStack()
+
+    def enter(*_: Any) -> None:
+        pending.close()  # a step that raised never reached its post hook
+        pending.enter_context(circumstances())
+
+    def leave(*_: Any) -> None:
+        pending.close()
+
+    before = optimizer.register_step_pre_hook(enter)
+    after = optimizer.register_step_post_hook(leave)
+    hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks)
+    hooks.move_to_end(after.id, last=False)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+        pending.close()
+
+
+@contextmanager
+def _group_values(optimizer: Optimizer, key: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    before = [group[key] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group[key] = change(group[key])
+    try:
+        yield
+    finally:
+        for group, value in zip(optimizer.param_groups, before, strict=True):
+            group[key] = value
+
+
+def _optimizer(view: ModelView, atom: Atom) -> Optimizer:
+    """Return the torch optimizer itself, below accelerate's wrapper."""
+    optimizer = view.optimizer
+    if optimizer is None:
+        raise NanstopError(f"{atom}: this run has no optimizer yet")
+    while "optimizer" in vars(optimizer):
+        optimizer = vars(optimizer)["optimizer"]
+    return optimizer
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _pending_scale(optimizer: Optimizer) -> float:
+    """Return the loss scale that a fused step will still divide by (GradScaler hands it over), else 1. Synchronises."""
+    scale = vars(optimizer).get("grad_scale")
+    return 1.0 if scale is None else float(scale)
+
+
+def _found_inf(optimizer: Optimizer) -> bool:
+    found = vars(optimizer).get("found_inf")
+    return found is not None and bool(found)
+
+
+def _number(atom: Atom) -> float:
+    """Return the atom's value as a positive finite number."""
+    try:
+        number = float(atom.value)
+    except ValueError:
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise NanstopError(f"{atom}: the value must be a positive number")
+    return number

@@ -1,0 +1,144 @@
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from nanstop.records import Diagnosis, OpEvent, Position, Proof, Reference, Report, TensorStats
+from nanstop.report.notebook import html
+from nanstop.report.text import render, render_finding
+from report.renderings import SNAPSHOTS, renderings
+from report.specimens import (
+    DIAGNOSIS,
+    EVENT,
+    INCIDENT,
+    ISLAND,
+    LOCALIZATION,
+    PROOF,
+    REPORT,
+    UNSOLVED,
+    trial,
+)
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("name", sorted(renderings()))
+def test_rendering_is_the_reviewed_one(name):
+    assert renderings()[name] + "\n" == (SNAPSHOTS / name).read_text(encoding="utf-8")
+
+
+def test_no_snapshot_is_left_over():
+    assert {path.name for path in SNAPSHOTS.iterdir()} == set(renderings())
+
+
+@pytest.mark.parametrize("report", [REPORT, UNSOLVED], ids=["proven", "unsolved"])
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_word_is_lost_by_wrapping(report, width):
+    assert render(report, width=width).split() == render(report).split()
+
+
+def test_lines_fit_the_width_where_words_allow_it():
+    for line in render(UNSOLVED, width=80).splitlines():
+        assert len(line) <= 80
+
+
+def test_colour_changes_no_character():
+    coloured = render(REPORT, width=80, color=True)
+    assert "\x1b[" in coloured
+    assert ANSI.sub("", coloured) == render(REPORT, width=80)
+
+
+def test_plain_and_unwrapped_when_not_a_terminal():
+    assert "\x1b[" not in render(REPORT)
+    assert len(render(REPORT).splitlines()) == 12
+
+
+def test_incident_alone_is_rendered():
+    text = render(Report(incident=INCIDENT))
+    assert text.startswith("error[NS000]: not diagnosed, forward, step 412, micro-batch 3, rank 0")
+
+
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        ((Position(sample=0, first_token=5, last_token=5),), "sample 0 token 5"),
+        ((Position(sample=2),), "= sample 2\n"),
+        (tuple(Position(sample=i) for i in range(6)), "sample 3; 2 more samples"),
+        (None, "sample and tokens unknown"),
+    ],
+)
+def test_positions_are_said_and_never_guessed(positions, said):
+    assert said in render(replace(REPORT, localization=replace(LOCALIZATION, positions=positions)))
+
+
+def test_ablation_of_several_atoms_says_any_part():
+    atoms = (*ISLAND, replace(ISLAND[0], target="lm_head"))
+    proof = replace(PROOF, minimal=atoms, ablations=(trial(ISLAND, "same_failure"),) * 2)
+    assert "removing any part fails 2/2" in render(replace(REPORT, proof=proof))
+
+
+def test_proof_without_a_float32_reference_says_what_stood_in():
+    passing = tuple(replace(one, rows_unchanged=True) for one in PROOF.passing)
+    reference = Reference(outcome="same_failure")
+    proof = replace(PROOF, verdict="plausible", passing=passing, reference=reference)
+    text = render(replace(REPORT, proof=proof))
+    assert "[plausible: passes 3/3" in text
+    assert "healthy rows unchanged" in text
+    assert "of float32;" not in text
+
+
+def test_empty_proof_says_that_nothing_was_tried():
+    proof = Proof(incident="0007", verdict="none_found", minimal=())
+    assert "no remedy could be tried" in render(replace(REPORT, proof=proof))
+
+
+def test_untried_remedies_say_so_and_what_changes_training():
+    text = render(replace(REPORT, proof=None))
+    assert f"keep `{ISLAND[0].target}` in float32     [not tried]" in text
+    assert (
+        "or use bfloat16 in place of float16 for the whole run     [not tried; changes training]"
+        in text
+    )
+
+
+def test_many_inputs_are_cut_and_counted():
+    inputs = tuple(TensorStats(shape=(i,), dtype="float16", absmax=float(i)) for i in range(9))
+    event = replace(EVENT, inputs=inputs)
+    text = render(replace(REPORT, localization=replace(LOCALIZATION, first_bad=event)))
+    assert text.count("      input") == 5
+    assert text.count("      output") == 1
+    assert "and 4 more inputs" in text
+
+
+def test_event_without_source_or_tensors():
+    event = OpEvent(index=0, phase="loss", op="aten.log.default", module="")
+    diagnoses = (replace(DIAGNOSIS, where=""),)
+    localization = replace(LOCALIZATION, first_bad=event)
+    text = render(replace(REPORT, localization=localization, diagnoses=diagnoses))
+    assert "  --> outside any module\n  = born here" in text
+
+
+def test_finding_without_place_or_remedy():
+    finding = Diagnosis(code="NS802", title="loss of 0 by design", cause="c", confidence="possible")
+    assert render_finding(finding).splitlines() == [
+        "warning[NS802]: loss of 0 by design",
+        "  = c",
+        "  = possible, not certain",
+        "note: nanstop explain NS802",
+    ]
+
+
+def test_notebook_escapes_every_text():
+    hostile = replace(DIAGNOSIS, title="<script>alert(1)</script>", cause="a & b")
+    made = html(replace(REPORT, diagnoses=(hostile,)))
+    assert "<script>" not in made
+    assert "&lt;script&gt;" in made
+    assert "a &amp; b" in made
+
+
+def test_rendering_needs_no_torch():
+    code = "import sys, nanstop.report.text, nanstop.report.codec; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

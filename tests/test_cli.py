@@ -83,11 +83,11 @@ def test_a_user_error_is_one_clear_message(call, arguments, message, hint):
 
 
 def test_an_exception_of_ours_is_one_line_and_a_file(call, monkeypatch):
-    def broken():
+    def broken(**_):
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(cli, "incident_home", broken)
-    code, out, err = call("run", "x.py")
+    monkeypatch.setattr("nanstop.run.environment.environment", broken)
+    code, out, err = call("env")
     assert (code, out) == (cli.INTERNAL, "")
     assert err.count("\n") == 1
     assert err.startswith("bug in nanstop: RuntimeError: first line second line (details: ")
@@ -97,11 +97,11 @@ def test_an_exception_of_ours_is_one_line_and_a_file(call, monkeypatch):
 
 
 def test_ctrl_c_is_no_bug(call, monkeypatch):
-    def interrupted():
+    def interrupted(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "incident_home", interrupted)
-    assert call("run", "x.py") == (cli.INTERRUPTED, "", "")
+    monkeypatch.setattr("nanstop.run.environment.environment", interrupted)
+    assert call("env") == (cli.INTERRUPTED, "", "")
 
 
 def test_version(call):
@@ -154,6 +154,18 @@ def test_report_diagnoses_anew(call, incidents):
     file.write_text(json.dumps(plain))
     _, text, _ = call("report", file, "--json")
     assert json.loads(text)["diagnoses"][0]["code"].startswith("NS")
+
+
+def test_what_strangers_wrote_does_not_steer_the_terminal(call, incidents):
+    file = incidents / "0000" / "report.json"
+    text = file.read_text().replace('"model.layers.2.norm"', '"evil\\u001b]0;title\\u0007\\u202e"')
+    assert "evil" in text
+    file.write_text(text)
+    _, shown, _ = call("report", file)
+    assert "evil" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    file.write_text(text.replace('"forward"', '"\\u001b[2J"'))
+    assert "\x1b" not in call("report", file)[2]
 
 
 def test_report_refuses_a_tampered_folder(call, incidents):

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,10 +142,9 @@ def run(
     from nanstop.run.policy import Policy
 
     policy = Policy(on_failure=on_failure, allow=tuple(allow or ()))  # type: ignore[arg-type]
-    folder = out or incident_home()
     from nanstop.run.launch import launch
 
-    return launch(command, policy=policy, out=folder, as_json=as_json)
+    return launch(command, policy=policy, out=out, as_json=as_json)
 
 
 @app.command()
@@ -158,7 +157,7 @@ def report(
     """Show an incident again, diagnosed by the rules of this version. With --json: its report, or a list of a run's."""
     from nanstop.report.codec import to_json
     from nanstop.report.text import render
-    from nanstop.run.store import incident_folders, load_report
+    from nanstop.run.store import REPORT, incident_folders, load_report
 
     found = incident_folders(folder)
     reports = [_diagnosed_anew(load_report(one)) for one in found]
@@ -166,7 +165,12 @@ def report(
         texts = [to_json(one) for one in reports]
         typer.echo(texts[0] if found == (folder,) else f"[{','.join(texts)}]")
     else:
-        typer.echo("\n\n".join(render(one) for one in reports))
+        records = [str(one / REPORT if one.is_dir() else one) for one in found]
+        shown = (
+            render(_printable(one), record=record)
+            for one, record in zip(reports, records, strict=True)
+        )
+        typer.echo("\n\n".join(shown))
     proven = all(one.proof is not None and one.proof.verdict == "proven" for one in reports)
     return OK if proven else UNRESOLVED
 
@@ -220,11 +224,6 @@ def env(as_json: AsJson = False) -> int:
     return OK
 
 
-def incident_home() -> Path:
-    """Return where incidents go: ``$NANSTOP_DIR``, else ``.nanstop`` here."""
-    return Path(os.environ.get("NANSTOP_DIR") or ".nanstop")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. No exception leaves."""
     try:
@@ -270,6 +269,19 @@ def _diagnosed_anew(report: Report) -> Report:
     return replace(report, diagnoses=fresh)
 
 
+def _printable(value: Any) -> Any:
+    """Return a record or text without control characters: what strangers wrote must not steer the terminal."""
+    if isinstance(value, str):
+        return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in value)
+    if isinstance(value, tuple):
+        return tuple(_printable(each) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{each.name: _printable(getattr(value, each.name)) for each in fields(value)}
+        )
+    return value
+
+
 def _usage_error(error: Any) -> NanstopError:
     """Return typer's complaint as ours."""
     command = error.ctx.command_path if getattr(error, "ctx", None) else "nanstop"
@@ -282,7 +294,7 @@ def _usage_error(error: Any) -> NanstopError:
 
 
 def _fail(error: NanstopError) -> int:
-    typer.echo(str(error), err=True)
+    typer.echo(_printable(str(error)), err=True)
     return USAGE
 
 
@@ -296,5 +308,5 @@ def _crashed(error: Exception) -> int:
     except OSError:
         place = "nowhere: no temporary file could be written"
     summary = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    typer.echo(f"bug in nanstop: {summary} (details: {place})", err=True)
+    typer.echo(_printable(f"bug in nanstop: {summary} (details: {place})"), err=True)
     return INTERNAL

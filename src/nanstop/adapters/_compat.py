@@ -1,0 +1,110 @@
+"""Differences between versions and shapes of the host libraries, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+def inner_optimizer(optimizer: Any) -> Optimizer | None:
+    """Return the torch optimizer inside accelerate's wrappers, or None before the host has made one."""
+    while type(optimizer).__name__ == "AcceleratedOptimizer":
+        optimizer = optimizer.optimizer
+    return optimizer if isinstance(optimizer, Optimizer) else None
+
+
+def run_scaler(trainer: Any) -> Any:
+    """Return the ``GradScaler`` that the host steps with, or None."""
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def optimizers_of(trainer: Any) -> tuple[Any, ...]:
+    """Return the wrapped optimizers that accelerate unscales and asks whether a step was skipped."""
+    return tuple(trainer.accelerator._optimizers) or (trainer.optimizer,)
+
+
+def world_size(trainer: Any) -> int:
+    return int(trainer.accelerator.num_processes)
+
+
+def is_plain(trainer: Any) -> bool:
+    """Return whether gradients are ordinary tensors on one device, clipped by torch itself."""
+    kind = getattr(
+        trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type
+    )
+    return str(kind) in ("NO", "DistributedType.NO") and trainer.args.n_gpu <= 1
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module under torch.compile's and DistributedDataParallel's wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """Return the transformers model inside a PEFT wrapper, or ``model`` itself."""
+    get = getattr(model, "get_base_model", None)
+    return get() if callable(get) else model
+
+
+def advance_position(trainer: Any) -> None:
+    """Move on to the next buffered slice where ``training_step`` counts them itself and did not get that far (GRPO)."""
+    if isinstance(getattr(trainer, "_step", None), int):
+        trainer._step += 1
+
+
+def free_host_bytes() -> int:
+    """Return the host memory that can be had without swapping; 0 where the system does not say."""
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return pages * size
+
+
+def declared_dtype(config: Any) -> str | None:
+    """Return the format of the checkpoint that a config came from: loading overwrites the config's own note of it.
+
+    Looks at the saved ``config.json`` in the folder or the local hub cache (never the network), then at ``config``.
+    """
+    if config is None:
+        return None
+    saved = _saved_config(str(getattr(config, "_name_or_path", "") or ""))
+    text = getattr(config, "text_config", None)
+    found = saved.get("dtype") or saved.get("torch_dtype")
+    if found is None and isinstance(saved.get("text_config"), dict):
+        found = saved["text_config"].get("dtype") or saved["text_config"].get("torch_dtype")
+    found = found or getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    return str(found).removeprefix("torch.") if found is not None else None
+
+
+def _saved_config(name: str) -> dict[str, Any]:
+    path = Path(name, "config.json") if name else None
+    if path is not None and not path.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            cached = try_to_load_from_cache(name, "config.json")
+        except ValueError:  # not a repository id
+            cached = None
+        path = Path(cached) if isinstance(cached, str) else None
+    if path is None:
+        return {}
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

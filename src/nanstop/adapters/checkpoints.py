@@ -1,0 +1,77 @@
+"""A checkpoint with non-finite values is never written silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanstop.core.sentinel import nonfinite
+
+if TYPE_CHECKING:
+    from nanstop.adapters.hf import TrainerWatch
+
+
+class CheckpointGuard:
+    """Scans parameters before each save: saving reads all of them anyway.
+
+    A bad state is not written. What is kept instead is the last good checkpoint, or the last snapshot, written beside
+    the refused path with ``-last-good`` at its end. The session is told, and says whether the run goes on.
+    """
+
+    def __init__(self, watch: TrainerWatch) -> None:
+        self._watch = watch
+        self._save_checkpoint = watch.trainer._save_checkpoint
+        self._save_model = watch.trainer.save_model
+        self._frozen_checked = False
+        self._inside = False
+        self._last_good: Path | None = None
+
+    def install(self) -> None:
+        self._watch.patches.set(self._watch.trainer, "_save_checkpoint", self._on_save_checkpoint)
+        self._watch.patches.set(self._watch.trainer, "save_model", self._on_save_model)
+
+    def _on_save_checkpoint(self, model: Any, trial: Any = None) -> None:
+        trainer = self._watch.trainer
+        path = Path(trainer._get_output_dir(trial), f"checkpoint-{trainer.state.global_step}")
+        self._guard(path, lambda: self._save_checkpoint(model, trial))
+
+    def _on_save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        path = Path(output_dir or self._watch.trainer.args.output_dir)
+        self._guard(path, lambda: self._save_model(output_dir, _internal_call))
+
+    def _guard(self, path: Path, save: Any) -> None:
+        if self._inside or self._watch.session is None:
+            save()
+            return
+        self._inside = True
+        try:
+            bad = self._bad_parameters()
+            if bad:
+                self._refuse(path, bad)
+            else:
+                save()
+                self._last_good = path
+        finally:
+            self._inside = False
+
+    def _bad_parameters(self) -> tuple[str, ...]:
+        root = self._watch.host.root
+        scanned = {
+            name: parameter
+            for name, parameter in root.named_parameters()
+            if parameter.requires_grad or not self._frozen_checked
+        }
+        bad = nonfinite(scanned)
+        self._frozen_checked = self._frozen_checked or not bad
+        return bad
+
+    def _refuse(self, path: Path, bad: tuple[str, ...]) -> None:
+        watch = self._watch
+        kept = self._last_good
+        snapshot = watch.keeper.snapshot
+        if kept is None and snapshot is not None and path.name:
+            kept = path.with_name(f"{path.name}-last-good")
+            with snapshot.loaded():
+                self._save_model(str(kept), True)
+        if watch.session.checkpoint_refused(path, bad, kept) == "stop":
+            watch.trainer.control.should_training_stop = True

@@ -1,0 +1,269 @@
+"""Watches a transformers or TRL trainer: every patch is on the instance, stands in one table and is undone by ``close``.
+
+Two seams carry it: ``_prepare_inputs``, whose output a replay starts from, and ``accelerator.clip_grad_norm_``, the
+window's end, where the losses and the norm are read before the update and a window can be redone or skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.adapters import _compat
+from nanstop.adapters.checkpoints import CheckpointGuard
+from nanstop.adapters.facts import facts_of
+from nanstop.adapters.hf_carry import Carrier
+from nanstop.adapters.hf_eval import EvaluationGuard
+from nanstop.adapters.hf_step import HfStep, Micro, Reentry, Window
+from nanstop.adapters.hf_verdict import Judge, Verdict
+from nanstop.adapters.hf_view import HfView
+from nanstop.adapters.patches import Patches
+from nanstop.adapters.signatures import is_numeric, phase_of
+from nanstop.core.sentinel import Reading, total_norm
+from nanstop.core.snapshot import SnapshotKeeper
+from nanstop.records import RunFacts, StepId
+
+OpenSession = Callable[[HfView, RunFacts], Any]
+
+_MAX_ROUNDS = 3
+"""Attempts at one window before its update is skipped: a redo that fails again is a new incident."""
+
+_log = logging.getLogger("nanstop")
+
+
+def watch_trainer(trainer: Any, open_session: OpenSession) -> TrainerWatch:
+    """Watch ``trainer`` from its next ``train()`` on and return the watch, which ``close()`` ends.
+
+    ``open_session(view, facts)`` is called once, when the optimizer exists. Nothing is attached to the model.
+    """
+    watch = TrainerWatch(trainer, open_session)
+    watch.install()
+    return watch
+
+
+class TrainerWatch:
+    """The watch on one trainer. ``session`` is None until training has begun."""
+
+    def __init__(self, trainer: Any, open_session: OpenSession) -> None:
+        self.trainer = trainer
+        self.session: Any = None
+        self.view = HfView(trainer)
+        self.facts = RunFacts()
+        self.patches = Patches()
+        self.keeper = SnapshotKeeper(_compat.free_host_bytes)
+        self.host = Reentry(trainer)
+        self.carrier = Carrier(self.host)
+        self.judge = Judge(self.host, self.step_id)
+        self._open_session = open_session
+        self._train = trainer.train
+        self._clip: Any = None
+        self._window: Window | None = None
+        self._training = False
+        self._pending: int | None = None
+        self._num_logs = 0
+
+    def install(self) -> None:
+        """Put every patch in place; ``accelerator.clip_grad_norm_`` follows when training begins."""
+        self.patches.set(self.trainer, "train", self._on_train)
+        self.patches.set(self.trainer, "training_step", self._on_training_step)
+        self.patches.set(self.trainer, "_prepare_inputs", self.host.prepare)
+        EvaluationGuard(self).install()
+        CheckpointGuard(self).install()
+
+    def close(self) -> None:
+        """Restore every patched attribute; calling it again does nothing."""
+        self.patches.undo()
+
+    def open(self) -> None:
+        """Open the session once, now that model and optimizer are those that train."""
+        if self.session is None:
+            self.host.attach()
+            self.facts = facts_of(self.view, self.trainer)
+            self.session = self._open_session(self.view, self.facts)
+            self.session.start()
+
+    def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
+        """Return the id of the trainer's present step, or of the one given."""
+        args = self.trainer.args
+        run = args.run_name or Path(args.output_dir or "").name or type(self.trainer).__name__
+        index = self.trainer.state.global_step if step is None else step
+        return StepId(run=run, step=index, micro=micro, rank=args.process_index)
+
+    def report(self, step: Any, verdict: Verdict) -> Any:
+        """Tell the session and return its resolution, or None where nothing could be carried out."""
+        resolution = self.session.failed(
+            step,
+            verdict.signals,
+            phase=verdict.phase,
+            error=verdict.error,
+            rewind=self.keeper.rewind(),
+            bad_params=verdict.bad_params,
+            bad_state=verdict.bad_state,
+        )
+        powerless = _compat.world_size(self.trainer) > 1 or self.facts.veto != "yes"
+        return None if step is None or powerless else resolution
+
+    # ---- calls of the host
+
+    def _on_train(self, *args: Any, **kwargs: Any) -> Any:
+        self._training, self._window, ending = True, None, "completed"
+        accelerator = self.trainer.accelerator
+        if not self.patches.holds(accelerator, "clip_grad_norm_"):
+            self._clip = accelerator.clip_grad_norm_
+            self.patches.set(accelerator, "clip_grad_norm_", self._on_clip)
+        try:
+            return self._train(*args, **kwargs)
+        except BaseException as error:
+            ending = type(error).__name__
+            raise
+        finally:
+            self._training = False
+            if self.session is not None:
+                self._end(ending)
+
+    def _on_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        if not self._training or self.host.busy:
+            return self.host.training_step(model, inputs, num_items_in_batch)
+        self.open()
+        window = self._current_window()
+        sync = self.trainer.accelerator.gradient_state.sync_gradients
+        micro = Micro(model, inputs, num_items_in_batch, sync)
+        window.micros.append(micro)
+        try:
+            self.host.record(micro)
+        except Exception as error:
+            if not is_numeric(error) or not self._raised(window, error):
+                self._window = None
+                raise
+        assert micro.loss is not None
+        return micro.loss
+
+    def _on_clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
+        window = self._window
+        if window is None or self.host.busy or not window.closed:
+            return self._clip(parameters, max_norm, norm_type)
+        parameters = list(parameters)
+        self._window, self._pending = None, window.index
+        if not _compat.is_plain(self.trainer):
+            norm = self._clip(parameters, max_norm, norm_type)
+            reading = self._read(window, norm) if norm is not None else None
+            verdict = self.judge.of_reading(reading) if reading is not None else None
+            if verdict is not None:
+                self.report(self._step(window), verdict)
+            return norm
+        norm = self._settle(window, parameters, norm_type)
+        if window.skip:
+            self.carrier.skip(window)
+        else:
+            self.keeper.before_update(self.host.trainable(), self._step(window))
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    # ---- the window
+
+    def _current_window(self) -> Window:
+        window, index = self._window, self.trainer.state.global_step
+        if window is None or window.closed or window.index != index:
+            self._step_done()
+            self.carrier.begin_window()
+            rates = self.host.learning_rates()
+            window = self._window = Window(index, rates, self.trainer._tr_loss.clone())
+        return window
+
+    def _step(self, window: Window) -> HfStep:
+        return HfStep(self.step_id(step=window.index), self.view, self.facts, window, self.host)
+
+    def _read(self, window: Window, norm: Tensor) -> Reading:
+        reading = self.judge.read(window, norm)
+        series = self.session.series
+        for loss in reading.losses:
+            series.add("loss_raw", window.index, loss)
+        series.add("grad_norm", window.index, reading.norm)
+        series.add("lr", window.index, window.lrs[0] if window.lrs else 0.0)
+        return reading
+
+    def _settle(self, window: Window, parameters: list[Tensor], norm_type: float) -> Tensor:
+        """Return the norm of the gradients that the host may apply; ``window.skip`` says that it may not."""
+        norm = torch.zeros((), device=self.trainer.args.device)
+        for _ in range(_MAX_ROUNDS):
+            if window.skip:
+                return norm
+            verdict = None
+            try:
+                self.trainer.accelerator.unscale_gradients()
+                norm = total_norm(parameters, norm_type)
+            except Exception as error:
+                if not is_numeric(error):
+                    raise
+                verdict = self.judge.of_exception(error, "optimizer")
+            else:
+                verdict = self.judge.of_reading(self._read(window, norm))
+            if verdict is None:
+                return norm
+            if not self._carry(window, verdict, num_logged=len(window.micros)):
+                if verdict.error is not None:
+                    raise verdict.error
+                return norm
+        window.skip = True
+        return norm
+
+    def _raised(self, window: Window, error: Exception) -> bool:
+        """Return whether a micro-batch that raised was redone, or given up with its window's update."""
+        micro, index = window.micros[-1], len(window.micros) - 1
+        if micro.batch is None:
+            self.report(None, self.judge.of_exception(error, "generate", index))
+            return False
+        verdict = self.judge.of_exception(error, phase_of(error), index)
+        if not self._carry(window, verdict, num_logged=index):
+            return False
+        if window.skip:
+            _compat.advance_position(self.trainer)
+            micro.loss = torch.zeros((), device=self.trainer.args.device)
+        return True
+
+    def _carry(self, window: Window, verdict: Verdict, *, num_logged: int) -> bool:
+        """Report, carry out the resolution, and return whether there was one; a skip is left to the window's end."""
+        step = self._step(window)
+        rewind = self.keeper.rewind()
+        resolution = self.report(step, verdict)
+        if resolution is None or resolution.kind == "proceed":
+            return False
+        try:
+            if resolution.kind == "redo":
+                self.carrier.redo(step, resolution.atoms, num_logged=num_logged)
+                return True
+            if resolution.kind == "rollback" and rewind is not None:
+                self.carrier.rollback(step, resolution.atoms, rewind, num_logged=num_logged)
+                return True
+        except Exception as error:
+            # A remedy that fails must not end the run that it was to save.
+            _log.warning("the window could not be redone (%s: %s)", type(error).__name__, error)
+        window.skip = True
+        if resolution.kind == "stop":
+            self.trainer.control.should_training_stop = True
+        return True
+
+    def _step_done(self) -> None:
+        """Tell the session that the previous step is over, with what the host has logged since."""
+        if self._pending is None:
+            return
+        logs = self.trainer.state.log_history
+        for entry in logs[self._num_logs :]:
+            if "loss" in entry:
+                self.session.series.add("loss_logged", entry["step"], float(entry["loss"]))
+        self._num_logs = len(logs)
+        self.session.completed(self._pending)
+        self._pending = None
+
+    def _end(self, ending: str) -> None:
+        self._step_done()
+        self.carrier.begin_window()
+        verdict = self.judge.of_weights() if ending == "completed" else None
+        if verdict is not None:
+            self.report(None, verdict)
+        self.session.finish(ending)

@@ -1,0 +1,162 @@
+"""Carries out what was resolved about a window: redo, skip or rollback, with the host's books kept right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+from nanstop.adapters import _compat
+from nanstop.adapters.hf_step import HfStep, Reentry, Window, clear_gradients, isolation, under
+from nanstop.core.sentinel import nonfinite
+from nanstop.core.snapshot import Rewind, ready_scaler
+from nanstop.records import Atom
+
+UNTIL_UPDATE = frozenset(
+    {
+        "clip",
+        "fp32_optimizer_state",
+        "fp32_trainables",
+        "loss_scale",
+        "lr",
+        "optimizer_eps",
+        "optimizer_swap",
+    }
+)
+"""Remedies that act on the update: they stay on until the host's own optimizer step is over."""
+
+
+class Carrier:
+    """Acts on one trainer through its ``Reentry``."""
+
+    def __init__(self, host: Reentry) -> None:
+        self.host = host
+        self.trainer = host.trainer
+        self._overflow_set: list[Any] = []
+
+    def redo(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]], *, num_logged: int) -> None:
+        """Run the window again from zero gradients, each micro-batch under its remedies.
+
+        Afterwards gradients, losses, random state and the trainer's books are those of a run that met no fault.
+        ``num_logged``: how many of its losses the loop has already added to its running sum.
+        """
+        window = step.window
+        self._prepare(window)
+        standing = tuple(a for a in _union(atoms) if a.remedy in UNTIL_UPDATE)
+        with ExitStack() as stack:
+            stack.enter_context(under(step.view, standing))
+            window.atoms = {
+                micro: tuple(a for a in mine if a not in standing) for micro, mine in atoms.items()
+            }
+            for index, micro in enumerate(window.micros):
+                micro.loss = step.run(index)
+            if standing:
+                self.after_update(stack.pop_all().close)
+        self._relog(window, num_logged)
+
+    def skip(self, window: Window) -> None:
+        """Let the host take this step without an update: no moment, no weight and no learning rate moves."""
+        scaler = _compat.run_scaler(self.trainer)
+        self._mend_buffers(window)
+        if not self.trainer.args.logging_nan_inf_filter:
+            self._relog(window, len(window.micros), leave_out_bad=True)
+        if scaler is None:
+            clear_gradients(self.host.root)
+            for optimizer in _compat.optimizers_of(self.trainer):
+                if getattr(optimizer, "_is_overflow", None) is False:
+                    optimizer._is_overflow = True
+                    self._overflow_set.append(optimizer)
+        else:
+            self._force_overflow(scaler)
+
+    def rollback(
+        self,
+        step: HfStep,
+        atoms: Mapping[int, tuple[Atom, ...]],
+        rewind: Rewind,
+        *,
+        num_logged: int,
+    ) -> None:
+        """Go back to the snapshot, apply the updates since then again under the remedies, then redo this window."""
+        everything = _union(atoms)
+        rewind.restore()
+        with isolation(self.host, with_update=False, keep_scaler=False):
+            for earlier in rewind.steps:
+                with under(step.view, everything):
+                    for micro in range(len(earlier.batches)):
+                        earlier.run(micro)
+                    earlier.update()
+                clear_gradients(self.host.root)
+        self.redo(step, atoms, num_logged=num_logged)
+
+    def begin_window(self) -> None:
+        """Take back the overflow flag of a skipped step, or the learning rate would wait for good."""
+        for optimizer in self._overflow_set:
+            optimizer._is_overflow = False
+        self._overflow_set.clear()
+        self.host.position = None
+
+    def after_update(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, when the host's next optimizer step is over."""
+        _once(self.trainer.optimizer, "step", callback)
+
+    def _prepare(self, window: Window) -> None:
+        clear_gradients(self.host.root)
+        ready_scaler(_compat.run_scaler(self.trainer))
+        self.host.position = None
+        self.host.buffers.restore(window.micros[0].buffers)
+
+    def _mend_buffers(self, window: Window) -> None:
+        if window.micros[0].buffers and nonfinite(dict(self.host.root.named_buffers())):
+            self.host.buffers.restore(window.micros[0].buffers)
+
+    def _relog(self, window: Window, num_logged: int, *, leave_out_bad: bool = False) -> None:
+        """Add the window's losses to the running sum again, in the loop's order and by its rule for bad ones."""
+        trainer, total = self.trainer, window.logged.clone()
+        since = 1 + window.index - trainer._globalstep_last_logged
+        for micro in window.micros[:num_logged]:
+            assert micro.loss is not None
+            if math.isfinite(micro.loss.item()):
+                total += micro.loss
+            elif trainer.args.logging_nan_inf_filter:
+                total += total / since
+            elif not leave_out_bad:
+                total += micro.loss
+        trainer._tr_loss.copy_(total)
+
+    def _force_overflow(self, scaler: Any) -> None:
+        """Make the scaler skip this step, and leave its scale and growth tracker as they were."""
+        device = self.trainer.args.device
+        scaler.scale(torch.zeros((), device=device))  # makes the scale where no backward has yet
+        for wrapped in _compat.optimizers_of(self.trainer):
+            state = scaler._per_optimizer_states[id(_compat.inner_optimizer(wrapped))]
+            state["stage"] = OptState.UNSCALED
+            state["found_inf_per_device"] = {device: torch.ones((), device=device)}
+        kept = scaler.state_dict()
+        _once(scaler, "update", lambda: scaler.load_state_dict(kept))
+
+
+def _union(atoms: Mapping[int, tuple[Atom, ...]]) -> tuple[Atom, ...]:
+    return tuple(dict.fromkeys(atom for micro in sorted(atoms) for atom in atoms[micro]))
+
+
+def _once(owner: Any, name: str, callback: Callable[[], None]) -> None:
+    """Replace a method on the instance for its next call; afterwards put back what was there and call ``callback``."""
+    own = vars(owner)
+    had, previous, method = name in own, own.get(name), getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if had:
+            own[name] = previous
+        else:
+            del own[name]
+        try:
+            return method(*args, **kwargs)
+        finally:
+            callback()
+
+    own[name] = call

@@ -1,0 +1,82 @@
+"""Watches a trainer's evaluation: exceptions with a numeric signature, and losses that are not finite."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from nanstop.adapters.hf_step import EvalStep
+from nanstop.adapters.hf_verdict import Verdict
+from nanstop.adapters.signatures import is_numeric
+from nanstop.core.rng import note_rng
+from nanstop.records import Signal
+
+if TYPE_CHECKING:
+    from nanstop.adapters.hf import TrainerWatch
+
+
+class EvaluationGuard:
+    """On the CPU each batch's loss is read at once and its batch can be replayed; elsewhere the mean is, at the end."""
+
+    def __init__(self, watch: TrainerWatch) -> None:
+        self._watch = watch
+        self._predict = watch.trainer.prediction_step
+        self._evaluate = watch.trainer.evaluate
+        self._reported = False
+
+    def install(self) -> None:
+        self._watch.patches.set(self._watch.trainer, "prediction_step", self._on_prediction_step)
+        self._watch.patches.set(self._watch.trainer, "evaluate", self._on_evaluate)
+
+    def _on_prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        watch = self._watch
+        if watch.session is None or watch.host.busy:
+            return self._predict(model, inputs, prediction_loss_only, ignore_keys)
+        rng, kept = note_rng(), copy.copy(inputs)
+
+        def again(batch: Any) -> Tensor:
+            return self._predict(model, batch, True, ignore_keys)[0]
+
+        def step(loss: Tensor | None) -> EvalStep:
+            return EvalStep(
+                watch.step_id(micro=0),
+                watch.view,
+                watch.facts,
+                (kept,),
+                (loss,),
+                rng,
+                watch.host,
+                again,
+            )
+
+        try:
+            outputs = self._predict(model, inputs, prediction_loss_only, ignore_keys)
+        except Exception as error:
+            if is_numeric(error):
+                watch.report(step(None), watch.judge.of_exception(error, "evaluate"))
+            raise
+        loss = outputs[0]
+        if self._reported or loss is None or loss.device.type != "cpu":
+            return outputs
+        if not bool(loss.isfinite().all()):
+            self._reported = True
+            watch.report(step(loss), self._verdict(float(loss.mean())))
+        return outputs
+
+    def _on_evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._reported = False
+        metrics = self._evaluate(*args, **kwargs)
+        bad = [v for k, v in metrics.items() if k.endswith("_loss") and not math.isfinite(v)]
+        if bad and not self._reported and self._watch.session is not None:
+            self._watch.report(None, self._verdict(bad[0]))
+        return metrics
+
+    def _verdict(self, loss: float) -> Verdict:
+        watch = self._watch
+        signal = Signal(source="loss", name="eval_loss", value=loss, at=watch.step_id())
+        return watch.judge.with_weights((signal,), "evaluate")

@@ -1,0 +1,303 @@
+"""A window of a transformers or TRL trainer that can be run again: the ``Step`` of this host."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.adapters import _compat, ledger
+from nanstop.core.rng import RngState, note_rng, restore_rng
+from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
+from nanstop.core.step import Batch, ModelView
+from nanstop.records import Atom, RunFacts, StepId
+
+
+@dataclass(slots=True)
+class Micro:
+    """One call of ``training_step``. Noted between its ``_prepare_inputs`` and its loss: replays start there.
+
+    ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch`` is a shallow copy of
+    what ``_prepare_inputs`` returned, None where it raised.
+    """
+
+    model: nn.Module
+    raw: Any
+    num_items: Any
+    sync: bool
+    batch: Any = None
+    rng: RngState | None = None
+    before: ledger.Notes = field(default_factory=dict)
+    after: ledger.Notes = field(default_factory=dict)
+    buffers: Any = ()
+    loss: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of one optimizer step. ``logged``: the trainer's running loss before the first of them."""
+
+    index: int
+    lrs: tuple[float, ...]
+    logged: Tensor
+    micros: list[Micro] = field(default_factory=list)
+    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict)
+    skip: bool = False
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.micros) and self.micros[-1].sync
+
+    def touched(self) -> set[str]:
+        """Return the trainer attributes that the steps themselves changed."""
+        return set().union(*(ledger.changed(m.before, m.after) for m in self.micros))
+
+
+class Reentry:
+    """The way back into a trainer's own ``training_step``, with inputs and random state as they were."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.training_step = trainer.training_step
+        self.prepare_inputs = trainer._prepare_inputs
+        self.root: nn.Module = _compat.unwrapped(trainer.model)
+        self.buffers = BufferNotes(self.root)
+        self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
+        self.position: tuple[Window, int] | None = None
+        self._recording: Micro | None = None
+        self._replaying: tuple[Micro, Any] | None = None
+
+    def attach(self) -> None:
+        """Take the model that is there now: preparation may have moved or replaced it."""
+        self.root = _compat.unwrapped(self.trainer.model)
+        self.buffers = BufferNotes(self.root)
+
+    def learning_rates(self) -> tuple[float, ...]:
+        """Return the rate of each parameter group, and remember that the host had it."""
+        optimizer = _compat.inner_optimizer(self.trainer.optimizer)
+        groups = optimizer.param_groups if optimizer is not None else []
+        rates = tuple(float(group["lr"]) for group in groups)
+        self.plain_lrs.append(rates)
+        return rates
+
+    @property
+    def busy(self) -> bool:
+        """Whether a replay is under way: what the trainer calls then is not the host's doing."""
+        return self._replaying is not None
+
+    def record(self, micro: Micro) -> Tensor:
+        """Run a micro-batch for the first time, as the host asked, and note what a replay needs."""
+        self._recording = micro
+        try:
+            micro.loss = self.training_step(micro.model, micro.raw, micro.num_items)
+            return micro.loss
+        finally:
+            self._recording = None
+            micro.after = ledger.note(self.trainer)
+
+    def prepare(self, inputs: Any) -> Any:
+        """Stand in for the trainer's ``_prepare_inputs``."""
+        if self._replaying is not None:
+            micro, batch = self._replaying
+            assert micro.rng is not None
+            restore_rng(micro.rng)
+            return copy.copy(batch)
+        prepared = self.prepare_inputs(inputs)
+        micro = self._recording
+        if micro is not None and micro.batch is None:
+            micro.batch = copy.copy(prepared)
+            micro.before = ledger.note(self.trainer)
+            micro.buffers = self.buffers.note()
+            micro.rng = note_rng()
+        return prepared
+
+    def replay(self, micro: Micro, batch: Batch | None) -> Tensor:
+        """Run a recorded micro-batch again. Gradients are added; bookkeeping of the trainer goes on from where it is."""
+        state = self.trainer.accelerator.gradient_state
+        sync = state.sync_gradients
+        outer, self._replaying = self._replaying, (micro, micro.batch if batch is None else batch)
+        deferred = (
+            nullcontext() if micro.sync else self.trainer.accelerator.no_sync(model=micro.model)
+        )
+        try:
+            state._set_sync_gradients(micro.sync)
+            with deferred:
+                return self.training_step(micro.model, copy.copy(micro.raw), micro.num_items)
+        finally:
+            self._replaying = outer
+            state._set_sync_gradients(sync)
+
+    def trainable(self) -> Trainable:
+        parameters = {n: p for n, p in self.root.named_parameters() if p.requires_grad}
+        return Trainable(
+            parameters,
+            _compat.inner_optimizer(self.trainer.optimizer),
+            _compat.run_scaler(self.trainer),
+        )
+
+
+@dataclass(slots=True)
+class HfStep:
+    """See ``core.step.Step``. Two micro-batches run in order inside one ``isolated`` go on from each other."""
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    window: Window
+    host: Reentry
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        return tuple(m.batch for m in self.window.micros)
+
+    @property
+    def losses(self) -> tuple[Tensor | None, ...]:
+        return tuple(m.loss for m in self.window.micros)
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        window, host = self.window, self.host
+        noted, touched = window.micros[micro], window.touched()
+        previous = host.position
+        if (
+            micro > 0
+            and previous is not None
+            and previous[0] is window
+            and previous[1] == micro - 1
+        ):
+            ledger.advance(host.trainer, window.micros[micro - 1].after, noted.before, touched)
+        else:
+            ledger.restore(host.trainer, noted.before, touched)
+            host.buffers.restore(noted.buffers)
+        host.position = (window, micro)
+        state = host.trainer.state
+        present, state.global_step = state.global_step, window.index
+        try:
+            with under(self.view, window.atoms.get(micro, ())):
+                return host.replay(noted, batch)
+        finally:
+            state.global_step = present
+
+    def update(self) -> None:
+        trainer = self.host.trainer
+        optimizer = _compat.inner_optimizer(trainer.optimizer)
+        assert optimizer is not None
+        trainer.accelerator.unscale_gradients()
+        if trainer.args.max_grad_norm > 0:
+            torch.nn.utils.clip_grad_norm_(
+                list(self.host.root.parameters()), trainer.args.max_grad_norm
+            )
+        present = tuple(group["lr"] for group in optimizer.param_groups)
+        # A rate that no window of this run had is a remedy's; it stays.
+        rates = self.window.lrs if present in self.host.plain_lrs else present
+        state = trainer.accelerator.gradient_state
+        sync = state.sync_gradients
+        try:
+            state._set_sync_gradients(True)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            trainer.optimizer.step()
+        finally:
+            state._set_sync_gradients(sync)
+            for group, rate in zip(optimizer.param_groups, present, strict=True):
+                group["lr"] = rate
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        with isolation(self.host, with_update=with_update):
+            yield
+
+
+@contextmanager
+def isolation(host: Reentry, *, with_update: bool, keep_scaler: bool = True) -> Iterator[None]:
+    """Undo on exit what replays change: see ``core.step.Step.isolated``."""
+    trainer, root = host.trainer, host.root
+    scaler = _compat.run_scaler(trainer)
+    with ExitStack() as undo:
+        undo.callback(restore_rng, note_rng())
+        notes = ledger.note(trainer)
+        undo.callback(
+            lambda: ledger.restore(trainer, notes, ledger.changed(notes, ledger.note(trainer)))
+        )
+        undo.callback(host.buffers.restore, host.buffers.note())
+        undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
+        undo.callback(_set_gradients, [(p, p.grad) for p in root.parameters()])
+        undo.callback(_set_overflow, [(o, o._is_overflow) for o in _wrapped(trainer)])
+        undo.callback(setattr, host, "position", host.position)
+        kept = (
+            host.trainable()
+            if with_update
+            else Trainable({}, None, scaler if keep_scaler else None)
+        )
+        undo.callback(Snapshot(kept).restore)
+        clear_gradients(root)
+        ready_scaler(scaler)
+        host.position = None
+        yield
+
+
+def under(view: ModelView, atoms: tuple[Atom, ...]) -> AbstractContextManager[Any]:
+    """Return a context in which the remedies are applied; without any, nothing is imported."""
+    if not atoms:
+        return nullcontext()
+    from nanstop.remedies.table import applied
+
+    return applied(view, atoms)
+
+
+def clear_gradients(root: nn.Module) -> None:
+    """Set every gradient to None: the state at the start of a window."""
+    for parameter in root.parameters():
+        parameter.grad = None
+
+
+def _wrapped(trainer: Any) -> list[Any]:
+    return [o for o in _compat.optimizers_of(trainer) if hasattr(o, "_is_overflow")]
+
+
+def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
+
+
+def _set_gradients(gradients: list[tuple[nn.Parameter, Tensor | None]]) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def _set_overflow(flags: list[tuple[Any, bool]]) -> None:
+    for optimizer, flag in flags:
+        optimizer._is_overflow = flag
+
+
+@dataclass(slots=True)
+class EvalStep:
+    """One evaluation batch as a step of one micro-batch: forward and loss only, no gradient, no update."""
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    batches: tuple[Batch, ...]
+    losses: tuple[Tensor | None, ...]
+    rng: RngState
+    host: Reentry
+    predict: Any
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        restore_rng(self.rng)
+        inputs = copy.copy(self.batches[micro] if batch is None else batch)
+        self.host.root.eval()
+        return self.predict(inputs)
+
+    def update(self) -> None:
+        """Evaluation updates nothing."""
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        with isolation(self.host, with_update=with_update):
+            yield

@@ -1,0 +1,42 @@
+"""Which exceptions are numeric failures in disguise."""
+
+from __future__ import annotations
+
+_SIGNATURES = (
+    "probability tensor contains either",
+    "index out of range",
+    "out of bounds",
+    "device-side assert",
+    "unscale fp16 gradients",
+    "found inf",
+    "found nan",
+    "returned nan values",
+    "contains nan",
+    "non-finite",
+    "nonfinite",
+    "should be finite",
+    "invalid values in its",
+)
+
+
+def is_numeric(error: BaseException) -> bool:
+    """Return whether an exception says that a value was not finite or out of its range.
+
+    Messages are those of torch ("probability tensor contains either `inf`, `nan` or element < 0", "index out of range
+    in self", "Attempting to unscale FP16 gradients."), of CUDA asserts and of anomaly detection.
+    """
+    if isinstance(error, (FloatingPointError, ZeroDivisionError, OverflowError)):
+        return True
+    text = str(error).lower()
+    return any(signature in text for signature in _SIGNATURES)
+
+
+def phase_of(error: BaseException) -> str:
+    """Return ``backward`` if the exception passed through a backward call, else ``forward``."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_name == "backward":
+            return "backward"
+        traceback = traceback.tb_next
+    return "forward"

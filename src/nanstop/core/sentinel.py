@@ -1,0 +1,84 @@
+"""The always-on flag: one host read a window over its losses and the norm that clipping computes anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one window gave, on the host: each micro-batch's raw loss, the gradient norm, what the scaler found."""
+
+    losses: tuple[float, ...]
+    norm: float
+    found_inf: bool = False
+
+    @property
+    def bad_losses(self) -> tuple[int, ...]:
+        """Return the positions of losses that are not finite."""
+        return tuple(i for i, loss in enumerate(self.losses) if not math.isfinite(loss))
+
+    @property
+    def quiet(self) -> bool:
+        return not self.found_inf and not self.bad_losses and math.isfinite(self.norm)
+
+
+def read_window(
+    losses: Sequence[Tensor], norm: Tensor, found_inf: Sequence[Tensor] = ()
+) -> Reading:
+    """Return the window's values with a single device synchronisation.
+
+    ``losses``: scalars, any float dtype. ``norm``: scalar. ``found_inf``: the scaler's scalar flags, one a device.
+    """
+    device = norm.device
+    scalars = [*losses, norm, *found_inf]
+    stacked = torch.stack([s.detach().to(device, torch.float32).reshape(()) for s in scalars])
+    values = stacked.tolist()
+    num_losses = len(losses)
+    return Reading(
+        losses=tuple(values[:num_losses]),
+        norm=values[num_losses],
+        found_inf=any(values[num_losses + 1 :]),
+    )
+
+
+def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """Return the norm that ``torch.nn.utils.clip_grad_norm_`` would compute, bitwise, and change nothing."""
+    return torch.nn.utils.get_total_norm(
+        [p.grad for p in parameters if p.grad is not None], norm_type
+    )
+
+
+def nonfinite(tensors: Mapping[str, Tensor | None]) -> tuple[str, ...]:
+    """Return the names of tensors that hold NaN or Inf, in order.
+
+    Reads every element once and synchronises once a device; integer and packed tensors count as finite.
+    """
+    floats = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor is not None and tensor.is_floating_point() and tensor.numel()
+    }
+    by_device: dict[torch.device, list[str]] = {}
+    for name, tensor in floats.items():
+        by_device.setdefault(tensor.device, []).append(name)
+    bad: set[str] = set()
+    for names in by_device.values():
+        flags = torch.stack([_values(floats[name]).isfinite().all() for name in names])
+        bad.update(name for name, fine in zip(names, flags.tolist(), strict=True) if not fine)
+    return tuple(name for name in tensors if name in bad)
+
+
+def nonfinite_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
+    """Return the names of parameters whose gradient is not finite. A non-finite *norm* alone does not say so."""
+    return nonfinite({name: parameter.grad for name, parameter in named})
+
+
+def _values(tensor: Tensor) -> Tensor:
+    detached = tensor.detach()
+    return detached.coalesce().values() if detached.is_sparse else detached

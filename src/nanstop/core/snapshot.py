@@ -1,0 +1,277 @@
+"""Copies to go back to: of the trainable state (``Snapshot``, ``Rewind``) and of buffers that a forward moves."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.core.sentinel import nonfinite
+from nanstop.core.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Trainable:
+    """What an update changes. ``parameters``: by name, those that require gradients."""
+
+    parameters: Mapping[str, Tensor]
+    optimizer: Optimizer | None = None
+    scaler: Any = None
+
+    def num_bytes(self) -> int:
+        """Return the bytes a snapshot would take now (optimizer state as far as it exists yet)."""
+        tensors = [*self.parameters.values(), *self.state_tensors().values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors as ``PARAMETER:KEY``."""
+        if self.optimizer is None:
+            return {}
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        return {
+            f"{names.get(id(parameter), f'#{index}')}:{key}": value
+            for index, (parameter, entries) in enumerate(self.optimizer.state.items())
+            for key, value in entries.items()
+            if isinstance(value, Tensor)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A tensor and a copy of what it held."""
+
+    tensor: Tensor
+    copy: Tensor
+
+    def put_back(self) -> Tensor:
+        with torch.no_grad():
+            self.tensor.data.copy_(self.copy)
+        return self.tensor
+
+
+class Snapshot:
+    """Parameters, optimizer state and scaler as they are now; copies on ``device`` (None: where each tensor is).
+
+    Copying from CUDA to host memory synchronises the device.
+    """
+
+    def __init__(self, trainable: Trainable, *, device: str | None = "cpu") -> None:
+        def keep(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            copy = value.detach().to(device, copy=True) if device else value.detach().clone()
+            return _Kept(value, copy)
+
+        self.trainable = trainable
+        self.parameters = {name: keep(p) for name, p in trainable.parameters.items()}
+        optimizer = trainable.optimizer
+        self._state = (
+            {p: {k: keep(v) for k, v in e.items()} for p, e in optimizer.state.items()}
+            if optimizer is not None
+            else {}
+        )
+        self._groups = (
+            [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            if optimizer is not None
+            else []
+        )
+        self._scaler = trainable.scaler.state_dict() if trainable.scaler is not None else None
+        self._stages = _scaler_stages(trainable.scaler)
+
+    def nonfinite(self) -> tuple[str, ...]:
+        """Return names of copied parameters that hold NaN or Inf."""
+        return nonfinite({name: kept.copy for name, kept in self.parameters.items()})
+
+    def restore(self) -> None:
+        """Put everything back bitwise, into the same tensors; state made since then goes."""
+        for kept in self.parameters.values():
+            kept.put_back()
+        optimizer = self.trainable.optimizer
+        if optimizer is not None:
+            optimizer.state.clear()
+            for parameter, entries in self._state.items():
+                optimizer.state[parameter] = {
+                    k: v.put_back() if isinstance(v, _Kept) else v for k, v in entries.items()
+                }
+            for group, values in zip(optimizer.param_groups, self._groups, strict=True):
+                group.update(values)
+        if self._scaler is not None:
+            _load_scaler(self.trainable.scaler, self._scaler)
+            _set_scaler_stages(self.trainable.scaler, self._stages)
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Be at the snapshot inside the context and back at the present state, bitwise, after it."""
+        present = Snapshot(self.trainable)
+        self.restore()
+        try:
+            yield
+        finally:
+            present.restore()
+
+
+def ready_scaler(scaler: Any) -> None:
+    """Forget that gradients were unscaled in this window, so that they can be made and unscaled again."""
+    if scaler is not None:
+        scaler._per_optimizer_states.clear()
+
+
+def _scaler_stages(scaler: Any) -> dict[int, dict[str, Any]]:
+    if scaler is None:
+        return {}
+    return {key: dict(value) for key, value in scaler._per_optimizer_states.items()}
+
+
+def _set_scaler_stages(scaler: Any, stages: dict[int, dict[str, Any]]) -> None:
+    scaler._per_optimizer_states.clear()
+    scaler._per_optimizer_states.update({key: dict(value) for key, value in stages.items()})
+
+
+def _load_scaler(scaler: Any, state: dict[str, Any]) -> None:
+    # state_dict() of a disabled scaler is empty, and loading it is an error.
+    if state:
+        scaler.load_state_dict(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A snapshot and the windows since then whose updates were applied, oldest first."""
+
+    snapshot: Snapshot
+    steps: tuple[Step, ...]
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Parameters, optimizer state and scaler are the snapshot's inside, the present ones after it."""
+        with self.snapshot.loaded():
+            yield
+
+    def restore(self) -> None:
+        """Go back to the snapshot for good."""
+        self.snapshot.restore()
+
+
+@dataclass(slots=True)
+class SnapshotKeeper:
+    """Takes a snapshot before update 0 and then so seldom that it costs ``time_share`` of the run at most.
+
+    ``reason``: why there is none, else "". Windows are kept by reference; when more than ``max_windows`` would have to
+    be replayed, the snapshot is too old to be reached and is dropped.
+    """
+
+    free_bytes: Callable[[], int]
+    time_share: float = 0.005
+    memory_share: float = 0.25
+    max_windows: int = 128
+    reason: str = ""
+    snapshot: Snapshot | None = None
+    _windows: deque[Step] = field(default_factory=deque)
+    _cost: float = 0.0
+    _started: float = 0.0
+    _num_updates: int = 0
+
+    def before_update(self, trainable: Trainable, step: Step) -> None:
+        """Note that the update of ``step`` is about to be applied to healthy-looking gradients."""
+        if self._num_updates == 0:
+            self._started = time.perf_counter()
+        if self._due():
+            self._take(trainable)
+        if self.snapshot is not None:
+            if len(self._windows) < self.max_windows:
+                self._windows.append(step)
+            else:
+                self.forget()
+                self.reason = f"the last snapshot is more than {self.max_windows} updates old"
+        self._num_updates += 1
+
+    def rewind(self) -> Rewind | None:
+        """Return the way back, or None (``reason`` says why)."""
+        if self.snapshot is None:
+            return None
+        return Rewind(self.snapshot, tuple(self._windows))
+
+    def forget(self) -> None:
+        """Free the snapshot and the windows; the next update that is due takes a new one."""
+        self.snapshot = None
+        self._windows.clear()
+
+    def _due(self) -> bool:
+        if self._num_updates == 0:
+            return True
+        elapsed = time.perf_counter() - self._started
+        per_update = elapsed / self._num_updates
+        every = max(1, math.ceil(self._cost / (self.time_share * max(per_update, 1e-9))))
+        # The first copy is made before the optimizer has state; its cost says little about the next one.
+        return self._num_updates % every == 0 and (not self.reason or self._num_updates % 64 == 0)
+
+    def _take(self, trainable: Trainable) -> None:
+        needed, free = trainable.num_bytes(), self.free_bytes()
+        # Optimizer state of Adam's kind is twice the parameters and appears with the first update.
+        expected = max(needed, 3 * sum(p.nbytes for p in trainable.parameters.values()))
+        if expected > self.memory_share * free:
+            self.forget()
+            self.reason = f"a snapshot needs {expected} bytes, {free} bytes of memory are free"
+            return
+        start = time.perf_counter()
+        snapshot = Snapshot(trainable)
+        bad = snapshot.nonfinite()
+        self._cost = max(self._cost, time.perf_counter() - start)
+        if bad:
+            return
+        self._windows.clear()
+        self.snapshot, self.reason = snapshot, ""
+
+
+class BufferNotes:
+    """Copies of a model's buffers that follow those a forward moves, at the cost of a version read each.
+
+    Returns to an earlier note put back values that a bad forward left behind (running statistics).
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._places = [
+            (module._buffers, name)
+            for module in root.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and not buffer.is_inference()
+        ]
+        self._seen = [_BufferNote(*_of(holder, name)) for holder, name in self._places]
+
+    def note(self) -> tuple[_BufferNote, ...]:
+        """Return the buffers as they are now; only those that moved since the last note are copied."""
+        for index, (holder, name) in enumerate(self._places):
+            seen, tensor = self._seen[index], holder[name]
+            if tensor is not seen.tensor or seen.tensor._version != seen.version:
+                self._seen[index] = _BufferNote(*_of(holder, name))
+        return tuple(self._seen)
+
+    def restore(self, notes: Sequence[_BufferNote]) -> None:
+        """Put back every buffer that moved since ``notes`` were taken."""
+        for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
+            if holder[name] is note.tensor and note.tensor._version == note.version:
+                continue
+            holder[name] = note.tensor
+            with torch.no_grad():
+                note.tensor.copy_(note.copy)
+            self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
+
+
+@dataclass(frozen=True, slots=True)
+class _BufferNote:
+    tensor: Tensor
+    version: int
+    copy: Tensor
+
+
+def _of(holder: Mapping[str, Tensor | None], name: str) -> tuple[Tensor, int, Tensor]:
+    tensor = holder[name]
+    assert tensor is not None
+    return tensor, tensor._version, tensor.detach().clone()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from nanstop.errors import NanstopError
 from nanstop.suggest import unknown
@@ -48,16 +48,12 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put ``--`` before the first word that is neither an option of ours nor its value."""
-        takes_value = {
-            name: not one.is_flag
-            for one in self.params
-            for name in one.opts
-            if one.param_type_name == "option"
-        }
+        options = [one for one in self.params if isinstance(one, TyperOption) and not one.is_flag]
+        takes_value = {name for one in options for name in one.opts}
         end = 0
         while end < len(args) and args[end].startswith("-") and args[end] not in ("-m", "--"):
             name, joined, _ = args[end].partition("=")
-            end += 2 if takes_value.get(name) and not joined else 1
+            end += 2 if name in takes_value and not joined else 1
         rest = args[end + 1 :] if args[end : end + 1] == ["--"] else args[end:]
         return super().parse_args(ctx, [*args[:end], "--", *rest])
 

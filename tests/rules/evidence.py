@@ -1,0 +1,90 @@
+"""Small pieces of evidence, as literals, for the tests of the rules."""
+
+import math
+
+from nanstop.records import (
+    BatchFact,
+    Environment,
+    Evidence,
+    FailureKey,
+    Incident,
+    Localization,
+    OpEvent,
+    OptimizerFacts,
+    ParamGroup,
+    RunFacts,
+    Series,
+    Signal,
+    StepId,
+    TensorStats,
+)
+
+NAN_LOSS = Signal(source="loss", value=math.nan)
+
+
+def stats(dtype="float16", **fields):
+    return TensorStats(**({"shape": (4,), "dtype": dtype, "absmax": 100.0} | fields))
+
+
+def event(dtype="float16", phase="forward", module="model.layers.1.mlp", **fields):
+    """An op that made +Inf out of finite inputs, unless ``bad`` says otherwise."""
+    bad = fields.pop("bad", {"posinf": 2})
+    settings = {
+        "index": 1,
+        "phase": phase,
+        "op": "aten.mul.Tensor",
+        "module": module,
+        "inputs": (stats(dtype),),
+        "outputs": (stats(dtype, **bad),),
+    }
+    return OpEvent(**(settings | fields))
+
+
+def localization(first_bad=None, origin="born_here", phase=None, **fields):
+    phase = phase or (first_bad.phase if first_bad else "forward")
+    key = FailureKey(kind="nan", phase=phase)
+    return Localization(**({"key": key, "first_bad": first_bad, "origin": origin} | fields))
+
+
+def incident(facts=None, signals=(NAN_LOSS,), **fields):
+    settings = {
+        "id": "0001",
+        "at": StepId(run="r", step=3, micro=1),
+        "phase": "forward",
+        "environment": Environment(nanstop="0", python="3"),
+    }
+    return Incident(**(settings | {"facts": facts or RunFacts(), "signals": signals} | fields))
+
+
+def evidence(found=None, facts=None, batch=(), **fields):
+    """Evidence of an incident with this localization."""
+    incident_fields = {
+        name: fields.pop(name) for name in ("signals", "bad_params", "at") if name in fields
+    }
+    met = incident(facts, batch=tuple(batch), **incident_fields)
+    return Evidence(incident=met, localization=found, **fields)
+
+
+def group(dtype, *names, trainable=True):
+    return ParamGroup(
+        dtype=dtype, trainable=trainable, num_tensors=len(names), num_elements=64, examples=names
+    )
+
+
+def half_head(eps=1e-8, dtype="float16", **optimizer):
+    settings = {"name": "AdamW", "lr": 1e-3, "eps": eps} | optimizer
+    return RunFacts(
+        param_groups=(
+            group("float16", "base.weight", trainable=False),
+            group(dtype, "score.weight"),
+        ),
+        optimizer=OptimizerFacts(**settings),
+    )
+
+
+def batch_fact(name="input_ids", dtype="int64", micro=1, **fields):
+    return BatchFact(micro=micro, name=name, shape=(2, 8), dtype=dtype, **fields)
+
+
+def series(name, values, steps=None):
+    return Series(name=name, steps=tuple(steps or range(len(values))), values=tuple(values))

@@ -1,0 +1,305 @@
+"""Each rule says what it should on the evidence it is made for, and nothing on what is close to it."""
+
+import math
+
+import pytest
+
+from nanstop.records import (
+    Evidence,
+    Position,
+    RangeRow,
+    Replay,
+    RunFacts,
+    Signal,
+    SourceLine,
+    TokenRows,
+)
+from nanstop.rules.catalogue import CATALOGUE
+from nanstop.rules.ns302_loss_scale_collapse import consecutive_falls
+from rules.evidence import (
+    batch_fact,
+    event,
+    evidence,
+    group,
+    half_head,
+    incident,
+    localization,
+    series,
+    stats,
+)
+
+RULES = {rule.code: rule for rule in CATALOGUE}
+FP16 = RunFacts(autocast="float16")
+EAGER = RunFacts(autocast="float16", attention="eager")
+SDPA = RunFacts(attention="sdpa")
+NOT_REPRODUCED = Replay(incident="0001", fidelity="not_reproduced", runs=2)
+
+
+def check(code, given):
+    return RULES[code].check(given)
+
+
+def remedies(diagnosis):
+    return [" + ".join(str(atom) for atom in atoms) for atoms in diagnosis.remedies]
+
+
+def overflow(**fields):
+    return event(**({"wider": "finite"} | fields))
+
+
+ATTENTION = overflow(
+    op="aten.bmm.default",
+    module="model.layers.0.self_attn",
+    source=SourceLine(file="m.py", line=1, function="eager_attention_forward"),
+)
+MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, dtype="float32")
+LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
+GRADIENT = event(phase="backward", wider="finite")
+SQRT = event(phase="backward", dtype="float32", wider="nonfinite", forward_op="aten.sqrt.default")
+SCALED = RunFacts(scaler=65536.0, clip=1.0)
+FALLING = series("scale", [65536.0 / 2**n for n in range(12)])
+SETTLING = series("scale", [65536.0, 32768.0, 16384.0, 16384.0])
+ZERO_ROWS = TokenRows(parameter="embed.weight", num_rows=70, zero_rows=(68, 69), median_norm=1.0)
+UPDATE = localization(
+    event(phase="optimizer", module="", op="aten.addcdiv_.default"), reaches=("score.weight",)
+)
+GRPO = RunFacts(zero_loss_by_design="on-policy GRPO")
+
+FIRES = [
+    ("NS000", evidence(), "possible"),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="gemma3_text")), "likely"),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", declared_dtype="bfloat16")), "possible"),
+    ("NS101", Evidence(facts=RunFacts(param_groups=(group("float16", "w"),), model_type="t5")), "likely"),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="eager", model_type="qwen2")), "likely"),
+    ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float16", absmax=2e4, headroom_bits=1.7),)), "likely"),
+    ("NS102", Evidence(facts=half_head()), "certain"),
+    ("NS102", Evidence(facts=half_head(eps=1e-5)), "likely"),
+    ("NS102", Evidence(facts=half_head(dtype="bfloat16")), "possible"),
+    ("NS103", Evidence(facts=RunFacts(token_rows=(ZERO_ROWS,))), "certain"),
+    ("NS201", evidence(localization(overflow()), FP16), "certain"),
+    ("NS201", evidence(localization(overflow(dtype="bfloat16"))), "certain"),
+    ("NS201", evidence(localization(overflow(phase="recompute"))), "certain"),
+    ("NS202", evidence(localization(MASKED)), "certain"),
+    ("NS204", evidence(localization(LOG)), "certain"),
+    ("NS204", evidence(localization(event(dtype="float32"))), "likely"),
+    ("NS209", evidence(localization(overflow(), origin="absorbed"), signals=()), "certain"),
+    ("NS209", Evidence(localization=localization(None, "unknown", absorbed=(overflow(), overflow()))), "certain"),
+    ("NS301", evidence(localization(GRADIENT)), "certain"),
+    ("NS301", evidence(localization(event(phase="backward")), SCALED), "likely"),
+    ("NS302", Evidence(series=(FALLING,)), "certain"),
+    ("NS302", evidence(signals=(Signal(source="scaler"),)), "likely"),
+    ("NS304", evidence(localization(SQRT, reaches=("loss", "w"))), "certain"),
+    ("NS401", evidence(bad_params=("lm_head.weight",)), "certain"),
+    ("NS401", evidence(localization(event(), "from_param", culprit="w")), "certain"),
+    ("NS402", evidence(UPDATE, half_head()), "certain"),
+    ("NS402", evidence(UPDATE, half_head(dtype="float32", state_bits=8)), "likely"),
+    ("NS402", evidence(UPDATE, half_head(dtype="float32")), "possible"),
+    ("NS501", evidence(batch=[batch_fact("pixels", "float32", num_bad=4)]), "certain"),
+    ("NS501", evidence(localization(event(), "from_batch", culprit="batch[pixels]")), "certain"),
+    ("NS501", evidence(localization(event()), batch=[batch_fact("p", "float32", num_bad=1)]), "likely"),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=64.0)]), "likely"),
+    ("NS502", evidence(batch=[batch_fact("labels", minimum=-1.0)]), "likely"),
+    ("NS502", evidence(signals=(Signal(source="exception", message="index out of range in self"),)), "possible"),
+    ("NS503", evidence(batch=[batch_fact("labels", num_supervised=0)]), "likely"),
+    ("NS503", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32")), batch=[batch_fact("labels", num_supervised=0)]), "certain"),
+    ("NS602", evidence(localization(event(reference="finite"))), "certain"),
+    ("NS602", evidence(facts=RunFacts(compiled=True), replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite")), "likely"),
+    ("NS603", evidence(replay=NOT_REPRODUCED), "likely"),
+    ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.4]))), "certain"),
+]  # fmt: skip
+
+SILENT = [
+    ("NS000", Evidence(facts=FP16)),
+    ("NS101", Evidence(facts=RunFacts(autocast="bfloat16", model_type="gemma3"))),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="llama", declared_dtype="float16"))),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="sdpa", model_type="qwen2"))),
+    ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float32", absmax=2e4, headroom_bits=1.0),))),
+    ("NS102", Evidence(facts=half_head(dtype="float32"))),
+    ("NS103", Evidence(facts=RunFacts(token_rows=(TokenRows(parameter="e", num_rows=64),)))),
+    ("NS201", evidence(localization(event(wider="nonfinite")))),
+    ("NS201", evidence(localization(event(wider="unknown")))),
+    ("NS201", evidence(localization(overflow(), origin="from_param"))),
+    ("NS201", evidence(localization(overflow(dtype="float32")))),
+    ("NS201", evidence(localization(GRADIENT))),
+    ("NS202", evidence(localization(event(op="aten._softmax.default", bad={"nan": 9})))),
+    ("NS204", evidence(localization(overflow()))),
+    ("NS204", evidence(localization(event(wider="unknown")))),
+    ("NS204", evidence(localization(SQRT))),
+    ("NS209", evidence(localization(overflow(), absorbed=(overflow(),)))),
+    ("NS209", evidence(localization(None, "unknown"))),
+    ("NS301", evidence(localization(event(phase="backward")))),
+    ("NS301", evidence(localization(SQRT), SCALED)),
+    ("NS301", evidence(localization(overflow()), SCALED)),
+    ("NS302", Evidence(series=(SETTLING,))),
+    ("NS304", evidence(localization(GRADIENT))),
+    ("NS304", evidence(localization(LOG))),
+    ("NS401", evidence(UPDATE, bad_params=("score.weight",))),
+    ("NS401", evidence(localization(event()))),
+    ("NS402", evidence(localization(event()))),
+    ("NS501", evidence(batch=[batch_fact("pixels", "float32", micro=0, num_bad=4)])),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=63.0, minimum=0.0)])),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact("labels", minimum=-100.0)])),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact("position_ids", maximum=900.0)])),
+    ("NS502", evidence(signals=(Signal(source="exception", message="disk full"),))),
+    ("NS503", evidence(batch=[batch_fact("labels", num_supervised=0)], signals=())),
+    ("NS503", evidence(batch=[batch_fact("labels", num_supervised=5)])),
+    ("NS602", evidence(localization(event(reference="nonfinite")))),
+    ("NS602", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite"))),
+    ("NS603", evidence(replay=Replay(incident="1", fidelity="not_reproduced", runs=2, private_rng=True))),
+    ("NS603", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2))),
+    ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.0])))),
+    ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [math.nan])))),
+    ("NS802", Evidence(facts=RunFacts(), series=(series("loss_logged", [0.0]), series("grad_norm", [0.4])))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "given", "confidence"), FIRES)
+def test_rule_fires(code, given, confidence):
+    diagnosis = check(code, given)
+    assert (diagnosis.code, diagnosis.confidence) == (code, confidence)
+
+
+@pytest.mark.parametrize(("code", "given"), SILENT)
+def test_rule_is_silent(code, given):
+    assert check(code, given) is None
+
+
+@pytest.mark.parametrize("rule", CATALOGUE, ids=lambda rule: rule.code)
+def test_no_evidence_no_finding(rule):
+    assert rule.check(Evidence()) is None
+
+
+def test_overflow_candidates_in_order_of_intrusion():
+    module = "model.layers.1.mlp"
+    assert remedies(check("NS201", evidence(localization(overflow()), FP16))) == [
+        f"island({module}, float32->input)",
+        f"island({module}, float32)",
+        f"island({module}, float32) + outer_autocast(float16)",
+        "bf16",
+    ]
+
+
+def test_overflow_in_attention_also_offers_the_other_kernel():
+    assert "attention(sdpa)" in remedies(check("NS201", evidence(localization(ATTENTION), EAGER)))
+    assert "attention(eager)" not in remedies(
+        check("NS201", evidence(localization(ATTENTION), EAGER))
+    )
+
+
+def test_bfloat16_is_no_cure_for_a_bfloat16_overflow():
+    assert "bf16" not in remedies(
+        check("NS201", evidence(localization(overflow(dtype="bfloat16"))))
+    )
+
+
+def test_overflow_outside_the_modules_asks_for_float32_logits():
+    assert remedies(check("NS201", evidence(localization(overflow(module="")))))[0] == "fp32_logits"
+
+
+def test_masked_rows_offer_the_kernel_then_the_samples():
+    found = localization(
+        MASKED, positions=(Position(sample=0), Position(sample=0), Position(sample=2))
+    )
+    facts = RunFacts(attention="eager")
+    assert remedies(check("NS202", evidence(found, facts))) == [
+        "attention(sdpa)",
+        "drop_sample(1:0) + drop_sample(1:2)",
+        "drop_micro(1)",
+    ]
+
+
+def test_scaled_gradient_offers_a_smaller_scale_before_wider_parameters():
+    facts = RunFacts(scaler=65536.0, param_groups=(group("float16", "w"),))
+    assert remedies(check("NS301", evidence(localization(GRADIENT), facts)))[:3] == [
+        "loss_scale(0.00390625)",
+        "fp32_trainables",
+        "fp32_trainables + outer_autocast(float16)",
+    ]
+
+
+def test_update_names_the_vanishing_eps_and_the_parameter():
+    diagnosis = check("NS402", evidence(UPDATE, half_head()))
+    assert "`score.weight`" in diagnosis.title
+    assert "eps 1e-08 rounds to 0 in float16" in diagnosis.cause
+    assert remedies(diagnosis) == [
+        "fp32_trainables",
+        "fp32_trainables + outer_autocast(float16)",
+        "optimizer_eps(1e-05)",
+        "lr(0.1)",
+    ]
+
+
+def test_update_by_an_eight_bit_optimizer_offers_wider_state_first():
+    facts = half_head(dtype="float32", state_bits=8)
+    assert remedies(check("NS402", evidence(UPDATE, facts)))[:2] == [
+        "fp32_optimizer_state",
+        "optimizer_swap(adamw)",
+    ]
+
+
+def test_update_of_a_zero_row_offers_to_initialise_it():
+    found = localization(event(phase="optimizer"), reaches=("embed.weight",))
+    facts = RunFacts(token_rows=(ZERO_ROWS,))
+    assert "init_rows(embed.weight, mean)" in remedies(check("NS402", evidence(found, facts)))
+
+
+def test_id_names_the_entry_and_the_table():
+    facts = RunFacts(table_rows=64)
+    raised = (Signal(source="exception", message="index out of range in self\nmore"),)
+    diagnosis = check(
+        "NS502", evidence(facts=facts, batch=[batch_fact(maximum=64.0)], signals=raised)
+    )
+    assert diagnosis.title == "id out of range: `input_ids` reaches 64, the table has 64 rows"
+    assert diagnosis.cause == "index out of range in self"
+    assert diagnosis.confidence == "certain"
+
+
+def test_collapse_names_the_operation_where_it_was_found():
+    given = evidence(localization(overflow()), signals=(Signal(source="scaler"),))
+    assert "`mul` in `model.layers.1.mlp`" in check("NS302", given).lines[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "falls"),
+    [((), 0), ((4.0,), 0), ((4.0, 2.0), 1), ((4.0, 8.0, 4.0, 2.0), 2), ((4.0, 2.0, 2.0), 0)],
+)
+def test_falls_are_counted_from_the_end(values, falls):
+    assert consecutive_falls(values) == falls
+
+
+def test_not_established_says_what_was_ruled_out_and_what_to_try():
+    replay = Replay(incident="0001", fidelity="bitwise", runs=2)
+    found = localization(event(phase="backward"), blind_spots=("a C++ extension",))
+    diagnosis = check("NS000", evidence(found, batch=[batch_fact()], replay=replay))
+    assert diagnosis.confidence == "possible"
+    assert diagnosis.lines == (
+        "ruled out: parameters were finite before the step",
+        "ruled out: the batch is finite",
+        "ruled out: the forward pass is finite",
+        "first bad op: `mul` in backward, origin born_here",
+        "ruled out: chance; the replay fails in the same way",
+        "next experiment: run without a C++ extension, which hides ops from the recorder",
+    )
+
+
+def test_not_established_claims_nothing_it_did_not_see():
+    lines = check("NS000", evidence()).lines
+    assert len(lines) == 1
+    assert lines[0].startswith("next experiment: replay the step")
+
+
+def test_growth_is_named_where_it_was_largest():
+    small = event(inputs=(stats(absmax=1.0),), outputs=(stats(absmax=3.0),), module="a")
+    large = event(inputs=(stats(absmax=2.0),), outputs=(stats(absmax=120.0),), module="b")
+    found = localization(overflow(), growth=(small, large))
+    assert check("NS201", evidence(found)).lines == ("range grew x60 at b",)
+
+
+def test_range_row_at_the_end_of_the_format_is_certain():
+    row = RangeRow(module="m", op="o", dtype="float16", absmax=65504.0, headroom_bits=0.0)
+    assert check("NS101", Evidence(facts=FP16, ranges=(row,))).confidence == "certain"
+
+
+def test_facts_of_the_incident_stand_in_for_standing_facts():
+    met = incident(half_head())
+    assert check("NS102", Evidence(incident=met)).code == "NS102"

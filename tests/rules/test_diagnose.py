@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+from nanstop.records import Evidence, Replay, RunFacts, Signal
+from nanstop.rules.catalogue import CATALOGUE
+from nanstop.rules.diagnose import COMPANIONS, SYMPTOMS, YIELDS, diagnose, examine
+from rules.evidence import batch_fact, event, evidence, half_head, localization, series
+
+CODES = {rule.code for rule in CATALOGUE}
+OVERFLOW = localization(event(wider="finite"))
+
+
+def codes(given, when="incident"):
+    return [diagnosis.code for diagnosis in diagnose(given, when)]
+
+
+def test_tables_name_known_codes_only():
+    named = {*YIELDS, *SYMPTOMS, *COMPANIONS}
+    named |= {code for codes in (*YIELDS.values(), *COMPANIONS.values()) for code in codes}
+    assert named <= CODES
+
+
+def test_cause_comes_with_the_standing_fact_that_made_it():
+    facts = RunFacts(autocast="float16", model_type="gemma3_text")
+    overflow, narrow = diagnose(evidence(OVERFLOW, facts), "incident")
+    assert (overflow.code, overflow.accompanied_by) == ("NS201", ("NS101",))
+    assert (narrow.code, narrow.accompanied_by) == ("NS101", ())
+
+
+def test_update_comes_with_half_trainables():
+    found = localization(event(phase="optimizer"), reaches=("score.weight",))
+    update, *beside = diagnose(evidence(found, half_head()), "incident")
+    assert update.accompanied_by == ("NS102",)
+    assert [one.code for one in beside] == ["NS102"]
+
+
+def test_specific_withdraws_general():
+    empty = [batch_fact("labels", num_supervised=0)]
+    division = event(op="aten.nll_loss_forward.default", dtype="float32", wider="nonfinite")
+    assert codes(evidence(localization(division), batch=empty)) == ["NS503"]
+    masked = event(fully_masked_rows=1, bad={"nan": 2}, wider="nonfinite")
+    assert codes(evidence(localization(masked))) == ["NS202"]
+    kernel = event(wider="finite", reference="finite")
+    assert codes(evidence(localization(kernel))) == ["NS602"]
+
+
+def test_symptom_follows_the_cause_even_when_it_is_more_certain():
+    falling = series("scale", [2.0**-n for n in range(12)])
+    given = evidence(
+        localization(event(phase="backward")), RunFacts(scaler=65536.0), series=(falling,)
+    )
+    first, second = diagnose(given, "incident")
+    assert (first.code, first.confidence) == ("NS301", "likely")
+    assert (second.code, second.confidence) == ("NS302", "certain")
+    assert first.accompanied_by == ("NS302",)
+
+
+def test_certain_before_likely():
+    given = evidence(
+        localization(event(), "from_batch", culprit="batch[x]"),
+        batch=[batch_fact(minimum=-1.0)],
+    )
+    assert codes(given) == ["NS501", "NS502"]
+
+
+def test_unexplained_incident_is_not_established():
+    (only,) = diagnose(evidence(), "incident")
+    assert only.code == "NS000"
+    assert only.page == "docs/rules/NS000.md"
+
+
+def test_not_established_gives_way_to_any_cause():
+    replay = Replay(incident="0001", fidelity="not_reproduced", runs=2)
+    assert codes(evidence(replay=replay)) == ["NS603"]
+
+
+def test_log_artefact_alone_establishes_no_cause():
+    raw = series("loss_raw", [1.0, float("nan")])
+    logged = series("loss_logged", [0.75], [2])
+    facts = RunFacts(nan_inf_filter=True)
+    assert codes(evidence(facts=facts, series=(raw, logged))) == ["NS000", "NS801"]
+
+
+def test_kinds_are_kept_apart():
+    given = evidence(OVERFLOW, half_head())
+    assert codes(given, "static") == ["NS102"]
+    assert "NS102" not in codes(given, "incident")
+    assert codes(Evidence(), "static") == codes(Evidence(), "gauge") == codes(Evidence()) == []
+
+
+def test_a_rule_that_raises_loses_no_other():
+    def broken(_):
+        raise KeyError("old record")
+
+    catalogue = [
+        replace(rule, check=broken) if rule.code == "NS501" else rule for rule in CATALOGUE
+    ]
+    given = evidence(OVERFLOW, batch=[batch_fact("x", "float32", num_bad=1)])
+    examination = examine(given, "incident", catalogue)
+    assert [one.code for one in examination.diagnoses] == ["NS201"]
+    assert examination.failures == ("NS501: KeyError: 'old record'",)
+
+
+def test_scaler_signal_without_localization_is_the_collapse():
+    assert codes(evidence(signals=(Signal(source="scaler"),))) == ["NS302"]

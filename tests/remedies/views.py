@@ -130,7 +130,7 @@ def four_bit(model, dtype=torch.bfloat16):
 
 
 def checkpointed(model, *, reentrant):
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     return model
 

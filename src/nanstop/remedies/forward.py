@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nanstop.remedies.storage import HALF
+from nanstop.remedies.storage import HALF, round_into
 
 Forward = Callable[..., Any]
 
@@ -34,6 +34,11 @@ def forward_replaced(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
             attributes["forward"] = inner
         else:
             del attributes["forward"]
+
+
+def callable_modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Yield ``root`` and the modules below it, without the containers that have no forward."""
+    return (part for part in root.modules() if type(part).forward is not nn.Module.forward)
 
 
 class Wrapper:
@@ -153,8 +158,8 @@ class InputCast(Wrapper):
 def float32_inside(module: nn.Module, *, recurse: bool = True) -> Iterator[None]:
     """Let a module (and those below it) see its half-precision parameters and buffers as float32 casts.
 
-    Gradients flow through the casts to the parameters. A buffer changed in place is written back. Quantized layers keep
-    their packed weight and compute in float32.
+    Gradients flow through the casts to the parameters. A buffer changed in place is written back (this synchronises the
+    device). Quantized layers keep their packed weight and compute in float32.
     """
     casts: dict[int, Tensor] = {}
     with ExitStack() as undo:
@@ -185,8 +190,10 @@ def computing_in(layer: nn.Module, undo: ExitStack, dtype: torch.dtype = torch.f
 def _put_back(slots: dict[str, Any], name: str, value: Tensor, cast: Tensor) -> None:
     if slots[name] is cast:
         slots[name] = value
-        if cast._version and not cast.requires_grad:
-            value.copy_(cast)
+        if not isinstance(value, nn.Parameter):
+            round_into(
+                value, cast
+            )  # running statistics; kernels that write them move no version counter
 
 
 def widened(value: Any) -> Any:

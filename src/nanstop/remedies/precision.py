@@ -18,6 +18,7 @@ from nanstop.remedies.forward import (
     Float32Recompute,
     InputCast,
     WideOwnerForward,
+    callable_modules,
     computing_in,
     forward_replaced,
 )
@@ -41,7 +42,7 @@ def island(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
 def _island(view: ModelView, target: str, *, narrow: bool) -> Iterator[None]:
     module = module_named(view, target)
     with ExitStack() as undo:
-        for part in module.modules():
+        for part in callable_modules(module):
             kind = Float32Forward if part is module else Float32Recompute
             wrapper = kind(view.device_type, narrow=narrow and part is module)
             undo.enter_context(forward_replaced(part, wrapper))
@@ -118,7 +119,7 @@ def _in_format(
     tensors = stored_in(view, replaced)
     region = None if dtype == torch.float32 else dtype
     with ExitStack() as undo:
-        for module in view.root.modules():
+        for module in callable_modules(view.root):
             override = AutocastOverride(view.device_type, replaced, region)
             undo.enter_context(forward_replaced(module, override))
         undo.enter_context(forward_replaced(view.root, InputCast(replaced, dtype)))

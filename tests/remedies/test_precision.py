@@ -1,0 +1,281 @@
+"""What the remedies of number format do: the failing step becomes finite and agrees with float32."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import tiny
+from nanstop.records import Atom
+from nanstop.remedies.table import applied, reference
+from remedies.views import (
+    IDS,
+    SETTINGS,
+    View,
+    checkpointed,
+    cosine,
+    gemma3,
+    lora,
+    packed_view,
+    peft_view,
+    plain,
+    run,
+)
+
+AUTOCAST = Atom(remedy="outer_autocast", value="float16")
+NARROW = "float32->input"
+
+
+def island(target, value="float32"):
+    return Atom(remedy="island", target=target, value=value)
+
+
+def planted(**options):
+    """A half Gemma3 whose post-feedforward norm has a weight of 5e4: its product leaves float16 and not float32."""
+    model = gemma3(**options)
+    model.model.layers[0].post_feedforward_layernorm.weight.data.fill_(5e4)
+    return model.half()
+
+
+def gradients_close(one, other):
+    return cosine(one, {name: gradient.float() for name, gradient in other.items()})
+
+
+@pytest.mark.parametrize("kind", ["plain", "reentrant", "checkpointed", "peft", "tied"])
+def test_island_cures_an_overflow(kind):
+    model = planted(tie_word_embeddings=kind == "tied")
+    if kind in ("reentrant", "checkpointed"):
+        model = checkpointed(model, reentrant=kind == "reentrant")
+    view = plain(lora(model)) if kind == "peft" else plain(model)
+    loss, _ = run(view)
+    assert not loss.isfinite()
+    with reference(view):
+        true_loss, true_gradients = run(view)
+    norm = view.named("layers.0.post_feedforward_layernorm")
+    with applied(view, [island(norm), AUTOCAST]):
+        cured, gradients = run(view)
+    assert float((cured - true_loss).abs() / true_loss) < 1e-3
+    assert gradients_close(true_gradients, gradients) > 0.999
+    assert not run(view)[0].isfinite()
+
+
+def test_both_atoms_are_needed():
+    view = plain(planted())
+    norm = view.named("layers.0.post_feedforward_layernorm")
+    with applied(view, [AUTOCAST]):
+        assert not run(view)[0].isfinite()
+    with applied(view, [island(norm)]), pytest.raises(RuntimeError, match="dtype"):
+        run(view)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("ending", ["layers.1.mlp", "layers.1.self_attn", "layers.0", "down_proj"])
+def test_narrow_island_agrees_with_the_run(setting, ending):
+    view = SETTINGS[setting]()
+    loss, gradients = run(view)
+    formats = {name: gradient.dtype for name, gradient in gradients.items()}
+    with applied(view, [island(view.named(ending), NARROW)]):
+        inside, regained = run(view)
+    assert torch.allclose(loss, inside, rtol=5e-3)
+    assert cosine(gradients, regained) > 0.99
+    assert {name: gradient.dtype for name, gradient in regained.items()} == formats
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_reference_is_float32_throughout(setting):
+    view = SETTINGS[setting]()
+    loss, gradients = run(view)
+    with reference(view):
+        true_loss, true_gradients = run(view)
+        assert {g.dtype for g in true_gradients.values()} == {torch.float32}
+    assert true_loss.dtype == torch.float32
+    assert torch.allclose(loss.float(), true_loss, rtol=2e-2)
+    assert gradients_close(true_gradients, gradients) > 0.99
+
+
+def test_reference_equals_a_float32_model():
+    half = plain(gemma3().half())
+    single = plain(copy.deepcopy(half.root).float())
+    with reference(half):
+        loss, gradients = run(half)
+    true_loss, true_gradients = run(single)
+    assert torch.equal(loss, true_loss)
+    assert all(torch.equal(gradients[name], true_gradients[name]) for name in gradients)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_island_holding_checkpointed_layers(reentrant):
+    view = plain(checkpointed(planted(), reentrant=reentrant))
+    with reference(view):
+        true_loss, true_gradients = run(view)
+    with applied(view, [island("model"), AUTOCAST]):
+        cured, gradients = run(view)
+    assert torch.allclose(cured, true_loss, rtol=1e-3)
+    assert gradients_close(true_gradients, gradients) > 0.999
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_reference_turns_off_the_hosts_autocast(dtype):
+    view = plain(tiny.llama())
+    plain_loss, plain_gradients = run(view)
+    cast_loss, _ = run(view, autocast=dtype)
+    assert not torch.equal(plain_loss, cast_loss)
+    with reference(view):
+        loss, gradients = run(view, autocast=dtype)
+    assert torch.equal(loss, plain_loss)
+    assert all(torch.equal(gradients[name], plain_gradients[name]) for name in gradients)
+
+
+def accelerated(model, dtype):
+    """The model with its forward wrapped on the instance, as accelerate's mixed precision does."""
+    model._original_forward = model.forward
+    model.forward = torch.autocast("cpu", dtype=dtype)(model.forward)
+    return plain(model)
+
+
+def test_reference_reaches_inside_a_wrapped_forward():
+    expected, _ = run(plain(tiny.llama()))
+    view = accelerated(tiny.llama(), torch.bfloat16)
+    wrapped = view.root.forward
+    with reference(view):
+        loss, _ = run(view)
+    assert torch.allclose(loss, expected, rtol=1e-6)
+    assert view.root.forward is wrapped
+
+
+def test_island_in_float32_weights_under_autocast():
+    model = gemma3()
+    model.model.layers[0].post_feedforward_layernorm.weight.data.fill_(5e4)
+    view = accelerated(model, torch.float16)
+    mlp = view.named("layers.0.mlp")
+    formats = []
+    handle = view.root.get_submodule(mlp).down_proj.register_forward_hook(
+        lambda module, args, output: formats.append((args[0].dtype, output.dtype))
+    )
+    run(view)
+    with applied(view, [island(mlp)]):
+        run(view)
+    handle.remove()
+    assert formats[-1] == (torch.float32, torch.float32)
+    assert formats[0][1] == torch.float16
+
+
+def test_bf16_cures_an_overflow_and_reaches_the_autocast():
+    view = plain(planted())
+    with reference(view):
+        true_loss, _ = run(view)
+    with applied(view, [Atom(remedy="bf16")]):
+        loss, gradients = run(view)
+        assert {gradient.dtype for gradient in gradients.values()} == {torch.bfloat16}
+    assert torch.allclose(loss.float(), true_loss, rtol=5e-2)
+    formats = []
+    autocast = accelerated(tiny.llama(), torch.float16)
+    handle = autocast.root.lm_head.register_forward_hook(
+        lambda m, a, out: formats.append(out.dtype)
+    )
+    with applied(autocast, [Atom(remedy="bf16")]):
+        run(autocast)
+    run(autocast)
+    handle.remove()
+    assert formats == [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    "setting", ["llama fp16", "tied fp16", "peft all half", "checkpointed fp16"]
+)
+def test_trainables_and_their_gradients_are_float32(setting):
+    view = SETTINGS[setting]()
+    loss, gradients = run(view)
+    with applied(view, [Atom(remedy="fp32_trainables")]):
+        inside, wide = run(view)
+        assert {gradient.dtype for gradient in wide.values()} == {torch.float32}
+        assert all(p.dtype == torch.float32 for p in view.root.parameters() if p.requires_grad)
+    assert torch.allclose(loss, inside, rtol=5e-3)
+    assert cosine(gradients, wide) > 0.999
+    assert {p.dtype for p in view.root.parameters()} == {torch.float16}
+
+
+def test_what_float32_trainables_learn_is_kept_in_the_old_storage():
+    view = plain(tiny.llama().half())
+    view.optimizer = torch.optim.AdamW(view.root.parameters(), lr=1e-2)
+    run(view)
+    parameter = view.root.lm_head.weight
+    pointer, before = parameter.data_ptr(), parameter.detach().clone()
+    with applied(view, [Atom(remedy="fp32_trainables")]):
+        run(view)
+        view.optimizer.step()
+        learned = parameter.detach().clone()
+        assert view.optimizer.state[parameter]["exp_avg"].dtype == torch.float32
+    assert parameter.data_ptr() == pointer
+    assert not torch.equal(parameter, before)
+    assert torch.equal(parameter, learned.half())
+    assert view.optimizer.state[parameter]["exp_avg"].dtype == torch.float16
+    assert view.optimizer.state[parameter]["step"].dtype == torch.float32
+
+
+def test_gradients_accumulate_across_the_border():
+    view = plain(tiny.llama().half())
+    _, once = run(view)
+    with applied(view, [Atom(remedy="fp32_trainables")]):
+        torch.manual_seed(3)
+        view.root(input_ids=IDS, labels=IDS).loss.backward()
+    for name, parameter in view.root.named_parameters():
+        assert torch.allclose(parameter.grad, 2 * once[name], rtol=0.05, atol=1e-4), name
+
+
+@pytest.mark.parametrize("setting", ["llama fp16", "peft fp16", "tied fp16", "4-bit"])
+def test_logits_are_float32(setting):
+    view = SETTINGS[setting]()
+    with applied(view, [Atom(remedy="fp32_logits")]), torch.no_grad():
+        assert view.root(input_ids=IDS).logits.dtype == torch.float32
+    with torch.no_grad():
+        assert view.root(input_ids=IDS).logits.dtype != torch.float32
+
+
+def test_island_below_and_above_float32_trainables():
+    view = plain(planted())
+    norm = view.named("layers.0.post_feedforward_layernorm")
+    atoms = [Atom(remedy="fp32_trainables"), island(norm), AUTOCAST]
+    with applied(view, atoms):
+        loss, _ = run(view)
+    assert loss.isfinite()
+
+
+def test_four_bit_island_computes_in_float32():
+    view = packed_view()
+    layer = view.root.get_submodule(view.packed[0])
+    inputs = torch.randn(4, 32)
+    with applied(view, [island(view.packed[0])]):
+        wide = layer(inputs)
+    layer.compute_dtype = torch.float32
+    assert torch.equal(wide, layer(inputs))
+
+
+def test_island_follows_its_module():
+    view = peft_view(tiny.llama().half())
+    with applied(view, [island(view.named("layers.1.mlp"), NARROW)]):
+        inside, _ = run(view)
+        clone = copy.deepcopy(view.root)
+        loaded = pickle.loads(pickle.dumps(view.root.get_submodule(view.named("layers.1.mlp"))))
+        buffer = io.BytesIO()
+        torch.save(view.root, buffer)
+        assert view.root.state_dict().keys() == clone.state_dict().keys()
+    copied = View(clone)
+    assert torch.equal(run(copied)[0], inside)
+    wrapper = clone.get_submodule(copied.named("layers.1.mlp")).forward
+    assert wrapper.module is clone.get_submodule(copied.named("layers.1.mlp"))
+    assert loaded(torch.randn(1, 2, 32, dtype=torch.float16)).dtype == torch.float16
+
+
+def test_buffers_changed_inside_an_island_are_kept():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4)).half().train()
+    view = View(model)
+    view.quantized_layers = tuple
+    inputs = torch.randn(8, 4).half() + 3
+    with applied(view, [island("0")]):
+        model(inputs)
+    assert torch.allclose(model[0].running_mean, 0.1 * inputs.mean(0), rtol=1e-2)
+    assert model[0].running_mean.dtype == torch.float16
+    assert int(model[0].num_batches_tracked) == 1

@@ -153,10 +153,11 @@ def report(
     """Show an incident again, diagnosed by the rules of this version. With --json: its report, or a list of a run's."""
     from nanstop.report.codec import to_json
     from nanstop.report.text import render
+    from nanstop.rules.diagnose import diagnose_anew
     from nanstop.run.store import REPORT, incident_folders, load_report
 
     found = incident_folders(folder)
-    reports = [_diagnosed_anew(load_report(one)) for one in found]
+    reports = [diagnose_anew(load_report(one)) for one in found]
     if as_json:
         texts = [to_json(one) for one in reports]
         typer.echo(texts[0] if found == (folder,) else f"[{','.join(texts)}]")
@@ -243,26 +244,6 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     for name, value in facts.items():
         flat |= value if isinstance(value, dict) else {name: value}
     return [f"{name:28} {value}" for name, value in flat.items() if value is not None]
-
-
-def _diagnosed_anew(report: Report) -> Report:
-    """Return the report with today's diagnoses; the old ones stay where the records hold too little for a new one."""
-    from nanstop.records import Evidence
-    from nanstop.rules.diagnose import diagnose
-
-    incident = report.incident
-    evidence = Evidence(
-        facts=incident.facts,
-        incident=incident,
-        replay=report.replay,
-        localization=report.localization,
-        series=incident.history,
-        trials=report.proof.tried if report.proof else (),
-    )
-    fresh = diagnose(evidence, "incident")
-    if fresh[0].code == "NS000" and report.diagnoses:
-        return report
-    return replace(report, diagnoses=fresh)
 
 
 def _printable(value: Any) -> Any:

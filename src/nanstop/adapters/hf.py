@@ -66,6 +66,7 @@ class TrainerWatch:
         self._training = False
         self._pending: int | None = None
         self._num_logs = 0
+        self._applied = True
 
     def install(self) -> None:
         """Put every patch in place; ``accelerator.clip_grad_norm_`` follows when training begins."""
@@ -111,20 +112,20 @@ class TrainerWatch:
     # ---- calls of the host
 
     def _on_train(self, *args: Any, **kwargs: Any) -> Any:
-        self._training, self._window, ending = True, None, "completed"
+        self._training, self._window, exit_code = True, None, 0
         accelerator = self.trainer.accelerator
         if not self.patches.holds(accelerator, "clip_grad_norm_"):
             self._clip = accelerator.clip_grad_norm_
             self.patches.set(accelerator, "clip_grad_norm_", self._on_clip)
         try:
             return self._train(*args, **kwargs)
-        except BaseException as error:
-            ending = type(error).__name__
+        except BaseException:
+            exit_code = 1
             raise
         finally:
             self._training = False
             if self.session is not None:
-                self._end(ending)
+                self._end(exit_code)
 
     def _on_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         if not self._training or self.host.busy:
@@ -157,6 +158,7 @@ class TrainerWatch:
                 self.report(self._step(window), verdict)
             return norm
         norm = self._settle(window, parameters, norm_type)
+        self._applied = not window.skip
         if window.skip:
             self.carrier.skip(window)
         else:
@@ -257,13 +259,14 @@ class TrainerWatch:
             if "loss" in entry:
                 self.session.series.add("loss_logged", entry["step"], float(entry["loss"]))
         self._num_logs = len(logs)
-        self.session.completed(self._pending)
+        if self._applied:
+            self.session.completed(self._pending)
         self._pending = None
 
-    def _end(self, ending: str) -> None:
+    def _end(self, exit_code: int) -> None:
         self._step_done()
         self.carrier.begin_window()
-        verdict = self.judge.of_weights() if ending == "completed" else None
+        verdict = self.judge.of_weights() if exit_code == 0 else None
         if verdict is not None:
             self.report(None, verdict)
-        self.session.finish(ending)
+        self.session.finish(exit_code)

@@ -15,6 +15,15 @@ BOX = "font-family:monospace;font-size:90%;white-space:pre-wrap;overflow-x:auto;
 def html(report: Report, record: str | None = None) -> str:
     """Return HTML for ``_repr_html_``. Every text of the report is escaped."""
     lines = "\n".join(_line(block) for block in incident_blocks(report, record))
+    return _box(lines)
+
+
+def preformatted(text: str) -> str:
+    """Return plain text as HTML, escaped."""
+    return _box(escape(text))
+
+
+def _box(lines: str) -> str:
     return f'<pre style="{BOX}">{lines}</pre>'
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, Report
 from nanstop.rules.base import Rule
 from nanstop.rules.catalogue import CATALOGUE
 
@@ -58,6 +58,23 @@ def examine(evidence: Evidence, when: str, catalogue: Sequence[Rule] = CATALOGUE
     beside = _run((rule for rule in catalogue if rule.code in wanted), evidence, failures)
     ordered = (*sorted(kept, key=_order), *sorted(beside, key=_order))
     return Examination(tuple(_attach(one, ordered) for one in ordered), tuple(failures))
+
+
+def diagnose_anew(report: Report) -> Report:
+    """Return the report with today's diagnoses; the old ones stay where the records hold too little for a new one."""
+    incident = report.incident
+    evidence = Evidence(
+        facts=incident.facts,
+        incident=incident,
+        replay=report.replay,
+        localization=report.localization,
+        series=incident.history,
+        trials=report.proof.tried if report.proof else (),
+    )
+    fresh = diagnose(evidence, "incident")
+    if fresh[0].code == "NS000" and report.diagnoses:
+        return report
+    return replace(report, diagnoses=fresh)
 
 
 def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list[Diagnosis]:

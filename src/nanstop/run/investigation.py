@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from nanstop.core.batches import batch_facts
 from nanstop.core.localize import localize
 from nanstop.core.replay import rerun
 from nanstop.records import (
@@ -73,6 +74,8 @@ class Investigation:
     def look(self, case: Case) -> None:
         """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""
         self.at = replace(case.step.id, micro=case.micro)
+        batch = case.step.batches[case.micro]
+        self.batch = self.stage("batch", lambda: batch_facts(batch, case.micro)) or ()
         self.replay = self.stage(
             "replay",
             lambda: rerun(

@@ -17,7 +17,6 @@ from nanstop.records import (
     Action,
     Atom,
     AuditEntry,
-    BatchFact,
     Diagnosis,
     Evidence,
     FailureKey,
@@ -28,6 +27,7 @@ from nanstop.records import (
     StepId,
 )
 from nanstop.remedies.table import applied
+from nanstop.report.run_report import RunReport
 from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
 from nanstop.run import policy as policies
@@ -91,6 +91,7 @@ class Session:
         self.series = History()
         self.reports: list[Report] = []
         self.findings: list[Diagnosis] = []
+        self._keys: dict[str, FailureKey] = {}
         self._announce = announce
         self._clock = clock
         self._began = clock()
@@ -123,7 +124,6 @@ class Session:
         rewind: Rewind | None = None,
         bad_params: Sequence[str] = (),
         bad_state: Sequence[str] = (),
-        batch: Sequence[BatchFact] = (),
     ) -> Resolution:
         """Investigate a failure and return what to do. Synchronises the device; everything tried is undone."""
         signature = (phase, bool(bad_params), type(error), signals[0].source)
@@ -138,7 +138,6 @@ class Session:
             raised=error is not None,
             bad_params=tuple(bad_params),
             bad_state=tuple(bad_state),
-            batch=tuple(batch),
         )
         try:
             return self._investigate(found, step, rewind)
@@ -147,7 +146,9 @@ class Session:
             if found.incident is None:
                 self._explain(found)
             action = Action(kind="continue", reason="the investigation was interrupted")
-            self._keep(found.report(AuditEntry(at=_place(step), action=action)))
+            report = found.report(AuditEntry(at=_place(step), action=action))
+            self._keys[report.incident.id] = found.key
+            self._keep(report)
             raise
 
     def completed(self, step: int) -> None:
@@ -201,12 +202,18 @@ class Session:
         self._announce(f"checkpoint {path} was not written: {names} not finite{kept}")
         return self.policy.on_failure != "stop"
 
-    def finish(self, ending: str = "completed") -> None:
-        """Undo what was adopted and write the last summary. ``ending``: "completed", or what ended the run."""
+    def finish(self, exit_code: int = 0) -> None:
+        """Undo what was adopted and write the last summary."""
         self._adopted.close()
-        self._write_summary(0 if ending == "completed" else 1)
+        self._write_summary(exit_code)
         if self._state.adopted:
             self._announce(f"this run was kept finite by: {describe(self._state.adopted)}")
+
+    def report(self) -> RunReport:
+        """Return everything that happened so far."""
+        return RunReport(
+            tuple(self.reports), tuple(self.findings), self._steps, self._clock() - self._began
+        )
 
     def _investigate(
         self, found: Investigation, step: Step | None, rewind: Rewind | None
@@ -241,6 +248,7 @@ class Session:
     def _decide(self, found: Investigation, step: Step | None, case: Case | None) -> Resolution:
         action = self._choose(found.key, step, case, found)
         report = found.report(AuditEntry(at=_place(step), action=action))
+        self._keys[report.incident.id] = found.key
         self._keep(report)
         self._announce(report)
         return self._resolve(action, case, report)
@@ -276,8 +284,7 @@ class Session:
         return action
 
     def _known(self, key: FailureKey) -> Report | None:
-        same = (r for r in reversed(self.reports) if r.localization is not None)
-        return next((r for r in same if r.localization and r.localization.key.same_as(key)), None)
+        return next((r for r in self.reports if self._keys[r.incident.id].same_as(key)), None)
 
     def _passes(self, case: Case, known: Report) -> bool:
         """Return whether the remedy proven for the earlier failure passes here too (True where none was found then)."""

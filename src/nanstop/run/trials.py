@@ -64,7 +64,7 @@ class Trials:
         """Run the failing micro-batch (or another one of the window) under ``atoms``."""
         micro = self._case.micro if micro is None else micro
         under = partial(applied, self._view, atoms)
-        batch = rebatch(self._case.step.batches[micro], micro, atoms)
+        batch = rebatch(self._case.step.batches[micro], atoms, micro=micro)
         run = self._case.attempt(micro, batch=batch, under=under)
         key = self._key_under(atoms, micro, run) if run.failed else None
         loss_gap, cosine = (None, None) if run.failed else self._gaps(micro, run)

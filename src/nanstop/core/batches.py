@@ -1,0 +1,55 @@
+"""What a micro-batch holds: shapes, ranges, and how much of it is supervised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanstop.core.step import Batch
+from nanstop.records import BatchFact
+
+_IGNORED = -100
+"""The label that cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
+
+
+def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
+    """Return shape, range and supervision of every tensor of a micro-batch. Synchronises once an entry."""
+    return tuple(
+        _batch_fact(str(name), value, micro)
+        for name, value in batch.items()
+        if isinstance(value, Tensor)
+    )
+
+
+def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
+    detached = value.detach()
+    finite = detached
+    num_bad = 0
+    if detached.is_floating_point():
+        mask = detached.isfinite()
+        num_bad, finite = int((~mask).sum()), detached[mask]
+    elif detached.dtype == torch.bool:
+        finite = detached.to(torch.uint8)
+    supervised = _supervised(name, detached)
+    rows = supervised.reshape(supervised.shape[0], -1).any(1) if supervised is not None else None
+    return BatchFact(
+        micro=micro,
+        name=name,
+        shape=tuple(value.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        minimum=float(finite.min()) if finite.numel() else None,
+        maximum=float(finite.max()) if finite.numel() else None,
+        num_bad=num_bad,
+        num_rows_without_labels=int((~rows).sum()) if rows is not None else None,
+        num_rows=int(rows.numel()) if rows is not None else None,
+        num_supervised=int(supervised.sum()) if supervised is not None else None,
+    )
+
+
+def _supervised(name: str, value: Tensor) -> Tensor | None:
+    """Return which entries the loss counts: labels that are not -100, or a completion's own tokens (TRL)."""
+    if value.dim() == 0 or value.shape[0] == 0:
+        return None
+    if name == "labels" and not value.is_floating_point():
+        return value != _IGNORED
+    return value != 0 if name == "completion_mask" else None

@@ -1,0 +1,222 @@
+"""The public functions. ``nanstop.__init__`` imports this when one of them is first used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanstop.errors import NanstopError
+from nanstop.records import Diagnosis, Incident, Report
+from nanstop.report import text
+from nanstop.run.policy import Policy
+from nanstop.run.store import Store, load_incident, load_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from nanstop.report.run_report import RunReport
+
+
+class Watch:
+    """A watch on a run. ``close()`` (or leaving its ``with`` block) restores everything that was patched."""
+
+    def __init__(self, inner: Any, store: Store) -> None:
+        self._inner = inner
+        self._store = store
+
+    @property
+    def incidents(self) -> tuple[Report, ...]:
+        """What failed so far, one report for each kind of failure."""
+        session = self._inner.session
+        return tuple(session.reports) if session is not None else ()
+
+    @property
+    def findings(self) -> tuple[Diagnosis, ...]:
+        """What is silently wrong or about to fail, but has not failed."""
+        session = self._inner.session
+        return tuple(session.findings) if session is not None else ()
+
+    @property
+    def folder(self) -> Path:
+        """Where the incidents of this run are kept."""
+        return self._store.folder
+
+    def report(self) -> RunReport:
+        """Return all that happened so far, to print or to show in a notebook."""
+        from nanstop.report.run_report import RunReport
+
+        session = self._inner.session
+        return session.report() if session is not None else RunReport((), (), 0, 0.0)
+
+    def close(self) -> None:
+        """End the watch; calling it again does nothing."""
+        self._inner.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
+
+class LoopWatch(Watch):
+    """A watch on a raw PyTorch loop."""
+
+    def __enter__(self) -> LoopWatch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._inner.close(0 if kind is None else 1)
+
+    def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
+        """Run ``loss_fn(batch)`` and its backward as one micro-batch; return the detached loss."""
+        return self._inner.step(loss_fn, batch)
+
+    def update(
+        self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
+    ) -> Tensor | None:
+        """Clip, step and zero the gradients; return their norm, or None if the update was left out."""
+        return self._inner.update(clip=clip, scaler=scaler, scheduler=scheduler)
+
+
+class _Off:
+    """Stands in for a watch when ``NANSTOP=off``."""
+
+    session = None
+
+    def close(self) -> None:
+        """Nothing was patched."""
+
+
+def watch(
+    target: Any,
+    optimizer: Any = None,
+    *,
+    policy: Policy | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    accumulation: int | None = None,
+) -> Watch:
+    """Watch a transformers/TRL trainer (call ``trainer.train()`` as ever), or a model and its optimizer.
+
+    ``policy``: a ``Policy`` or one of its words ("repair", "skip", "stop", "observe"). ``out``: incident folder, else
+    ``$NANSTOP_DIR``, else ``.nanstop``. Watching a trainer twice is one watch. With ``NANSTOP=off`` nothing is watched.
+    Errors: ``NanstopError`` NS001 for anything that can't be watched.
+    """
+    from nanstop.run.opening import incident_folder, opener, switched_off
+
+    chosen = _policy(policy)
+    store = Store(incident_folder(out))
+    if _is_trainer(target):
+        from nanstop.adapters.hf import watch_trainer
+
+        if optimizer is not None:
+            raise NanstopError("watch(trainer) takes no optimizer: the trainer has its own")
+        if switched_off():
+            return Watch(_Off(), store)
+        known = vars(target).get("_nanstop_watch")
+        if known is None:
+            store.reset()
+            inner = watch_trainer(target, opener(chosen, store, announcer(store.folder)))
+            known = target._nanstop_watch = Watch(inner, store)
+        return known
+    return _watch_loop(target, optimizer, chosen, store, accumulation)
+
+
+def _watch_loop(
+    model: Any, optimizer: Any, policy: Policy, store: Store, accumulation: int | None
+) -> LoopWatch:
+    import torch
+
+    from nanstop.adapters.loop import watch_loop
+    from nanstop.run.opening import opener
+
+    if not isinstance(model, torch.nn.Module):
+        raise NanstopError(
+            f"watch() takes a transformers or TRL trainer, or a torch module and its optimizer, "
+            f"not {type(model).__name__}"
+        )
+    if optimizer is None:
+        raise NanstopError(
+            "watch(model) needs the optimizer too",
+            hint="nanstop.watch(model, optimizer), or nanstop.watch(trainer)",
+        )
+    store.reset()
+    open_session = opener(policy, store, announcer(store.folder))
+    return LoopWatch(watch_loop(model, optimizer, open_session, accumulation=accumulation), store)
+
+
+def check(target: Any) -> tuple[Diagnosis, ...]:
+    """Return what will go wrong with a trainer or a model, from facts alone: nothing is run."""
+    from nanstop.records import Evidence
+    from nanstop.rules.diagnose import diagnose
+
+    return diagnose(Evidence(facts=_facts(target)), "static")
+
+
+def _facts(target: Any) -> Any:
+    import torch
+
+    if _is_trainer(target):
+        from nanstop.adapters.facts import facts_of
+        from nanstop.adapters.hf_view import HfView
+
+        return facts_of(HfView(target), target)
+    if isinstance(target, torch.nn.Module):
+        from nanstop.adapters.plain_view import PlainView, read_facts
+
+        return read_facts(PlainView(target))
+    raise NanstopError(f"check() takes a trainer or a torch module, not {type(target).__name__}")
+
+
+def load(path: str | os.PathLike[str]) -> Incident:
+    """Return the incident of a folder. Errors: ``NanstopError`` for one that is missing, damaged or tampered with."""
+    return load_incident(path)
+
+
+def investigate(incident: Incident | str | os.PathLike[str]) -> Report:
+    """Return the report of an incident or its folder, diagnosed anew by the present rules. Nothing is run."""
+    from nanstop.rules.diagnose import diagnose_anew
+
+    report = Report(incident=incident) if isinstance(incident, Incident) else load_report(incident)
+    return diagnose_anew(report)
+
+
+def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
+    """Return what prints reports, findings and notes on stderr as they come."""
+
+    def announce(news: Report | Diagnosis | str) -> None:
+        if isinstance(news, Report):
+            shown = text.render(news, record=str(folder / news.incident.id / "report.json"))
+        elif isinstance(news, Diagnosis):
+            shown = text.render_finding(news)
+        else:
+            shown = f"nanstop: {news}\n"
+        sys.stderr.write(shown if shown.endswith("\n") else f"{shown}\n")
+        sys.stderr.flush()
+
+    return announce
+
+
+def _policy(given: Policy | str | None) -> Policy:
+    if given is None:
+        return Policy()
+    if isinstance(given, str):
+        return Policy(on_failure=given)  # type: ignore[arg-type]  # checked by Policy itself
+    if not isinstance(given, Policy):
+        raise NanstopError(f"policy must be a Policy or a word, not {type(given).__name__}")
+    return given
+
+
+def _is_trainer(target: Any) -> bool:
+    """Return whether this is a transformers Trainer, without importing transformers for what is not."""
+    return any(
+        base.__name__ == "Trainer" and base.__module__.startswith("transformers.")
+        for base in type(target).__mro__
+    )

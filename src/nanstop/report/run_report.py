@@ -1,0 +1,33 @@
+"""All that happened in a run, as one object to print or to leave as the last line of a notebook cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanstop.records import Diagnosis, Report
+from nanstop.report import notebook, text
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """``str`` gives the terminal's text; a notebook shows HTML."""
+
+    incidents: tuple[Report, ...]
+    findings: tuple[Diagnosis, ...]
+    steps: int
+    seconds: float
+
+    def __str__(self) -> str:
+        parts = [text.render(report) for report in self.incidents]
+        parts += [text.render_finding(finding) for finding in self.findings]
+        parts.append(
+            text.render_summary(
+                self.incidents, self.findings, steps=self.steps, seconds=self.seconds
+            )
+        )
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        if not self.incidents:
+            return notebook.preformatted(str(self))
+        return "".join(notebook.html(report) for report in self.incidents)

@@ -266,6 +266,8 @@ class Session:
         self._keep(report)
         if action.kind == "adopt":
             self._announce(f"{known.incident.id}: adopted for the rest: {describe(action.atoms)}")
+        elif action.kind == "stop":
+            self._announce(f"{known.incident.id}: training stops: {action.reason}")
         return self._resolve(action, case, report)
 
     def _choose(

@@ -1,0 +1,438 @@
+"""Raw PyTorch loops: reads a window's flag before its update, asks the session, carries the resolution out.
+
+``Guard`` is the part that every kind of loop shares; ``LoopWatch`` is the manual interface (``nanstop.watch(model,
+optimizer)``). Loops without any call of nanstop are watched by ``raw_loop``.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.core.batches import batch_facts
+from nanstop.adapters.loop_step import LoopStep, Micro
+from nanstop.adapters.plain_view import PlainView, read_facts
+from nanstop.adapters.signatures import is_numeric, phase_of
+from nanstop.adapters.tape import tensors, total, version
+from nanstop.core.rng import note_rng
+from nanstop.core.sentinel import Reading, nonfinite, read_window, total_norm
+from nanstop.core.snapshot import BufferNotes, ready_scaler
+from nanstop.core.step import Batch
+from nanstop.errors import NanstopError
+from nanstop.records import RunFacts, Signal, StepId
+
+OpenSession = Callable[[PlainView, RunFacts], Any]
+"""Called once with (view, facts) when the first update is near; returns a session."""
+
+_log = logging.getLogger("nanstop")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``apply``: whether the update may be applied. ``redone``: whether the gradients were made anew."""
+
+    apply: bool = True
+    redone: bool = False
+
+
+class Guard:
+    """One session of raw loops: opens it late, numbers the updates, turns readings into signals."""
+
+    def __init__(self, open_session: OpenSession) -> None:
+        self.session: Any = None
+        self.facts = RunFacts(host="loop")
+        self.num_updates = 0
+        self._open_session = open_session
+        self._finished = False
+        self._until_update = ExitStack()
+
+    def open(self, view: PlainView, **known: Any) -> None:
+        """Open the session once; ``known`` are further fields of ``RunFacts``."""
+        if self.session is None:
+            self.facts = read_facts(view, **({"world_size": world_size()} | known))
+            self.session = self._open_session(view, self.facts)
+            self.session.start()
+
+    def step_id(self, micro: int | None = None) -> StepId:
+        rank = int(os.environ.get("RANK", "0"))
+        return StepId(run="loop", step=self.num_updates, micro=micro, rank=rank)
+
+    def judge(
+        self,
+        step: LoopStep,
+        norm: Tensor | None,
+        found_inf: Sequence[Tensor] = (),
+        *,
+        can_redo: bool = True,
+    ) -> Verdict:
+        """Read the window's flag and carry out what the session resolves. One device synchronisation.
+
+        Without ``can_redo`` the update is left out where it would be redone: its gradients are already in use.
+        """
+        losses = [m.loss for m in step.micros if m.loss is not None]
+        if norm is None:
+            norm = torch.zeros((), device=next((t.device for t in (*found_inf, *losses)), None))
+        reading = read_window(losses, norm, found_inf)
+        self._note(reading)
+        signals = () if reading.quiet else self._signals(step, reading)
+        if not signals:
+            return Verdict()
+        bad = nonfinite({n: p for n, p in step.view.root.named_parameters() if p.requires_grad})
+        resolution = self._ask(step, signals, bad_params=bad)
+        if resolution is None or resolution.kind == "proceed":
+            return Verdict()
+        if resolution.kind == "stop":
+            raise NanstopError(f"training stopped: {resolution.reason}", code="NS000")
+        if resolution.kind != "redo" or not can_redo:
+            return Verdict(apply=False)
+        problem = step.obstacle() or step.redo(resolution.atoms, self._until_update)
+        if problem:
+            _log.warning("the window could not be redone, its update is left out: %s", problem)
+            return Verdict(apply=False)
+        return Verdict(apply=self._is_clean(step), redone=True)
+
+    def raised(self, step: LoopStep, error: Exception) -> None:
+        """Report an exception that says that a number was bad; the caller raises it again unchanged."""
+        at = self.step_id(len(step.micros) - 1)
+        name = type(error).__name__
+        signal = Signal(source="exception", name=name, message=str(error)[:500], at=at)
+        self._ask(step, (signal,), phase=phase_of(error), error=error)
+
+    def completed(self, *, applied: bool = True) -> None:
+        """Note that the window is over."""
+        self._until_update.close()
+        if applied and self.session is not None:
+            self.session.completed(self.num_updates)
+        self.num_updates += 1
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Finish the session, once."""
+        if self.session is not None and not self._finished:
+            self._finished = True
+            self.session.finish(exit_code)
+
+    def _ask(self, step: LoopStep, signals: Sequence[Signal], **about: Any) -> Any:
+        """Return the session's resolution; None if it could not give one or nothing may be changed here."""
+        try:
+            facts = tuple(f for i, m in enumerate(step.micros) for f in batch_facts(m.batch, i))
+            return self.session.failed(step, signals, batch=facts, **about)
+        except NanstopError:
+            raise
+        except Exception as error:  # nanstop is never the reason a run dies
+            _log.warning("the failure was not investigated (%s: %s)", type(error).__name__, error)
+            return None
+
+    def _note(self, reading: Reading) -> None:
+        for loss in reading.losses:
+            self.session.series.add("loss_raw", self.num_updates, loss)
+        self.session.series.add("grad_norm", self.num_updates, reading.norm)
+
+    def _signals(self, step: LoopStep, reading: Reading) -> tuple[Signal, ...]:
+        """Return what is wrong; nothing for an infinite norm of finite gradients and for a scaler's ordinary skip."""
+        having = [i for i, m in enumerate(step.micros) if m.loss is not None]
+        found = tuple(
+            Signal(source="loss", name="loss", value=reading.losses[i], at=self.step_id(having[i]))
+            for i in reading.bad_losses
+        )
+        bad = _bad_gradients(step)
+        if not found and (not bad or _is_scalers_own(step)):
+            return ()
+        if bad:
+            more = f"{len(bad)} gradients are not finite" if len(bad) > 1 else ""
+            at = self.step_id()
+            found += (Signal(source="grad", name=bad[0], value=reading.norm, message=more, at=at),)
+        return found
+
+    def _is_clean(self, step: LoopStep) -> bool:
+        losses = {str(i): m.loss for i, m in enumerate(step.micros)}
+        if nonfinite(losses):
+            return False
+        return not _bad_gradients(step) or _is_scalers_own(step)
+
+
+def world_size() -> int:
+    """Return the number of processes that train together."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1
+
+
+def _bad_gradients(step: LoopStep) -> tuple[str, ...]:
+    names = {id(p): name for name, p in step.view.root.named_parameters()}
+    parameters = enumerate(step.parameters())
+    return nonfinite({names.get(id(p), f"parameter {i}"): p.grad for i, p in parameters})
+
+
+def _is_scalers_own(step: LoopStep) -> bool:
+    """Return whether gradients overflow only because of the loss scale, which the scaler then lowers by itself.
+
+    The window is run again at scale 1, undone. Where it cannot be, a scale above 1 is taken as the cause.
+    """
+    scaler = step.view.scaler
+    if scaler is None or not scaler.is_enabled():
+        return False
+    if step.obstacle() or world_size() > 1:
+        return scaler.get_scale() > 1
+    try:
+        with step.isolated(), _unit_scale(scaler):
+            for place in range(len(step.micros)):
+                step.run(place)
+            return not _bad_gradients(step)
+    except Exception:  # the script's own code, run once more: whatever it raises is no answer
+        return scaler.get_scale() > 1
+
+
+@contextmanager
+def _unit_scale(scaler: Any) -> Iterator[None]:
+    scale = scaler._scale
+    scaler._scale = torch.ones_like(scale)
+    try:
+        yield
+    finally:
+        scaler._scale = scale
+
+
+class FunctionMicro:
+    """See ``loop_step.Micro``: a call of the user's loss function."""
+
+    def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
+        self.loss: Tensor | None = None
+        self.rng = note_rng()
+        self.batch = named_batch(batch)
+        self._watch = watch
+        self._loss_fn = loss_fn
+        self._given = batch
+        self._versions = [(t, version(t)) for t in tensors(self.batch)]
+
+    def obstacle(self) -> str:
+        moved = any(version(t) != v for t, v in self._versions)
+        return "the batch was changed in place by the loss function" if moved else ""
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        given = copy.copy(self._given) if batch is None else _like(self._given, batch)
+        return self._watch.backward(self._loss_fn(given))
+
+
+def named_batch(batch: Any) -> Batch:
+    """Return a batch by name: a mapping as it is, positions as ``arg0``, ``arg1``, ..."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    values = batch if isinstance(batch, (tuple, list)) else (batch,)
+    return {f"arg{i}": value for i, value in enumerate(values)}
+
+
+def _like(given: Any, batch: Batch) -> Any:
+    if isinstance(given, Mapping):
+        replaced: Any = copy.copy(given)
+        for name, value in batch.items():
+            replaced[name] = value
+        return replaced
+    if isinstance(given, (tuple, list)):
+        values = batch.values()
+        return type(given)(*values) if hasattr(given, "_fields") else type(given)(values)
+    return batch["arg0"]
+
+
+class LoopWatch:
+    """The manual interface: ``step`` for each micro-batch, ``update`` for each optimizer step.
+
+    Losses are divided by the number of micro-batches of a window: ``accumulation``, or the number in the window
+    before; where a window turns out longer or shorter its gradients are corrected before they are used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        open_session: OpenSession,
+        *,
+        accumulation: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+            raise NanstopError(
+                f"watch(model, optimizer) needs a torch module and a torch optimizer, got "
+                f"{type(model).__name__} and {type(optimizer).__name__}"
+            )
+        if accumulation is not None and accumulation < 1:
+            raise NanstopError(f"accumulation is {accumulation}; it counts micro-batches from 1")
+        self.view = PlainView(model, optimizer)
+        self.guard = Guard(open_session)
+        self.accumulation = accumulation
+        self._divisor = accumulation or 1
+        self._buffers = BufferNotes(model)
+        self._start: Any = None
+        self._micros: list[Micro] = []
+        self._clip: float | None = None
+
+    @property
+    def session(self) -> Any:
+        """The session, or None before the first step."""
+        return self.guard.session
+
+    def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
+        """Call ``loss_fn(batch)`` and backward; return the detached loss, not divided. No synchronisation.
+
+        Errors: what ``loss_fn`` raises, after it was reported where it says that a number was bad.
+        """
+        if not callable(loss_fn):
+            raise NanstopError(f"step(loss_fn, batch): {type(loss_fn).__name__} cannot be called")
+        if not self._micros:
+            self._start = self._buffers.note()
+        micro = FunctionMicro(self, loss_fn, batch)
+        self._micros.append(micro)
+        try:
+            micro.loss = self.backward(loss_fn(batch))
+        except Exception as error:
+            if is_numeric(error):
+                self._open()
+                self.guard.raised(self._step(), error)
+            self._micros.remove(micro)
+            raise
+        return micro.loss
+
+    def backward(self, loss: Any) -> Tensor:
+        """Divide, scale and backward a loss; return it detached, as it was."""
+        if not isinstance(loss, Tensor):
+            raise NanstopError(f"the loss function returned {type(loss).__name__}, not a tensor")
+        scaler = self.view.scaler
+        divided = loss / self._divisor if self._divisor > 1 else loss
+        (scaler.scale(divided) if scaler is not None else divided).backward()
+        return total([loss])
+
+    def update(
+        self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
+    ) -> Tensor | None:
+        """Read the flag, clip, step the optimizer and the scheduler, zero the gradients; return the gradient norm.
+
+        None if the update was left out. One device synchronisation, before the update.
+        """
+        if not self._micros:
+            raise NanstopError("update() without step()", hint="call w.step(loss_fn, batch) first")
+        self._settle(scaler)
+        self._clip = clip
+        self._open()
+        norm = self._judged()
+        skipped_by_scaler = False
+        if norm is not None:
+            skipped_by_scaler = self._apply(clip, norm)
+            if scheduler is not None and not skipped_by_scaler:
+                scheduler.step()
+        applied = norm is not None and not skipped_by_scaler
+        self._optimizer.zero_grad(set_to_none=True)
+        self._micros.clear()
+        self.guard.completed(applied=applied)
+        return norm if applied else None
+
+    def close(self, exit_code: int = 0) -> None:
+        """End the watch; the model and the optimizer were never changed by it."""
+        self.guard.finish(exit_code)
+
+    def __enter__(self) -> LoopWatch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close(0 if kind is None else 1)
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        assert self.view.optimizer is not None
+        return self.view.optimizer
+
+    def _open(self) -> None:
+        device = self.view.device_type
+        on = torch.is_autocast_enabled(device)
+        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else None
+        self.guard.open(
+            self.view, autocast=dtype, clip=self._clip, num_micro=max(1, len(self._micros))
+        )
+
+    def _step(self) -> LoopStep:
+        return LoopStep(
+            id=self.guard.step_id(),
+            view=self.view,
+            facts=self.guard.facts,
+            micros=tuple(self._micros),
+            buffers=self._buffers,
+            start=self._start,
+            apply=self._update_again,
+        )
+
+    def _settle(self, scaler: Any) -> None:
+        """Correct gradients whose number of micro-batches, or whose scaler, was not known at their backward."""
+        wanted = self.accumulation or len(self._micros)
+        factor = self._divisor / wanted
+        enabled = scaler if scaler is not None and scaler.is_enabled() else None
+        if enabled is not self.view.scaler:
+            before = self.view.scaler
+            one = torch.ones((), device=self._micros[0].loss.device)
+            factor *= float(enabled.scale(one)) if enabled is not None else 1.0
+            factor /= before.get_scale() if before is not None else 1.0
+            self.view.scaler = enabled
+        self._divisor = wanted
+        if factor != 1.0:
+            gradients = [p.grad for p in self._parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, factor)
+
+    def _judged(self) -> Tensor | None:
+        """Return the norm of unscaled gradients that may be applied, or None."""
+        step, scaler = self._step(), self.view.scaler
+        norm, found = self._unscaled()
+        verdict = self.guard.judge(step, norm, found)
+        if verdict.redone and verdict.apply:
+            ready_scaler(scaler)
+            norm, _ = self._unscaled()
+        if verdict.apply:
+            return norm
+        if scaler is not None:
+            scaler.update()
+        return None
+
+    def _unscaled(self) -> tuple[Tensor, list[Tensor]]:
+        scaler, optimizer = self.view.scaler, self._optimizer
+        if scaler is None:
+            return total_norm(self._parameters()), []
+        scaler.unscale_(optimizer)
+        states = scaler._per_optimizer_states[id(optimizer)]
+        return total_norm(self._parameters()), list(states["found_inf_per_device"].values())
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _apply(self, clip: float | None, norm: Tensor) -> bool:
+        """Clip and step; return whether the scaler left the update out."""
+        scaler, optimizer = self.view.scaler, self._optimizer
+        if clip:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters(), clip, norm)
+        if scaler is None:
+            optimizer.step()
+            return False
+        states = scaler._per_optimizer_states[id(optimizer)]
+        found = any(bool(flag) for flag in states["found_inf_per_device"].values())
+        scaler.step(optimizer)
+        scaler.update()
+        return found
+
+    def _update_again(self) -> None:
+        norm, _ = self._unscaled()
+        self._apply(self._clip, norm)
+
+
+def watch_loop(
+    model: nn.Module,
+    optimizer: Optimizer,
+    open_session: OpenSession,
+    *,
+    accumulation: int | None = None,
+) -> LoopWatch:
+    """Return a watch on a raw loop: ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``."""
+    return LoopWatch(model, optimizer, open_session, accumulation=accumulation)

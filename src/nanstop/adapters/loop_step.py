@@ -1,0 +1,207 @@
+"""A window of a raw training loop that can be run again: the ``Step`` of loops without a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.core.rng import RngState, note_rng, restore_rng
+from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
+from nanstop.core.step import Batch, ModelView
+from nanstop.errors import NanstopError
+from nanstop.records import Atom, RunFacts, StepId
+
+UNTIL_UPDATE = frozenset(
+    {
+        "clip",
+        "fp32_optimizer_state",
+        "fp32_trainables",
+        "loss_scale",
+        "lr",
+        "optimizer_eps",
+        "optimizer_swap",
+    }
+)
+"""Remedies that act on the update: they stay on until it is over."""
+
+
+class Micro(Protocol):
+    """A micro-batch: what it was given, the raw loss it gave (None where it raised), and how to run it again."""
+
+    batch: Batch
+    loss: Tensor | None
+    rng: RngState
+
+    def obstacle(self) -> str:
+        """Return why it cannot be run again exactly, or ""."""
+        ...
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        """Run forward and backward again from the present random state; gradients are added."""
+        ...
+
+
+class UnseenMicro:
+    """Stands for gradients whose making was not seen: ``autograd.grad``, a loss without a model call."""
+
+    def __init__(self, reason: str, loss: Tensor | None = None) -> None:
+        self.batch: Batch = {}
+        self.loss = loss
+        self.rng = note_rng()
+        self._reason = reason
+
+    def obstacle(self) -> str:
+        return self._reason
+
+    def rerun(self, batch: Batch | None) -> Tensor:  # noqa: ARG002  (never reached: there is an obstacle)
+        raise NanstopError(self._reason, code="NS000")
+
+
+@dataclass(slots=True)
+class LoopStep:
+    """See ``core.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run again.
+
+    ``start``: the buffers as they were when the window began. ``apply``: the update as the loop makes it.
+    """
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    micros: Sequence[Micro]
+    buffers: BufferNotes
+    start: Any
+    apply: Callable[[], None]
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        return tuple(m.batch for m in self.micros)
+
+    @property
+    def losses(self) -> tuple[Tensor | None, ...]:
+        return tuple(m.loss for m in self.micros)
+
+    def obstacle(self) -> str:
+        """Return why the window cannot be run again as a whole, or ""."""
+        return next((o for o in (m.obstacle() for m in self.micros) if o), "")
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        noted = self.micros[micro]
+        restore_rng(noted.rng)
+        with torch.enable_grad():  # sinks such as clip_grad_norm_ run without gradients
+            return noted.rerun(batch)
+
+    def update(self) -> None:
+        self.apply()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return every parameter of the model and of the optimizer once."""
+        found = {id(p): p for p in self.view.root.parameters()}
+        if self.view.optimizer is not None:
+            for group in self.view.optimizer.param_groups:
+                found.update((id(p), p) for p in group["params"])
+        return list(found.values())
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        obstacle = self.obstacle()
+        if obstacle:
+            raise NanstopError(f"not replayable: {obstacle}", code="NS000")
+        parameters = self.parameters()
+        root, scaler = self.view.root, self.view.scaler
+        with ExitStack() as undo:
+            undo.callback(restore_rng, note_rng())
+            undo.callback(_set_gradients, [(p, p.grad) for p in parameters])
+            undo.callback(self.buffers.restore, self.buffers.note())
+            undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
+            kept = Trainable({}, None, scaler)
+            if with_update:
+                named = {n: p for n, p in root.named_parameters() if p.requires_grad}
+                kept = Trainable(named, self.view.optimizer, scaler)
+            undo.callback(Snapshot(kept).restore)
+            self.buffers.restore(self.start)
+            for parameter in parameters:
+                parameter.grad = None
+            ready_scaler(scaler)
+            yield
+
+    def redo(self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack) -> str:
+        """Make the window's gradients again, each micro-batch under its remedies; return what went wrong, or "".
+
+        The random state stays as it is. Where it goes wrong, gradients and buffers are as before. Gradients keep their
+        storage. Remedies that act on the update are entered on ``until_update``, which the caller closes after it.
+        """
+        state, present = note_rng(), self.buffers.note()
+        before = [(p, p.grad) for p in self.parameters()]
+        self.buffers.restore(self.start)
+        try:
+            standing = self._enter_standing(atoms, until_update)
+            for parameter, _ in before:
+                parameter.grad = None
+            for place in range(len(self.micros)):
+                mine = tuple(a for a in atoms.get(place, ()) if a not in standing)
+                self._redo_micro(place, mine)
+        except Exception as error:  # the loop's own code: anything may come out of it
+            until_update.close()
+            _set_gradients(before)
+            self.buffers.restore(present)
+            return f"{type(error).__name__}: {error}"
+        finally:
+            restore_rng(state)
+        for parameter, old in before:
+            _keep_storage(parameter, old)
+        return ""
+
+    def _enter_standing(
+        self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack
+    ) -> frozenset[Atom]:
+        everything = dict.fromkeys(a for mine in atoms.values() for a in mine)
+        standing = tuple(a for a in everything if a.remedy in UNTIL_UPDATE)
+        if standing:
+            from nanstop.remedies.table import applied
+
+            until_update.enter_context(applied(self.view, standing))
+        return frozenset(standing)
+
+    def _redo_micro(self, place: int, atoms: tuple[Atom, ...]) -> None:
+        micro = self.micros[place]
+        if not atoms:
+            micro.loss = self.run(place)
+            return
+        from nanstop.remedies.data import dropped_micros
+        from nanstop.remedies.table import applied, rebatch
+
+        if place in dropped_micros(atoms):
+            micro.loss = None
+            return
+        with applied(self.view, atoms):
+            micro.loss = self.run(place, rebatch(micro.batch, atoms, micro=place))
+
+
+def _keep_storage(parameter: nn.Parameter, old: Tensor | None) -> None:
+    """Put the new gradient where the old one was: loops and wrappers may hold on to that tensor."""
+    new = parameter.grad
+    if old is None or old.is_sparse:
+        return
+    if new is None:
+        # The window did not reach it: it had zeros from `zero_grad(set_to_none=False)`.
+        old.zero_()
+    elif new.dtype == old.dtype and new.layout == old.layout:
+        old.copy_(new)
+    else:
+        return
+    parameter.grad = old
+
+
+def _set_gradients(gradients: list[tuple[nn.Parameter, Tensor | None]]) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training

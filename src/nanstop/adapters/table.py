@@ -1,0 +1,59 @@
+"""The one table of what ``autowatch`` has replaced in torch and transformers, and the way back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class Table:
+    """Attributes of classes and modules that were replaced, and hooks that were registered."""
+
+    def __init__(self) -> None:
+        self._replaced: dict[tuple[int, str], tuple[Any, bool, Any]] = {}
+        self._hooks: list[Any] = []
+
+    def replace(self, owner: Any, name: str, stand_in: Callable[..., Any]) -> None:
+        """Have ``stand_in(original, *args)`` called for ``owner.name(*args)``; once for each attribute."""
+        if (id(owner), name) in self._replaced:
+            return
+        own = name in vars(owner)
+        original = vars(owner)[name] if own else _inherited(owner, name)
+
+        @functools.wraps(getattr(owner, name))
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return stand_in(original, *args, **kwargs)
+
+        self._replaced[id(owner), name] = owner, own, original
+        setattr(owner, name, replacement)
+
+    def restore(self, owner: Any, name: str) -> None:
+        """Put one attribute back."""
+        _, own, original = self._replaced.pop((id(owner), name))
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    def hook(self, handle: Any) -> None:
+        """Keep the handle of a hook that ``undo`` has to remove."""
+        self._hooks.append(handle)
+
+    def undo(self) -> None:
+        """Put everything back; a second call finds nothing to do."""
+        for owner, _, _ in reversed(tuple(self._replaced.values())):
+            for key in [k for k in self._replaced if k[0] == id(owner)]:
+                self.restore(owner, key[1])
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+
+def _inherited(owner: type, name: str) -> Callable[..., Any]:
+    """Return a function that calls what the class inherits, looked up at the call: it may be replaced as well."""
+
+    def inherited(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(owner, instance), name)(*args, **kwargs)
+
+    return inherited

@@ -1,0 +1,392 @@
+"""One micro-batch of an unchanged loop as a list of calls: model calls, the ops between them and ``backward``.
+
+A tape holds functions and inputs, never results: an input that is an earlier result is a ``Slot``. It is played again
+from the first model call; what the loss does not need is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+
+from nanstop.core.rng import RngState, restore_rng
+from nanstop.core.step import Batch
+
+MAX_CALLS = 4096
+"""Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""
+
+_LIBRARIES = (torch.__path__[0], "/nanstop/", "/accelerate/", "/transformers/utils/")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for the ``index``-th tensor that the calls so far have returned."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor from outside, by reference, with the version of its values at the call."""
+
+    tensor: Tensor
+    version: int
+
+    @property
+    def moved(self) -> bool:
+        return version(self.tensor) != self.version
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
+
+    ``foreign``: why it cannot be repeated. ``keep``: needed even if no loss uses its results (``backward``).
+    """
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    autocast: tuple[str, bool, torch.dtype]
+    grad: bool
+    line: tuple[CodeType, int] | None = None
+    rng: RngState | None = None
+    first: int = 0
+    count: int = 0
+    writes: tuple[int, ...] = ()
+    foreign: str = ""
+    keep: bool = False
+
+    def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:
+        """Make the call again and put its results into ``values``."""
+        if self.rng is not None:
+            restore_rng(self.rng)
+        args, kwargs = _filled(self.args, values, replaced), _filled(self.kwargs, values, replaced)
+        device, enabled, dtype = self.autocast
+        with ExitStack() as scope:
+            scope.enter_context(torch.set_grad_enabled(self.grad))
+            if autocast_state(device) != self.autocast:
+                scope.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            result = _relay(self.line)(self.function, args, kwargs)
+        for place, tensor in enumerate(tensors(result)):
+            values[self.first + place] = tensor
+
+
+class Tape(TorchFunctionMode):
+    """Records while it is on the stack of function modes; model calls and ``backward`` are added by ``call``.
+
+    ``num_ops``: how many ops on recorded results it saw. ``on_error`` is told what such an op raises.
+    """
+
+    def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self.device = device
+        self.on_error = on_error
+        self.num_ops = 0
+        self.calls: list[Call] = []
+        self.overflowed = False
+        self._slots: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._touches(args) and not self._touches(kwargs):
+            return func(*args, **kwargs)
+        self.num_ops += 1
+        try:
+            return self.call(func, args, kwargs, optional=True)
+        except Exception as error:
+            self.on_error(error)
+            raise
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        recorded: Callable[..., Any] | None = None,
+        rng: RngState | None = None,
+        keep: bool = False,
+        optional: bool = False,
+    ) -> Any:
+        """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated).
+
+        ``optional``: drop it again if it neither returns a tensor nor changes one.
+        """
+        if len(self.calls) >= MAX_CALLS:
+            self.overflowed = True
+            return function(*args, **kwargs)
+        operands = list(tensors((args, kwargs)))
+        versions = [version(t) for t in operands]
+        call = Call(
+            recorded or function,
+            self._noted(args),
+            self._noted(kwargs),
+            autocast=autocast_state(self.device),
+            grad=torch.is_grad_enabled(),
+            line=user_line(),
+            rng=rng,
+            first=self._count,
+            keep=keep,
+        )
+        call.foreign = _foreign(call)
+        self.calls.append(call)  # before the call: one that raises is repeated, too
+        result = function(*args, **kwargs)
+        self._note_writes(call, operands, versions)
+        for tensor in tensors(result):
+            self._slots[id(tensor)] = (weakref.ref(tensor), self._count)
+            self._count += 1
+        call.count = self._count - call.first
+        if optional and not (call.count or call.writes or call.foreign):
+            self.calls.pop()
+        return result
+
+    def slot(self, tensor: Any) -> int | None:
+        """Return the slot of a tensor that a recorded call returned, else None."""
+        known = self._slots.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def needed(self) -> list[Call]:
+        """Return, in order, the calls that the losses depend on."""
+        wanted: set[int] = set()
+        chosen: list[Call] = []
+        last = len(self.calls) - 1
+        for place in range(last, -1, -1):
+            call = self.calls[place]
+            results = range(call.first, call.first + call.count)
+            # A write may reach the loss through a view of its target: none but foreign ones is left out.
+            if call.keep or call.writes or place == last or wanted.intersection(results):
+                chosen.append(call)
+                wanted.update(s.index for s in _leaves(call.args, call.kwargs, kind=Slot))
+        return chosen[::-1]
+
+    def start(self) -> bool:
+        """Record ops from here on; False where the script has a function mode of its own (its order must hold)."""
+        if any(not isinstance(mode, DeviceContext) for mode in _modes()):
+            return False
+        _push_mode(self)
+        return True
+
+    def stop(self) -> bool:
+        """Take the tape off the stack of function modes, wherever in it it is; return whether it was there."""
+        if not any(mode is self for mode in _modes()):
+            return False
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+        return True
+
+    def _touches(self, value: Any) -> bool:
+        if isinstance(value, Tensor):
+            return self.slot(value) is not None
+        if isinstance(value, (tuple, list)):
+            return any(map(self._touches, value))
+        return isinstance(value, dict) and any(map(self._touches, value.values()))
+
+    def _noted(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            slot = self.slot(value)
+            if slot is not None:
+                return Slot(slot)
+            # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
+            return Constant(value, version(value)) if value.grad_fn is None else _HISTORY
+        if type(value) in (tuple, list):
+            return type(value)(map(self._noted, value))
+        if type(value) is dict:
+            return {key: self._noted(entry) for key, entry in value.items()}
+        # A container of another class is kept whole, unless results of the tape are in it.
+        return _HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
+
+    def _note_writes(self, call: Call, operands: list[Tensor], versions: list[int]) -> None:
+        for tensor, before in zip(operands, versions, strict=True):
+            if version(tensor) == before:
+                continue
+            slot = self.slot(tensor)
+            if slot is not None:
+                call.writes += (slot,)
+            elif not call.keep and call.rng is None:
+                call.foreign = "the loss changes in place a tensor from outside the iteration"
+
+
+class _History:
+    """Stands for a tensor whose graph began before the tape."""
+
+
+_HISTORY = _History()
+
+
+class TapedMicro:
+    """See ``loop_step.Micro``. ``batch``: the first model call's inputs and the tensors that the loss alone uses."""
+
+    def __init__(self, tape: Tape, rng: RngState) -> None:
+        self.tape = tape
+        self.rng = rng
+        self.loss: Tensor | None = None
+        self.reason = ""
+        self._losses: list[int] = []
+
+    def closed(self, raw: Sequence[Tensor]) -> None:
+        """Note that ``backward`` was called for these raw (unscaled) losses."""
+        slots = map(self.tape.slot, raw)
+        self._losses += [slot for slot in slots if slot is not None]
+        self.loss = total(raw if self.loss is None else [self.loss, *raw])
+
+    @property
+    def batch(self) -> Batch:
+        return {name: constant.tensor for name, constant in self._inputs()}
+
+    def obstacle(self) -> str:
+        if self.tape.overflowed:
+            return f"more than {MAX_CALLS} calls before backward"
+        for call in self.tape.needed():
+            if call.foreign:
+                return self.reason or call.foreign
+            if any(c.moved for c in _leaves(call.args, call.kwargs, kind=Constant)):
+                return "an input was changed in place after the forward"
+        return self.reason
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        replaced = self._replaced(batch)
+        values: dict[int, Tensor] = {}
+        for call in self.tape.needed():
+            call.play(values, replaced)
+        return total(values[slot] for slot in self._losses)
+
+    def _inputs(self) -> Iterator[tuple[str, Constant]]:
+        """Yield names and tensors: positionals as ``arg0``.., others by name, those of the loss alone as ``loss0``.."""
+        first, *rest = self.tape.needed() or (None,)
+        seen: set[int] = set()
+        for name, constant in _named(first) if first is not None else ():
+            if id(constant.tensor) not in seen:
+                seen.add(id(constant.tensor))
+                yield name, constant
+        for call in rest:
+            for constant in _leaves(call.args, call.kwargs, kind=Constant):
+                tensor = constant.tensor
+                if tensor.dim() and not tensor.requires_grad and id(tensor) not in seen:
+                    yield f"loss{len(seen)}", constant
+                    seen.add(id(tensor))
+
+    def _replaced(self, batch: Batch | None) -> dict[int, Tensor]:
+        if batch is None:
+            return {}
+        return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a result or an argument list, always in the same order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from tensors(entry)
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def total(losses: Iterable[Tensor]) -> Tensor:
+    """Return the detached sum of what ``backward`` was called on in one micro-batch."""
+    scalars = [loss.detach().sum() if loss.dim() else loss.detach() for loss in losses]
+    return sum(scalars[1:], start=scalars[0]) if scalars else torch.zeros(())
+
+
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def autocast_state(device: str) -> tuple[str, bool, torch.dtype]:
+    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def user_line() -> tuple[CodeType, int] | None:
+    """Return code and line of the innermost frame that belongs to the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_script(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _is_script(file: str) -> bool:
+    return not any(part in file for part in _LIBRARIES)
+
+
+def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:
+    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds it."""
+    if line is None:
+        return _plain_relay
+    code, number = line
+    moved = _plain_relay.__code__.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=number
+    )
+    return FunctionType(moved, {})
+
+
+# On one line: the line of its frame is then the line at which it is said to begin.
+_plain_relay = lambda function, args, kwargs: function(*args, **kwargs)  # noqa: E731
+
+
+def _modes() -> list[Any]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(place) for place in range(count)]
+
+
+def _filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, Slot):
+        return values[value.index]
+    if isinstance(value, Constant):
+        return replaced.get(id(value.tensor), value.tensor)
+    if type(value) in (tuple, list):
+        return type(value)(_filled(entry, values, replaced) for entry in value)
+    if type(value) is dict:
+        return {key: _filled(entry, values, replaced) for key, entry in value.items()}
+    return value
+
+
+def _leaves(*noted: Any, kind: type) -> Iterator[Any]:
+    for value in noted:
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _leaves(*value, kind=kind)
+        elif type(value) is dict:
+            yield from _leaves(*value.values(), kind=kind)
+
+
+def _foreign(call: Call) -> str:
+    if any(True for _ in _leaves(call.args, call.kwargs, kind=_History)):
+        return "the loss or an input of the model comes from ops that were not recorded"
+    return ""
+
+
+def _named(call: Call) -> Iterator[tuple[str, Constant]]:
+    entries = [(f"arg{place}", value) for place, value in enumerate(call.args)]
+    for name, value in (*entries, *call.kwargs.items()):
+        if isinstance(value, Constant):
+            yield name, value
+        elif type(value) is dict:
+            yield from ((str(k), v) for k, v in value.items() if isinstance(v, Constant))
+        else:
+            leaves = enumerate(_leaves(value, kind=Constant))
+            yield from ((f"{name}.{place}", leaf) for place, leaf in leaves)

@@ -12,6 +12,14 @@ _IGNORED = -100
 """The label that cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
 
 
+def num_samples(batch: Batch) -> int | None:
+    """Return how many samples a micro-batch has: the first axis of its tensors, where they agree."""
+    lengths = {
+        value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()
+    }
+    return lengths.pop() if len(lengths) == 1 else None
+
+
 def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
     """Return shape, range and supervision of every tensor of a micro-batch. Synchronises once an entry."""
     return tuple(

@@ -5,23 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from functools import partial
+from contextlib import nullcontext
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from nanstop.core.batches import num_samples
 from nanstop.core.localize import localize
 from nanstop.core.replay import Attempt
 from nanstop.core.step import ModelView
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
 from nanstop.remedies.precision import reference
-from nanstop.remedies.table import applied, rebatch
+from nanstop.remedies.table import applied, dropped_micros, rebatch
 from nanstop.run.case import Case
+from nanstop.run.rows import bad_rows, without
 
 _HEALTHY_FACTOR = 3.0
 _FORMAT_FACTOR = 8.0
 _DTYPE_CLASH = re.compile(r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.I)
 _MAX_ISLANDS = 8
+_SAME = 1e-4
 
 
 class Trials:
@@ -63,6 +67,9 @@ class Trials:
     def trial(self, atoms: tuple[Atom, ...], micro: int | None = None) -> Trial:
         """Run the failing micro-batch (or another one of the window) under ``atoms``."""
         micro = self._case.micro if micro is None else micro
+        if micro in dropped_micros(atoms):
+            unchanged = not self._healthy_rows
+            return Trial(atoms=atoms, outcome="pass", micro=micro, rows_unchanged=unchanged)
         under = partial(applied, self._view, atoms)
         batch = rebatch(self._case.step.batches[micro], atoms, micro=micro)
         run = self._case.attempt(micro, batch=batch, under=under)
@@ -77,6 +84,7 @@ class Trials:
             loss_gap=loss_gap,
             grad_cosine=cosine,
             causal=None if run.failed else self._is_causal(atoms, micro),
+            rows_unchanged=None if run.failed else self._rows_unchanged(atoms, micro, run),
             seconds=run.seconds,
             peak_bytes=run.peak_bytes,
             message=_first_line(run.error),
@@ -124,6 +132,35 @@ class Trials:
             place = localize(self._case.step, micro, update=self._case.update)
         return place.key if place else None
 
+    @cached_property
+    def _healthy_rows(self) -> tuple[int, ...]:
+        rows, bad = num_samples(self._case.step.batches[self._case.micro]), bad_rows(self._case)
+        if rows is None or bad is None:
+            return ()
+        return tuple(row for row in range(rows) if row not in bad)
+
+    def _rows_unchanged(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> bool | None:
+        """Return whether healthy samples keep loss and gradient; None where float32 can judge, or nothing can.
+
+        An update's remedy that leaves forward and backward alone leaves every sample as it was.
+        """
+        if not self._reference(micro).failed or micro != self._case.micro:
+            return None
+        if self._case.update:
+            plain = self._case.attempt(micro, without_update=True, under=nullcontext)
+            return _agree(plain, run)
+        healthy = self._healthy_rows
+        if not healthy:
+            return None
+        batch = self._case.step.batches[micro]
+        rest = tuple(row for row in range(num_samples(batch) or 0) if row not in healthy)
+        only_healthy = without(batch, rest)
+        plain = self._case.attempt(micro, batch=only_healthy, under=nullcontext)
+        if any(atom.remedy == "drop_sample" for atom in atoms):
+            return _agree(plain, run)
+        under = partial(applied, self._view, atoms)
+        return _agree(plain, self._case.attempt(micro, batch=only_healthy, under=under))
+
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was; None where it cannot be asked."""
         if not _has(atoms, "attention"):
@@ -140,6 +177,14 @@ class Trials:
         if before is None or after is None:
             return None
         return torch.equal(before[:, :-1], after[:, :-1])
+
+
+def _agree(plain: Attempt, cured: Attempt) -> bool:
+    """Return whether two finite runs have the same loss and gradient, to float32 rounding."""
+    if plain.failed or plain.loss is None or cured.loss is None:
+        return False
+    near = abs(plain.loss - cured.loss) <= _SAME * max(abs(plain.loss), 1e-3)
+    return near and 1 - cosine(plain.grads or {}, cured.grads or {}) <= _SAME
 
 
 def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:

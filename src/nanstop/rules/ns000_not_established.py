@@ -20,6 +20,7 @@ and the batch are finite, the forward pass is finite, the replay is bitwise iden
 2. Take the candidates in the order given: another attention kernel, float32 trainables, float32 logits and loss,
    bfloat16. Each is tried on the failing micro-batch only. Cost: one forward and backward each.
 3. Keep the incident folder: a later version may know the cause, and diagnoses old incidents anew.
+   Cost: its size on disk.
 
 ## Fix safety
 The candidates other than bfloat16 keep the mathematics of the training. None is applied without proof.

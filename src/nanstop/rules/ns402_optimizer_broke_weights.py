@@ -7,8 +7,9 @@ blames the first operation that touches a broken weight.
 ## Why it happens
 AdamW moves a weight by lr x m / (sqrt(v) + eps). In float16 both parts of the denominator vanish: eps = 1e-8 is below
 2.98e-8, half of the smallest positive value, and so is v = 0.001 x g^2 for every |g| < 5.4e-3. What is left is
-m / 0 = Inf, or 0 / 0 = NaN where the gradient was 0. With 8-bit moments a v that is small in its block of 256 rounds to 0, and the update is m / eps: m x 1e8.
-A learning rate can do it alone only by overflow: 1e5 x an update of 1 leaves float16.
+m / 0 = Inf, or 0 / 0 = NaN where the gradient was 0. With 8-bit moments, a v that is small in its block of 256 rounds
+to 0, and the update is m / eps = m x 1e8. A learning rate can do it alone only by the size of the update: 1e5 x an
+update of 1 leaves float16.
 
 ## Example
 ```python

@@ -20,7 +20,7 @@ the number of TRL issue 2367. Read backwards, its one healthy step had a loss of
 ## Fix
 1. Read the raw losses in this report instead. Cost: none.
 2. `logging_nan_inf_filter=False`, so that the log shows NaN when the loss is. Cost: none.
-3. Cure the failure itself; this finding stands beside the one that names it.
+3. Cure the failure itself; this finding stands beside the one that names it. Cost: see there.
 
 ## Fix safety
 Nothing is changed in the training: the filter acts on the log only.

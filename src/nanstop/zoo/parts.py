@@ -1,0 +1,136 @@
+"""The tiny modules that specimens are made of."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WIDTH = 8
+
+
+def diagonal(value: float, width: int = WIDTH) -> nn.Linear:
+    """Return a Linear without bias that multiplies by ``value``."""
+    layer = nn.Linear(width, width, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(width) * value)
+    return layer
+
+
+def ones(rows: int = 4, tokens: int = 6) -> Tensor:
+    """Return [rows, tokens, WIDTH] float32, all 1."""
+    return torch.ones(rows, tokens, WIDTH)
+
+
+class HiddenWrite(torch.autograd.Function):
+    """The identity, whose backward writes ``poison`` into the gradient through NumPy: no torch op makes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, poison: float) -> Tensor:
+        ctx.poison = poison
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        made = gradients[0].clone()
+        made.numpy()[0] = ctx.poison
+        return made, None
+
+
+class GatedMlp(nn.Module):
+    """``down(gate(x) * up(x))``: the product is ``scale`` squared for inputs of 1."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.gate = diagonal(scale)
+        self.up = diagonal(scale)
+        self.down = diagonal(1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gate(x) * self.up(x))
+
+
+class Block(nn.Module):
+    """A residual block around a ``GatedMlp``. ``config`` names a family, as models of transformers do."""
+
+    def __init__(self, scale: float, model_type: str, declared: torch.dtype) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(model_type=model_type, dtype=declared)
+        self.mlp = GatedMlp(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)
+
+
+class RootMeanSquareNorm(nn.Module):
+    """RMS normalisation without the usual cast to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))
+
+
+class NormedHead(nn.Module):
+    """``head(norm(stretch(x)))``: the norm sees ``scale`` for inputs of 1."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.stretch = diagonal(scale)
+        self.norm = RootMeanSquareNorm()
+        self.head = diagonal(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.stretch(x)))
+
+
+class EagerAttention(nn.Module):
+    """One head of attention in plain operations; hidden keys get a score of -inf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = diagonal(1.0)
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """``visible``: bool [rows, queries, keys]."""
+        query = self.project(x)
+        scores = query @ x.transpose(1, 2) / math.sqrt(WIDTH)
+        weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+        return weights @ x
+
+
+class FusedAttention(nn.Module):
+    """One head of ``scaled_dot_product_attention`` over queries and keys of ``scale``."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.query = diagonal(scale)
+        self.key = diagonal(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part.unsqueeze(1) for part in (self.query(x), self.key(x), x))
+        return nn.functional.scaled_dot_product_attention(query, key, value).squeeze(1)
+
+
+class TokenModel(nn.Module):
+    """Embedding and tied head over ``num_rows`` tokens."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(num_rows, WIDTH)
+        self.head = nn.Linear(WIDTH, num_rows, bias=False)
+        self.head.weight = self.embed.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids))

@@ -1,0 +1,307 @@
+"""One function a finding: with one argument it builds the fault, with another the healthy twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from nanstop.zoo.parts import (
+    WIDTH,
+    Block,
+    EagerAttention,
+    FusedAttention,
+    GatedMlp,
+    HiddenWrite,
+    NormedHead,
+    TokenModel,
+    diagonal,
+    ones,
+)
+from nanstop.zoo.specimen import Batch, Specimen
+
+
+def _sgd(model: nn.Module, lr: float = 1e-4) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def _half(loss_fn: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Run the loss under float16 autocast of the CPU."""
+
+    def run(batch: Batch) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return loss_fn(batch)
+
+    return run
+
+
+def hidden_write(poison: float) -> Specimen:
+    """A gradient buffer is filled through NumPy, behind torch's back."""
+    model = diagonal(1.0)
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: HiddenWrite.apply(model(batch["x"]), poison).pow(2).mean(),
+        batches=({"x": ones()},),
+    )
+
+
+def declared_bfloat16(dtype: torch.dtype) -> Specimen:
+    """A model of a wide family, computed in ``dtype`` by autocast."""
+    model = Block(scale=2.0, model_type="gemma3_text", declared=torch.bfloat16)
+
+    def loss_fn(batch: Batch) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype):
+            return model(batch["x"]).float().pow(2).mean()
+
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=loss_fn,
+        batches=({"x": ones()},),
+        autocast=str(dtype).removeprefix("torch."),
+    )
+
+
+def half_trainables(dtype: torch.dtype) -> Specimen:
+    """A trainable head stored in ``dtype``; plain SGD, so that nothing fails."""
+    model = nn.Sequential(diagonal(1.0), diagonal(0.5).to(dtype))
+    model[0].requires_grad_(False)
+
+    def loss_fn(batch: Batch) -> Tensor:
+        return model[1](model[0](batch["x"]).to(dtype)).float().pow(2).mean()
+
+    return Specimen(
+        model=model, optimizer=_sgd(model[1]), loss_fn=loss_fn, batches=({"x": ones()},)
+    )
+
+
+def new_tokens(fill: float | None) -> Specimen:
+    """Two tokens were added; their rows are ``fill``, or the mean of the others for None."""
+    torch.manual_seed(0)
+    model = TokenModel(num_rows=20)
+    with torch.no_grad():
+        weight = model.embed.weight
+        # the mean of random rows is short: give it their length, as trained rows have
+        mean = F.normalize(weight[:-2].mean(0), dim=0) * weight[:-2].norm(dim=1).median()
+        weight[-2:] = mean if fill is None else torch.full((WIDTH,), fill)
+    ids = torch.tensor([[1, 5, 18, 19], [2, 3, 4, 18]])
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: _next_token_loss(model(batch["input_ids"]), batch["labels"]),
+        batches=({"input_ids": ids, "labels": ids},),
+    )
+
+
+def _next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def gated_product(scale: float) -> Specimen:
+    """``gate(x) * up(x)`` of ``scale`` squared under float16 autocast."""
+    model = GatedMlp(scale)
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model, lr=1e-6),
+        loss_fn=_half(lambda batch: model(batch["x"]).float().pow(2).mean()),
+        batches=({"x": ones()},),
+        autocast="float16",
+    )
+
+
+def masked_row(num_visible: int) -> Specimen:
+    """One query of the second row sees ``num_visible`` keys."""
+    torch.manual_seed(0)
+    model = EagerAttention()
+    visible = torch.ones(4, 6, 6).tril().bool()
+    visible[1, 2] = False
+    visible[1, 2, :num_visible] = True
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: model(batch["x"], batch["visible"]).pow(2).mean(),
+        batches=({"x": torch.randn(4, 6, WIDTH), "visible": visible},),
+    )
+
+
+def logarithm(value: float) -> Specimen:
+    """The logarithm of ``value``, straight from a linear layer."""
+    model = diagonal(1.0)
+    x = ones()
+    x[1, 2] = value
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: torch.log(model(batch["x"]).sum(-1)).mean(),
+        batches=({"x": x},),
+    )
+
+
+def normalisation(scale: float) -> Specimen:
+    """RMS normalisation of ``scale`` under float16 autocast; its answer should not depend on it."""
+    model = NormedHead(scale)
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model, lr=1e-6),
+        loss_fn=_half(lambda batch: (model(batch["x"]).float() - 1.0).pow(2).mean()),
+        batches=({"x": ones()},),
+        autocast="float16",
+    )
+
+
+def summed_loss(value: float) -> Specimen:
+    """The sum over 1024 rows of ``value``: each output is small, their gradient is not."""
+    model = nn.Linear(WIDTH, 1, bias=False)
+    nn.init.constant_(model.weight, 1e-3)
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model, lr=1e-9),
+        loss_fn=_half(lambda batch: model(batch["x"]).float().sum()),
+        batches=({"x": torch.full((1024, WIDTH), value)},),
+        autocast="float16",
+    )
+
+
+def scaled_run(scale: float) -> Specimen:
+    """Twelve steps of ``gated_product`` under a GradScaler."""
+    one = gated_product(scale)
+    return Specimen(
+        model=one.model,
+        optimizer=one.optimizer,
+        loss_fn=one.loss_fn,
+        batches=one.batches * 12,
+        scaler=torch.amp.GradScaler("cpu"),
+        autocast="float16",
+    )
+
+
+def distance(gap: float) -> Specimen:
+    """The distance between two projections, ``gap`` apart in one row."""
+    model = diagonal(1.0)
+    left = ones()
+    right = left + 1.0
+    right[1, 2] = left[1, 2] + gap
+
+    def loss_fn(batch: Batch) -> Tensor:
+        apart = model(batch["left"]) - model(batch["right"])
+        return apart.pow(2).sum(-1).sqrt().mean()
+
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=loss_fn,
+        batches=({"left": left, "right": right},),
+    )
+
+
+def loaded_weights(element: float) -> Specimen:
+    """One element of the second layer came as ``element``."""
+    model = nn.Sequential(diagonal(1.0), diagonal(1.0))
+    with torch.no_grad():
+        model[1].weight[0, 0] = element
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: model(batch["x"]).pow(2).mean(),
+        batches=({"x": ones()},),
+    )
+
+
+def reward_head(dtype: torch.dtype, num_steps: int = 2) -> Specimen:
+    """A score head stored in ``dtype`` under AdamW with its default eps, gradients of about 1e-4."""
+    model = nn.Sequential()
+    model.add_module("base", diagonal(0.01))
+    model.add_module("score", nn.Linear(WIDTH, 1, bias=False).to(dtype))
+    model.base.requires_grad_(False)
+    nn.init.constant_(model.score.weight, 0.02)
+
+    def loss_fn(batch: Batch) -> Tensor:
+        score = model.score(model.base(batch["x"]).to(dtype)).float()
+        return (score - 0.01).pow(2).mean() + 0.5
+
+    return Specimen(
+        model=model,
+        optimizer=torch.optim.AdamW(model.score.parameters(), lr=1e-3),
+        loss_fn=loss_fn,
+        batches=({"x": ones()},) * num_steps,
+        log_filter=True,
+    )
+
+
+def pixels(element: float) -> Specimen:
+    """One element of the batch is ``element``."""
+    model = diagonal(1.0)
+    x = ones()
+    x[1, 2, 3] = element
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: model(batch["pixels"]).pow(2).mean(),
+        batches=({"pixels": x},),
+    )
+
+
+def token_id(largest: int, label: int | None = None) -> Specimen:
+    """A table of 20 rows and a batch whose largest id is ``largest``; every label is ``label`` if given."""
+    torch.manual_seed(0)
+    model = TokenModel(num_rows=20)
+    ids = torch.tensor([[1, 5, 6, 7], [2, 3, 4, largest]])
+    labels = ids.clamp(max=19) if label is None else torch.full_like(ids, label)
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: _next_token_loss(model(batch["input_ids"]), batch["labels"]),
+        batches=({"input_ids": ids, "labels": labels},),
+    )
+
+
+def fused_attention(scale: float) -> Specimen:
+    """Fused attention scales the scores after the product, plain attention before it.
+
+    Eight products of 7e18 squared are 3.9e38, beyond float32; after the scale of 1 / sqrt(8) they are 1.4e38.
+    """
+    model = FusedAttention(scale)
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model, lr=0.0),
+        loss_fn=lambda batch: model(batch["x"]).pow(2).mean(),
+        batches=({"x": ones()},),
+    )
+
+
+def flaky(num_failures: int) -> Specimen:
+    """The loss is NaN for its first ``num_failures`` calls, whatever it is called with."""
+    model = diagonal(1.0)
+    calls: list[int] = []
+
+    def loss_fn(batch: Batch) -> Tensor:
+        calls.append(1)
+        poison = float("nan") if len(calls) <= num_failures else 1.0
+        return model(batch["x"]).pow(2).mean() * poison
+
+    return Specimen(
+        model=model, optimizer=_sgd(model), loss_fn=loss_fn, batches=({"x": ones()},) * 2
+    )
+
+
+def policy_gradient(stale: float) -> Specimen:
+    """The objective of GRPO, its old log-probabilities off by ``stale``: on-policy for 0."""
+    model = diagonal(0.5)
+    x = ones(rows=3)
+    x[:, :, 0] = torch.arange(3.0)[:, None]
+
+    def loss_fn(batch: Batch) -> Tensor:
+        chosen = model(batch["x"]).log_softmax(-1)[..., 0]
+        ratio = torch.exp(chosen - (chosen.detach() - stale * batch["advantage"][:, None]))
+        return -(ratio * batch["advantage"][:, None]).mean()
+
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=loss_fn,
+        batches=({"x": x, "advantage": torch.tensor([1.0, 0.0, -1.0])},),
+        zero_loss_by_design="on-policy GRPO: every ratio is 1 and the advantages sum to 0",
+    )

@@ -1,0 +1,113 @@
+"""A planted fault or its healthy twin: a tiny training set-up in plain torch, and what a plain run of it shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specimen:
+    """``loss_fn(batch)`` calls ``model`` and returns a scalar; one batch is one optimizer step.
+
+    ``autocast``, ``log_filter`` (the host logs as transformers does) and ``zero_loss_by_design`` are facts that cannot
+    be read off the other fields.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss_fn: Callable[[Batch], Tensor]
+    batches: tuple[Batch, ...]
+    scaler: torch.amp.GradScaler | None = None
+    autocast: str | None = None
+    log_filter: bool = False
+    zero_loss_by_design: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRun:
+    """What a run without nanstop shows. Names are those of the model's parameters, at the first step that has any.
+
+    ``scales``: of the GradScaler, before the first step and after each.
+    """
+
+    losses: tuple[float, ...]
+    bad_gradients: tuple[str, ...]
+    broken: tuple[str, ...]
+    """Parameters that an update with finite gradients made non-finite."""
+    scales: tuple[float, ...]
+    num_nonzero_gradients: int
+    error: str
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing failed: losses, gradients and weights stayed finite and nothing was raised."""
+        finite = all(math.isfinite(loss) for loss in self.losses)
+        return finite and not (self.bad_gradients or self.broken or self.error)
+
+
+def run_plain(specimen: Specimen) -> PlainRun:
+    """Train on every batch once, without nanstop, and return what there was to see. Changes the specimen."""
+    losses: list[float] = []
+    scales = [_scale(specimen)]
+    bad_gradients: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    num_nonzero, error = 0, ""
+    for batch in specimen.batches:
+        specimen.optimizer.zero_grad()
+        try:
+            loss = specimen.loss_fn(batch)
+        except (IndexError, RuntimeError) as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            break
+        losses.append(loss.item())
+        _scaled(specimen, loss).backward()
+        bad_gradients = bad_gradients or _bad(specimen.model, gradients=True)
+        num_nonzero = sum(
+            int(p.grad.count_nonzero()) for p in specimen.model.parameters() if p.grad is not None
+        )
+        was_finite = not _bad(specimen.model) and not bad_gradients
+        _update(specimen)
+        if was_finite:
+            broken = _bad(specimen.model)
+        scales.append(_scale(specimen))
+    return PlainRun(
+        losses=tuple(losses),
+        bad_gradients=bad_gradients,
+        broken=broken,
+        scales=tuple(scales),
+        num_nonzero_gradients=num_nonzero,
+        error=error,
+    )
+
+
+def _scaled(specimen: Specimen, loss: Tensor) -> Tensor:
+    return loss if specimen.scaler is None else specimen.scaler.scale(loss)
+
+
+def _update(specimen: Specimen) -> None:
+    if specimen.scaler is None:
+        specimen.optimizer.step()
+    else:
+        specimen.scaler.step(specimen.optimizer)
+        specimen.scaler.update()
+
+
+def _scale(specimen: Specimen) -> float:
+    return 1.0 if specimen.scaler is None else specimen.scaler.get_scale()
+
+
+def _bad(model: nn.Module, *, gradients: bool = False) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, parameter in model.named_parameters()
+        if (value := parameter.grad if gradients else parameter) is not None
+        and not bool(value.isfinite().all())
+    )

@@ -1,0 +1,148 @@
+"""The zoo: for every finding a planted fault, a healthy twin, and the sign that tells them apart without nanstop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+import torch
+
+from nanstop.rules.log_filter import filtered
+from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
+from nanstop.zoo import plants
+from nanstop.zoo.specimen import Specimen, run_plain
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``sign(specimen)`` is True for the fault and False for the twin; it may train the specimen."""
+
+    fault: Callable[[], Specimen]
+    healthy: Callable[[], Specimen]
+    sign: Callable[[Specimen], bool]
+
+
+def loss_fails(specimen: Specimen) -> bool:
+    """Return whether a loss is not finite."""
+    return any(not math.isfinite(loss) for loss in run_plain(specimen).losses)
+
+
+def gradient_fails(specimen: Specimen) -> bool:
+    """Return whether a gradient is not finite although every loss is."""
+    run = run_plain(specimen)
+    return bool(run.bad_gradients) and all(math.isfinite(loss) for loss in run.losses)
+
+
+def update_breaks(specimen: Specimen) -> bool:
+    """Return whether an update with finite gradients made a parameter non-finite."""
+    return bool(run_plain(specimen).broken)
+
+
+def raises_index_error(specimen: Specimen) -> bool:
+    """Return whether the loss raises IndexError."""
+    return run_plain(specimen).error.startswith("IndexError")
+
+
+def is_bent(specimen: Specimen) -> bool:
+    """Return whether the loss is finite and off the float64 one by more than 5 %."""
+    batch = specimen.batches[0]
+    seen = specimen.loss_fn(batch).item()
+    specimen.model.double()  # autocast leaves float64 alone
+    true = specimen.loss_fn({name: value.double() for name, value in batch.items()}).item()
+    return math.isfinite(seen) and abs(seen - true) > 0.05 * abs(true)
+
+
+def scale_collapses(specimen: Specimen) -> bool:
+    """Return whether the scaler skips more steps in a row than a healthy start explains."""
+    return consecutive_falls(run_plain(specimen).scales) > HEALTHY_SKIPS
+
+
+def weight_is_bad(specimen: Specimen) -> bool:
+    """Return whether a parameter is not finite before the first step."""
+    return any(not bool(p.isfinite().all()) for p in specimen.model.parameters())
+
+
+def batch_is_bad(specimen: Specimen) -> bool:
+    """Return whether a batch holds a value that is not finite."""
+    return any(not bool(v.isfinite().all()) for batch in specimen.batches for v in batch.values())
+
+
+def fails_once(specimen: Specimen) -> bool:
+    """Return whether the same batch fails and then does not, with the same weights."""
+    first, second = (specimen.loss_fn(specimen.batches[0]).item() for _ in range(2))
+    return not math.isfinite(first) and math.isfinite(second)
+
+
+def log_lies(specimen: Specimen) -> bool:
+    """Return whether losses are not finite and transformers' log filter shows a finite number."""
+    losses = run_plain(specimen).losses
+    return any(map(math.isnan, losses)) and math.isfinite(filtered([[loss] for loss in losses]))
+
+
+def zero_but_alive(specimen: Specimen) -> bool:
+    """Return whether the loss is exactly 0 and its gradient is not."""
+    run = run_plain(specimen)
+    return run.healthy and run.losses[-1] == 0.0 and run.num_nonzero_gradients > 0
+
+
+def narrow_for_its_family(specimen: Specimen) -> bool:
+    """Return whether a model that was trained in bfloat16 is computed in float16."""
+    declared = getattr(specimen.model, "config", None)
+    return specimen.autocast == "float16" and getattr(declared, "dtype", None) == torch.bfloat16
+
+
+def trains_half(specimen: Specimen) -> bool:
+    """Return whether a trainable parameter is stored in half precision."""
+    return any(p.dtype in HALF for p in specimen.model.parameters() if p.requires_grad)
+
+
+def has_zero_rows(specimen: Specimen) -> bool:
+    """Return whether the embedding has a row of zeros."""
+    return bool((specimen.model.get_input_embeddings().weight == 0.0).all(-1).any())
+
+
+def _pair(
+    plant: Callable[..., Specimen], fault: object, healthy: object, sign: Callable[[Specimen], bool]
+) -> Entry:
+    return Entry(partial(plant, fault), partial(plant, healthy), sign)
+
+
+ZOO: Mapping[str, Entry] = MappingProxyType(
+    {
+        "NS000": _pair(plants.hidden_write, math.nan, 0.5, gradient_fails),
+        "NS101": _pair(
+            plants.declared_bfloat16, torch.float16, torch.bfloat16, narrow_for_its_family
+        ),
+        "NS102": _pair(plants.half_trainables, torch.float16, torch.float32, trains_half),
+        "NS103": _pair(plants.new_tokens, 0.0, None, has_zero_rows),
+        "NS201": _pair(plants.gated_product, 300.0, 3.0, loss_fails),
+        "NS202": _pair(plants.masked_row, 0, 1, loss_fails),
+        "NS204": _pair(plants.logarithm, -1.0, 0.5, loss_fails),
+        "NS209": _pair(plants.normalisation, 300.0, 3.0, is_bent),
+        "NS301": _pair(plants.summed_loss, 100.0, 1.0, gradient_fails),
+        "NS302": _pair(plants.scaled_run, 300.0, 3.0, scale_collapses),
+        "NS304": _pair(plants.distance, 0.0, 0.5, gradient_fails),
+        "NS401": _pair(plants.loaded_weights, math.nan, 0.5, weight_is_bad),
+        "NS402": _pair(plants.reward_head, torch.float16, torch.float32, update_breaks),
+        "NS501": _pair(plants.pixels, math.inf, 2.0, batch_is_bad),
+        "NS502": _pair(plants.token_id, 20, 19, raises_index_error),
+        "NS503": Entry(
+            partial(plants.token_id, 19, label=-100),
+            partial(plants.token_id, 19, label=3),
+            loss_fails,
+        ),
+        "NS602": _pair(plants.fused_attention, 7e18, 7.0, loss_fails),
+        "NS603": _pair(plants.flaky, 1, 0, fails_once),
+        "NS801": Entry(
+            partial(plants.reward_head, torch.float16, num_steps=6),
+            partial(plants.reward_head, torch.float32, num_steps=6),
+            log_lies,
+        ),
+        "NS802": _pair(plants.policy_gradient, 0.0, 0.1, zero_but_alive),
+    }
+)

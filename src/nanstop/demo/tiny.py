@@ -82,9 +82,7 @@ def gemma3(seed: int = 0, **overrides: Any) -> Gemma3ForCausalLM:
 
     torch.manual_seed(seed)
     settings = _settings({"head_dim": 16, "sliding_window": 64} | overrides)
-    return Gemma3ForCausalLM._from_config(
-        Gemma3TextConfig(**settings), attn_implementation="eager"
-    )
+    return Gemma3ForCausalLM._from_config(Gemma3TextConfig(**settings), attn_implementation="eager")
 
 
 def gemma(seed: int = 0, **overrides: Any) -> GemmaForCausalLM:

@@ -215,6 +215,17 @@ def test_what_float32_trainables_learn_is_kept_in_the_old_storage():
     assert view.optimizer.state[parameter]["step"].dtype == torch.float32
 
 
+def test_untouched_bits_survive_beside_changed_ones():
+    """A NaN's payload would not outlive a cast to float32 and back."""
+    view = View(torch.nn.Linear(4, 1, bias=False).half())
+    view.quantized_layers = tuple
+    bits = torch.tensor([[0x7C01, 0x7E55, 0x0001, 0x3C00]], dtype=torch.int16)
+    view.root.weight.data = bits.view(torch.float16).clone()
+    with applied(view, [Atom(remedy="fp32_trainables")]):
+        view.root.weight.data[0, 3] = 2.0
+    assert view.root.weight.data.view(torch.int16).tolist() == [[0x7C01, 0x7E55, 0x0001, 0x4000]]
+
+
 def test_gradients_accumulate_across_the_border():
     view = plain(tiny.llama().half())
     _, once = run(view)

@@ -2,166 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanstop.core import optable
-from nanstop.core.numerics import HALF_FORMATS, WIDER, bad_mask, is_measurable, measure
+from nanstop.core.numerics import (
+    WIDER,
+    bad_mask,
+    dense_parts,
+    is_measurable,
+    is_narrow,
+    is_plain,
+    measure,
+)
 from nanstop.core.rng import note_rng, restore_rng
-from nanstop.records import Finiteness, Position, TensorStats
+from nanstop.records import Finiteness, TensorStats
 
 _ATTENTION = "scaled_dot_product"
 _MASK_FRACTION = 0.25
-"""A finite operand below this share of its format's lowest value is a mask, not a score."""
+"""An operand below this share of its format's lowest value is a mask, not a score."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseUp:
-    """Full facts of one op. ``legal``: why its infinity is meant to be there, else None."""
+    """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds a mask.
 
+    ``bad``: for each output, its bool mask of bad elements (None where it has none), on the device.
+    """
+
+    op: str
     inputs: tuple[TensorStats, ...]
-    outputs: tuple[TensorStats, ...]
-    wider: Finiteness
-    reference: Finiteness
-    fully_masked_rows: int
-    legal: str | None
-    positions: tuple[Position, ...] | None
-    bad_lanes: tuple[int, ...]
+    outputs: tuple[TensorStats, ...] = ()
+    wider: Finiteness = "unknown"
+    reference: Finiteness = "unknown"
+    fully_masked_rows: int = 0
+    masking: bool = False
+    bad: tuple[Tensor | None, ...] = ()
 
 
 class Observer:
-    """Passed to the recorder of a second pass; keeps a ``CloseUp`` of each op in ``wanted``. Synchronises the device.
+    """Called for each op of a second run; keeps a ``CloseUp`` of those in ``wanted``. Synchronises the device.
 
-    ``ids_shape``: [batch, tokens] of the micro-batch, to say which samples and tokens an op's bad elements belong to.
+    ``names``: what tensors known by name are called, by the address of their storage.
     """
 
-    def __init__(
-        self,
-        wanted: frozenset[int],
-        names: Mapping[int, str],
-        ids_shape: tuple[int, ...] | None,
-        weight_shapes: frozenset[tuple[int, ...]],
-    ) -> None:
+    def __init__(self, wanted: Iterable[int], names: Mapping[int, str]) -> None:
         self.seen: dict[int, CloseUp] = {}
-        self.op_names: dict[int, str] = {}
-        self._wanted = wanted
+        self._wanted = frozenset(wanted)
         self._names = names
-        self._ids_shape = ids_shape
-        self._weight_shapes = weight_shapes
 
     def __call__(
         self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
+        """Look at the operands before the op runs; return what is to be called with its result."""
         if index not in self._wanted:
             return None
-        self.op_names[index] = str(func)
         traits = optable.traits(func)
         read = [
             tensor
             for position, _, tensor in optable.tensors(args, kwargs)
             if position not in traits.overwritten
         ]
-        before = tuple(measure(t, self._names.get(t.untyped_storage()._cdata)) for t in read)
+        # Of an op that raises there is no result to look at; its operands are what there is to say.
+        before = CloseUp(str(func), tuple(self._measured(tensor) for tensor in read))
+        self.seen[index] = before
         masked = fully_masked_rows(read)
-        legal_operand = _mask_operand(func, read)
         kept = [t.clone() for t in read] if traits.mutated else read
         kept_args = _replace(args, dict(zip(map(id, read), kept, strict=True)))
-        # An op that raises leaves no result to look at; its operands are what there is to say.
-        self.seen[index] = CloseUp(before, (), "unknown", "unknown", masked, None, None, ())
 
         def done(result: Any) -> None:
-            outputs = _results(func, args, kwargs, result)
-            bad = [bad_mask(o) if is_measurable(o) else None for o in outputs]
-            self.seen[index] = CloseUp(
-                inputs=before,
-                outputs=tuple(
-                    measure(o, self._names.get(o.untyped_storage()._cdata)) for o in outputs
-                ),
+            outputs = outputs_of(func, args, kwargs, result)
+            bad = tuple(_bad_or_none(o) for o in outputs)
+            self.seen[index] = replace(
+                before,
+                outputs=tuple(self._measured(o) for o in outputs),
                 wider=rerun_wider(func, kept_args, kwargs, bad),
                 reference=rerun_reference(func, kept_args, kwargs, bad),
                 fully_masked_rows=masked,
-                legal=legal_operand,
-                positions=self._positions(bad),
-                bad_lanes=tuple(
-                    lane for lane, mask in enumerate(bad) if mask is not None and bool(mask.any())
-                ),
+                masking=is_masking(traits.base, kept, outputs),
+                bad=bad,
             )
 
         return done
 
-    def _positions(self, bad: list[Tensor | None]) -> tuple[Position, ...] | None:
-        mask = next((m for m in bad if m is not None and bool(m.any())), None)
-        if mask is None or self._ids_shape is None or tuple(mask.shape) in self._weight_shapes:
-            return None
-        return positions_of(mask, self._ids_shape)
+    def _measured(self, tensor: Tensor) -> TensorStats:
+        name = self._names.get(tensor.untyped_storage()._cdata) if is_plain(tensor) else None
+        return measure(tensor, name)
 
 
-def positions_of(mask: Tensor, ids_shape: tuple[int, ...]) -> tuple[Position, ...] | None:
-    """Return samples and token spans of the True elements, or None where the axes are not those of the batch.
-
-    Axes understood: [batch, tokens, ...], [batch, heads, tokens, ...], [batch * tokens, ...], [batch].
-    """
-    rows, tokens = ids_shape
-    shape = tuple(mask.shape)
-    if shape[:2] == (rows, tokens):
-        grid = mask.reshape(rows, tokens, -1).any(-1)
-    elif len(shape) == 4 and shape[0] == rows and shape[2] == tokens:
-        grid = mask.transpose(1, 2).reshape(rows, tokens, -1).any(-1)
-    elif shape[:1] == (rows * tokens,) and rows * tokens > rows:
-        grid = mask.reshape(rows, tokens, -1).any(-1)
-    elif shape == (rows,):
-        return tuple(Position(sample=int(r)) for r in mask.nonzero().flatten())
-    else:
+def _bad_or_none(tensor: Tensor) -> Tensor | None:
+    if not is_measurable(tensor):
         return None
-    found = []
-    for row in grid.any(-1).nonzero().flatten().tolist():
-        where = grid[row].nonzero().flatten()
-        found.append(
-            Position(sample=row, first_token=int(where.min()), last_token=int(where.max()))
-        )
-    return tuple(found)
+    mask = bad_mask(tensor)
+    return mask if bool(mask.any()) else None
 
 
-def fully_masked_rows(operands: list[Tensor]) -> int:
-    """Return how many rows (last axis) of an operand are all -inf or all at the lowest value of their format."""
+def storage_names(named: Mapping[str, Tensor]) -> dict[int, str]:
+    """Return the names of tensors by the address of the storages that hold them."""
+    return {
+        part.untyped_storage()._cdata: name
+        for name, tensor in named.items()
+        for part in dense_parts(tensor)
+    }
+
+
+def fully_masked_rows(operands: Iterable[Tensor]) -> int:
+    """Return the most rows (last axis) of one operand that are -inf throughout."""
     count = 0
     for tensor in operands:
-        if not is_measurable(tensor) or tensor.dim() < 2 or tensor.shape[-1] < 2:
-            continue
-        count = max(count, int((tensor == float("-inf")).all(-1).sum()))
+        if is_measurable(tensor) and tensor.dim() >= 2 and tensor.shape[-1] >= 2:
+            count = max(count, int((tensor == float("-inf")).all(-1).sum()))
     return count
 
 
-def _mask_operand(func: Any, operands: list[Tensor]) -> str | None:
-    """Return why an infinity that this op makes is meant: it adds or casts a mask."""
-    base = optable.base_name(str(func))
-    if base not in ("add", "add_", "sub", "_to_copy", "masked_fill", "masked_fill_", "where"):
-        return None
+def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
+    """Return whether an op's infinities are -inf and all stand where a mask was added to something.
+
+    In float16 ``score + finfo.min`` rounds to -inf for every score below -16: meant, not an overflow.
+    """
+    if base not in optable.ADDITIVE:
+        return False
+    result = next(iter(outputs))
+    if not is_measurable(result) or bool((result.isnan() | result.isposinf()).any()):
+        return False
+    infinite = result.isneginf()
+    masked = torch.zeros_like(infinite)
     for tensor in operands:
-        if is_measurable(tensor):
-            lowest = torch.finfo(tensor.dtype).min
-            if bool((tensor <= lowest * _MASK_FRACTION).any()):
-                return "an additive mask at the lowest value of its format"
-    return None
+        if is_measurable(tensor) and tensor.is_floating_point():
+            lowest = torch.finfo(tensor.dtype).min * _MASK_FRACTION
+            masked = masked | (tensor <= lowest)
+    return bool((masked | ~infinite).all())
 
 
 def rerun_wider(
-    func: Any, args: Any, kwargs: Mapping[str, Any], bad: list[Tensor | None]
+    func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
 ) -> Finiteness:
     """Return whether the op, on the same inputs in a wider format, is finite where its result was not."""
     formats = {t.dtype for _, _, t in optable.tensors(args, kwargs) if t.is_floating_point()}
     formats |= {value for value in kwargs.values() if isinstance(value, torch.dtype)}
-    half = bool(formats & set(HALF_FORMATS))
+    narrow = any(is_narrow(dtype) for dtype in formats)
 
     def widen(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(_wide(value.dtype, half)) if is_measurable(value) else value
+            floating = is_measurable(value) and value.is_floating_point()
+            return value.to(_wide(value.dtype, narrow=narrow)) if floating else value
         if isinstance(value, torch.dtype):
-            return _wide(value, half)
+            return _wide(value, narrow=narrow)
         if isinstance(value, list | tuple):
             return type(value)(widen(item) for item in value)
         return value
@@ -169,19 +159,19 @@ def rerun_wider(
     def run() -> list[Tensor]:
         wide_args = tuple(widen(a) for a in args)
         wide_kwargs = {k: widen(v) for k, v in kwargs.items()}
-        return _results(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
+        return outputs_of(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
 
     return _verdict(run, bad)
 
 
-def _wide(dtype: torch.dtype, half: bool) -> torch.dtype:
-    if half:
-        return torch.float32 if dtype in HALF_FORMATS else dtype
+def _wide(dtype: torch.dtype, *, narrow: bool) -> torch.dtype:
+    if narrow:
+        return torch.float32 if is_narrow(dtype) else dtype
     return WIDER.get(dtype, dtype)
 
 
 def rerun_reference(
-    func: Any, args: Any, kwargs: Mapping[str, Any], bad: list[Tensor | None]
+    func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
 ) -> Finiteness:
     """Return whether reference mathematics in the same format is finite: attention opened into its parts."""
     name = str(func)
@@ -199,7 +189,7 @@ def rerun_reference(
     return _verdict(run, bad[:1])
 
 
-def _verdict(run: Callable[[], list[Tensor]], bad: list[Tensor | None]) -> Finiteness:
+def _verdict(run: Callable[[], list[Tensor]], bad: tuple[Tensor | None, ...]) -> Finiteness:
     state = note_rng()
     try:
         with torch.no_grad():
@@ -218,14 +208,12 @@ def _verdict(run: Callable[[], list[Tensor]], bad: list[Tensor | None]) -> Finit
     return "finite" if looked else "unknown"
 
 
-def _results(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Tensor]:
-    mutated = optable.traits(func).mutated
-    written = [t for p, _, t in optable.tensors(args, kwargs) if p in mutated]
-    return written or [t for _, _, t in optable.tensors(_as_tuple(result), {})]
-
-
-def _as_tuple(result: Any) -> tuple[Any, ...]:
-    return tuple(result) if isinstance(result, tuple | list) else (result,)
+def outputs_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Tensor]:
+    """Return the tensors that an op wrote, each once: changed operands first."""
+    found: dict[int, Tensor] = {}
+    for _, tensor in optable.written(optable.traits(func), args, kwargs, result):
+        found.setdefault(id(tensor), tensor)
+    return list(found.values())
 
 
 def _replace(args: Any, copies: Mapping[int, Tensor]) -> tuple[Any, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nanstop.records import FORMAT_MAX, TensorStats
 
@@ -14,6 +17,9 @@ WIDER = {
     torch.float32: torch.float64,
 }
 """The format in which an op is run again to learn whether its own format was too narrow."""
+
+_DISPATCH = "__torch_dispatch__"
+_NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
 
 def format_name(dtype: torch.dtype) -> str:
@@ -26,18 +32,53 @@ def format_limit(dtype: torch.dtype) -> float:
     return FORMAT_MAX.get(format_name(dtype), float("inf"))
 
 
-def is_measurable(tensor: Tensor) -> bool:
-    """Return whether a tensor holds dense floating values that can be looked at here."""
+def is_narrow(dtype: torch.dtype) -> bool:
+    """Return whether a format has fewer than 32 bits: half, bfloat16 and the 8-bit floats."""
+    return dtype.is_floating_point and dtype.itemsize < 4
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor has one strided storage of its own whose address says which value it is."""
     return (
-        tensor.is_floating_point()
-        and tensor.layout is torch.strided
+        tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.device.type != "meta"
+        and getattr(type(tensor), _DISPATCH) is _NO_DISPATCH
+    )
+
+
+def is_measurable(tensor: Tensor) -> bool:
+    """Return whether a tensor holds dense floating or complex values that can be looked at here."""
+    return (
+        (tensor.is_floating_point() or tensor.is_complex())
+        and is_plain(tensor)
         and tensor.numel() > 0
+    )
+
+
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the plain tensors that hold a tensor's values: itself, or what a sparse or wrapper tensor is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return tuple(part for name in names for part in dense_parts(getattr(tensor, name)))
+    if tensor.layout is torch.sparse_coo:
+        return (tensor._values(),)
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return (tensor.values(),)
+    return (tensor,) if is_plain(tensor) else ()
+
+
+def has_bad(tensor: Tensor) -> bool:
+    """Return whether a tensor of any kind holds a NaN or Inf. Synchronises the device."""
+    return any(
+        is_measurable(part) and bool(bad_mask(part.detach()).any()) for part in dense_parts(tensor)
     )
 
 
 def bad_mask(tensor: Tensor) -> Tensor:
     """Return a bool tensor of the same shape: True where the value is NaN or infinite."""
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        tensor = tensor.float()  # 8-bit floats have no isfinite
     return ~torch.isfinite(tensor)
 
 
@@ -45,20 +86,25 @@ def bad_mask(tensor: Tensor) -> Tensor:
 def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     """Return the full range of a tensor of any shape and format. Synchronises the device.
 
-    ``absmax`` and ``absmin_nonzero`` are over finite values; integer tensors report their range only.
+    ``absmax`` and ``absmin_nonzero`` are over finite values; integer tensors report their range only, and of a tensor
+    that cannot be looked at (meta, nested, quantized, empty) only shape and format are known.
     """
-    shape, dtype = tuple(tensor.shape), format_name(tensor.dtype)
-    device = tensor.device.type
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.numel() == 0 or tensor.device.type == "meta" or tensor.layout is not torch.strided:
-        return TensorStats(shape=shape, dtype=dtype, device=device, name=name)
-    if not tensor.is_floating_point():
-        top = float(tensor.detach().to(torch.float64).abs().max())
-        return TensorStats(shape=shape, dtype=dtype, device=device, absmax=top, name=name)
-    values = tensor.detach()
+    shape = () if tensor.is_nested else tuple(tensor.shape)
+    known = {"shape": shape, "dtype": format_name(tensor.dtype), "device": tensor.device.type}
+    parts = [p.detach() for p in dense_parts(tensor) if p.numel() > 0 and not p.is_quantized]
+    if not parts:
+        return TensorStats(**known, name=name)
+    values = parts[0]
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if not values.is_floating_point():
+        return TensorStats(**known, absmax=float(values.to(torch.float64).abs().max()), name=name)
+    return _ranged(values, known, name, located=values.shape == shape)
+
+
+def _ranged(values: Tensor, known: dict, name: str | None, *, located: bool) -> TensorStats:
     tiny = torch.finfo(values.dtype).tiny
-    values = values.to(torch.float64) if values.dtype is torch.float64 else values.float()
+    values = values if values.dtype is torch.float64 else values.float()
     bad = bad_mask(values)
     size = values.abs().masked_fill(bad, 0.0)
     nonzero = size > 0
@@ -73,9 +119,7 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     ).tolist()
     absmin = float(size.masked_fill(~nonzero, float("inf")).min())
     return TensorStats(
-        shape=shape,
-        dtype=dtype,
-        device=device,
+        **known,
         nan=counts[0],
         posinf=counts[1],
         neginf=counts[2],
@@ -83,7 +127,7 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
         absmin_nonzero=0.0 if absmin == float("inf") else absmin,
         zeros=counts[3],
         subnormal=counts[4],
-        first_bad=_first_index(bad) if sum(counts[:3]) else None,
+        first_bad=_first_index(bad) if located and sum(counts[:3]) else None,
         name=name,
     )
 
@@ -94,18 +138,34 @@ def _first_index(mask: Tensor) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def nonfinite_names(named: list[tuple[str, Tensor]]) -> tuple[str, ...]:
+def nonfinite_names(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
     """Return the names of tensors that hold a NaN or Inf, in order. One synchronisation for all.
 
     A norm decides quickly; a norm that overflowed on finite values is confirmed tensor by tensor.
     """
-    dense = [(name, tensor) for name, tensor in named if is_measurable(tensor)]
+    dense = [
+        (name, part.detach())
+        for name, tensor in named
+        for part in dense_parts(tensor)
+        if is_measurable(part)
+    ]
     if not dense:
         return ()
-    norms = [torch.linalg.vector_norm(t.detach(), dtype=torch.float32) for _, t in dense]
+    norms = [_norm(part) for _, part in dense]
     suspicious = bad_mask(torch.stack([norm.to(norms[0].device) for norm in norms])).tolist()
-    return tuple(
-        name
-        for (name, tensor), odd in zip(dense, suspicious, strict=True)
-        if odd and bool(bad_mask(tensor.detach()).any())
-    )
+    bad = {
+        name: None
+        for (name, part), odd in zip(dense, suspicious, strict=True)
+        if odd and bool(bad_mask(part).any())
+    }
+    return tuple(bad)
+
+
+def _norm(values: Tensor) -> Tensor:
+    if values.is_complex():
+        return torch.linalg.vector_norm(values).float()
+    if values.dtype.itemsize == 1:  # 8-bit floats have no reductions
+        values = values.float()
+    return torch.linalg.vector_norm(
+        values, dtype=torch.promote_types(values.dtype, torch.float32)
+    ).float()

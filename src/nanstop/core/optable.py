@@ -20,17 +20,13 @@ _OVERWRITES = frozenset(
     {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 )
 _UNDECLARED_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "detach"})
-CONSTANTS = frozenset(
+FILLS = frozenset(
     {"full", "full_like", "new_full", "fill_", "fill", "scalar_tensor", "masked_fill"}
-    | {"masked_fill_", "where", "lift_fresh_copy", "_to_copy", "copy_", "clone", "tril", "triu"}
+    | {"masked_fill_", "where", "lift_fresh_copy", "index_fill", "index_fill_", "constant_pad_nd"}
 )
-"""Ops that can put an infinity in place on purpose, or carry one that was."""
-SELECTS = frozenset(
-    {"where", "masked_fill", "masked_fill_", "index", "index_select", "gather", "embedding"}
-    | {"slice", "select", "index_put", "index_put_", "copy_", "cat", "scatter", "scatter_"}
-)
-"""Ops that leave values out rather than compute with them."""
-COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "argmax"})
+"""Ops that write a number given by the program, or choose it."""
+ADDITIVE = frozenset({"add", "add_", "sub", "sub_", "rsub"})
+"""Ops by which a mask meets the scores it masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +39,8 @@ class Traits:
     uninitialised: bool
     mutated: frozenset[int | str]
     overwritten: frozenset[int | str]
+    makes_list: bool = False
+    """Whether it returns a list of tensors, one for each of its list operands (``_foreach_mul``)."""
 
 
 @cache
@@ -70,6 +68,7 @@ def traits(func: Any) -> Traits:
         uninitialised=base in _UNINITIALISED,
         mutated=frozenset(mutated),
         overwritten=frozenset(overwritten),
+        makes_list=[str(r.type) for r in schema.returns] == ["List[Tensor]"],
     )
 
 
@@ -97,12 +96,24 @@ def scalars(args: Any, kwargs: Mapping[str, Any]) -> Iterator[float]:
             yield float(value)
 
 
-def selected_operands(func: Any, args: Any) -> Mapping[int | str, Tensor]:
+def written(
+    traits: Traits, args: Any, kwargs: Mapping[str, Any], result: Any
+) -> Iterator[tuple[int | None, Tensor]]:
+    """Yield (lane, tensor) of all that an op wrote: operands that it changed, then what it returned."""
+    for position, lane, tensor in tensors(args, kwargs):
+        if position in traits.mutated:
+            yield lane, tensor
+    returned = result if isinstance(result, tuple | list) else (result,)
+    for place, item in enumerate(returned):
+        if isinstance(item, Tensor):
+            yield (place if traits.makes_list else None), item
+
+
+def selected_operands(base: str, args: Any) -> Mapping[int | str, Tensor]:
     """Return, for ops that choose between operands, what they really take: the rest is zeroed.
 
     A NaN in the branch that ``where`` leaves out is no cause of anything.
     """
-    base = base_name(str(func))
     if base == "where" and len(args) == 3:
         condition, first, second = args
         if isinstance(first, Tensor) and isinstance(second, Tensor):
@@ -119,7 +130,9 @@ def selected_operands(func: Any, args: Any) -> Mapping[int | str, Tensor]:
 def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Return (min, max) as 0-dim tensors on the device; both NaN where any element is. No synchronisation."""
     values = tensor.detach()
-    if values.dtype.itemsize == 1:  # float8 has no reductions
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    elif values.dtype.itemsize == 1:  # 8-bit floats have no reductions
         values = values.float()
     low, high = torch.aminmax(values)
     return low, high

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntFlag
 
-from nanstop.core.optable import CONSTANTS, base_name
+from nanstop.core.optable import FILLS, base_name
 from nanstop.core.trace import Op, Trace, Value
 
 
@@ -53,7 +54,6 @@ class Births:
     nan: tuple[int, ...]
     inf: tuple[int, ...]
     external: tuple[tuple[int, Value], ...]
-    visited: frozenset[int]
 
 
 def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
@@ -67,8 +67,9 @@ def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
     inf: set[int] = set()
     external: dict[int, tuple[int, Value]] = {}
     for sink in sinks:
-        queue.extend(bad_writers(trace, sink))
-        if not bad_writer_known(trace, sink):
+        found = list(bad_writers(trace, sink))
+        queue.extend(found)
+        if not found:
             external.setdefault(id(sink.storage), (len(trace.ops), sink))
     seen: set[tuple[int, int | None]] = set()
     while queue:
@@ -77,7 +78,7 @@ def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
             continue
         seen.add((index, lane))
         op = trace.ops[index]
-        poisoned = [value for value in _lane(op.inputs, lane) if range_of(trace, value).is_bad]
+        poisoned = [v for v in _lane(op.inputs, lane) if _carries(trace, v)]
         makes_nan = op.raised or any(
             range_of(trace, value).has_nan for value in _lane(op.outputs, lane)
         )
@@ -97,8 +98,13 @@ def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
         tuple(sorted(nan)),
         tuple(sorted(inf)),
         tuple(sorted(external.values(), key=lambda pair: pair[0])),
-        frozenset(index for index, _ in seen),
     )
+
+
+def _carries(trace: Trace, value: Value) -> bool:
+    """Return whether an operand brings a bad value in. A nameless number that no op made is the program's own."""
+    number = not value.shape and value.storage.name is None and not value.storage.writers
+    return range_of(trace, value).is_bad and not number
 
 
 def _lane(values: Iterable[Value], lane: int | None) -> Iterator[Value]:
@@ -118,11 +124,6 @@ def bad_writers(trace: Trace, value: Value) -> Iterator[tuple[int, int | None]]:
                 yield index, output.lane
             if output.covers:
                 return
-
-
-def bad_writer_known(trace: Trace, value: Value) -> bool:
-    """Return whether any recorded op can have written the bad value."""
-    return next(bad_writers(trace, value), None) is not None
 
 
 def reaching(trace: Trace, sinks: Iterable[Value]) -> frozenset[int]:
@@ -167,26 +168,62 @@ def absorptions(trace: Trace, live: frozenset[int]) -> tuple[Absorption, ...]:
             continue
         infinite = [v for v in op.inputs if range_of(trace, v).has_inf]
         for birth in trace_back(trace, infinite).inf if infinite else ():
-            if not is_constant(trace.ops[birth]):
+            if not is_placed(trace.ops[birth]):
                 found.setdefault(birth, Absorption(birth, index))
     return tuple(found[birth] for birth in sorted(found))
 
 
-def is_constant(op: Op) -> bool:
-    """Return whether an op puts infinities in place on purpose: a fill, or a fill of a mask."""
-    return base_name(op.name) in CONSTANTS and (
-        any(math.isinf(number) or abs(number) > 1e30 for number in op.scalars)
-        or not op.inputs
-        or base_name(op.name) in ("masked_fill", "masked_fill_", "where", "lift_fresh_copy")
-    )
+def is_placed(op: Op) -> bool:
+    """Return whether an op writes an infinity that the program names: a fill, or a fill of a mask."""
+    return base_name(op.name) in FILLS and not any(math.isnan(number) for number in op.scalars)
+
+
+class Lineage(IntFlag):
+    """What a value was made from.
+
+    SIGNAL: parameters, optimizer state or floating batch entries. BATCH: any batch entry, ids and masks too. Neither:
+    constants, positions and buffers (rotary tables, causal masks), of which additive masks are built.
+    """
+
+    NONE = 0
+    SIGNAL = 1
+    BATCH = 2
+
+
+def _own_lineage(value: Value) -> Lineage:
+    name = value.storage.name
+    if name is None or name.startswith("buffer "):
+        return Lineage.NONE
+    if not name.startswith("batch["):
+        return Lineage.SIGNAL
+    return Lineage.BATCH | (Lineage.SIGNAL if value.dtype.is_floating_point else Lineage.NONE)
+
+
+def lineages(trace: Trace) -> tuple[Lineage, ...]:
+    """Return of each op what its operands were made from."""
+    made: list[Lineage] = []
+    for op in trace.ops:
+        found = Lineage.NONE
+        for value in op.inputs:
+            found |= value_lineage(made, value)
+        made.append(found)
+    return tuple(made)
+
+
+def value_lineage(made: Sequence[Lineage], value: Value) -> Lineage:
+    """Return what a value was made from, given the lineage of the ops before."""
+    found = _own_lineage(value)
+    for index in value.storage.writers[: value.generation]:
+        found |= made[index]
+    return found
 
 
 def growth_chain(
-    trace: Trace, index: int, *, factor: float = 8.0, limit: int = 6
+    trace: Trace, index: int, made: Sequence[Lineage], *, factor: float = 8.0, limit: int = 6
 ) -> tuple[int, ...]:
     """Return ops upstream of ``index``, oldest first, whose output is ``factor`` times larger than all they read.
 
-    At each op the activation of the largest magnitude is followed; weights are not activations.
+    At each op the largest activation is followed: of the operands made from the batch, those that are not broadcast.
     """
     chain: list[int] = []
     seen: set[int] = set()
@@ -194,12 +231,20 @@ def growth_chain(
     while current is not None and current not in seen and len(chain) < limit:
         seen.add(current)
         op = trace.ops[current]
-        activations = [v for v in op.inputs if v.storage.name is None] or list(op.inputs)
-        sized = [(range_of(trace, v).absmax, v) for v in activations]
-        sized = [(size, v) for size, v in sized if math.isfinite(size)]
-        largest = max(sized, key=lambda pair: pair[0], default=None)
+        read = _activation(trace, op, made)
         written = max((range_of(trace, o).absmax for o in op.outputs), default=0.0)
-        if current != index and largest and written > factor * max(largest[0], 1e-30):
+        if read is None:
+            break
+        before = range_of(trace, read).absmax
+        if current != index and 0.0 < factor * before < written < math.inf:
             chain.append(current)
-        current = next(_writers(trace, largest[1]), None) if largest else None
+        current = next(_writers(trace, read), None)
     return tuple(reversed(chain))
+
+
+def _activation(trace: Trace, op: Op, made: Sequence[Lineage]) -> Value | None:
+    measured = [v for v in op.inputs if v.slot >= 0 and not range_of(trace, v).is_bad]
+    activations = [v for v in measured if value_lineage(made, v) & Lineage.BATCH] or measured
+    most = max((math.prod(v.shape) for v in activations), default=0)
+    whole = [v for v in activations if math.prod(v.shape) == most]
+    return max(whole, key=lambda v: range_of(trace, v).absmax, default=None)

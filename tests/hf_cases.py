@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import tiny
 import torch
 from torch.nn import functional
+
+import tiny
 
 TIMES = ("runtime", "per_second", "step_time")
 PREFERENCES = {
@@ -25,7 +26,9 @@ def word_reward(completions, **_):
     return [float(len(text.split()) % 5) + 0.1 * (len(text) % 7) for text in completions]
 
 
-def build(kind: str, out: Path, *, precision: str = "fp32", checkpointing: bool | None = None, **settings):
+def build(
+    kind: str, out: Path, *, precision: str = "fp32", checkpointing: bool | None = None, **settings
+):
     """A trainer of ``kind`` over a tiny Llama with dropout, five steps of two micro-batches.
 
     ``precision``: fp32, bf16, fp16 (weights) or scaler (float16 autocast with an emulated loss scaler).
@@ -35,11 +38,11 @@ def build(kind: str, out: Path, *, precision: str = "fp32", checkpointing: bool 
     if precision == "fp16":
         # AdamW's eps of 1e-8 is 0 in float16: its first update would break the weights.
         settings = {"optim": "sgd"} | settings
-    args = tiny.training_args(out, max_steps=5, **settings) | {
-        "gradient_checkpointing": checkpointing is not None
+    args = tiny.training_args(out, **({"max_steps": 5} | settings)) | {
+        "activation_checkpointing": checkpointing is not None
     }
     if checkpointing is not None:
-        args["gradient_checkpointing_kwargs"] = {"use_reentrant": checkpointing}
+        args["activation_checkpointing_kwargs"] = {"use_reentrant": checkpointing}
     model = model_for(kind, out)
     if precision in ("bf16", "fp16"):
         model = model.to(torch.bfloat16 if precision == "bf16" else torch.float16)
@@ -112,7 +115,12 @@ MAKERS = {
     "grpo": _trl(
         "GRPO",
         _PROMPTS,
-        config={"num_generations": 2, "max_completion_length": 6, "beta": 0.04, "num_iterations": 2},
+        config={
+            "num_generations": 2,
+            "max_completion_length": 6,
+            "beta": 0.04,
+            "num_iterations": 2,
+        },
         trainer={"reward_funcs": word_reward},
     ),
     "rloo": _trl(
@@ -168,6 +176,7 @@ class Fault:
         layer.register_forward_hook(self._strike)
 
     def _begin(self, module, args):
+        self.armed = False
         if not (module.training and torch.is_grad_enabled()):
             return
         replay = self.watch is not None and self.watch.host.busy
@@ -206,32 +215,47 @@ class ScriptedSession:
     failures: list[SimpleNamespace] = field(default_factory=list)
     completions: list[int] = field(default_factory=list)
     refused: list[tuple[Any, ...]] = field(default_factory=list)
-    after_refusal: str = "go on"
-    ending: str | None = None
+    go_on_after_refusal: bool = True
+    gauge_at: int | None = None
+    exit_code: int | None = None
+    num_logged: int = 0
 
     def open(self, view, facts):
         self.view, self.facts = view, facts
         return self
 
     def start(self) -> None:
-        assert self.ending is None
+        assert self.exit_code is None
 
     def failed(self, step, signals, **details):
         self.failures.append(SimpleNamespace(step=step, signals=signals, **details))
         if self.inspect is not None:
             self.inspect(step, details)
         kind = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return SimpleNamespace(kind=kind, atoms={}, reason="scripted")
+        return SimpleNamespace(kind=kind, atoms={}, adopt=(), reason="scripted")
+
+    def adopt(self, atoms) -> None:
+        assert atoms == ()
+
+    def gauge_due(self, step: int) -> bool:
+        return step == self.gauge_at
+
+    def gauge(self, step) -> None:
+        with step.isolated():
+            step.run(0)
+
+    def logged(self) -> None:
+        self.num_logged += 1
 
     def completed(self, step_index: int) -> None:
         self.completions.append(step_index)
 
     def checkpoint_refused(self, path, bad_params, last_good):
         self.refused.append((path, bad_params, last_good))
-        return self.after_refusal
+        return self.go_on_after_refusal
 
-    def finish(self, ending: str) -> None:
-        self.ending = ending
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
 
 
 @dataclass

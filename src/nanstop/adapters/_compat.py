@@ -108,3 +108,10 @@ def _saved_config(name: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
+
+
+def recomputes(args: Any, model: nn.Module) -> bool:
+    """Return whether activations are recomputed in backward (the option was renamed in transformers 5)."""
+    name = "activation_checkpointing"
+    asked = getattr(args, name) if hasattr(args, name) else args.gradient_checkpointing
+    return bool(asked) or any(getattr(m, "gradient_checkpointing", False) for m in model.modules())

@@ -73,5 +73,5 @@ class CheckpointGuard:
             kept = path.with_name(f"{path.name}-last-good")
             with snapshot.loaded():
                 self._save_model(str(kept), True)
-        if watch.session.checkpoint_refused(path, bad, kept) == "stop":
+        if not watch.session.checkpoint_refused(str(path), bad, str(kept or "")):
             watch.trainer.control.should_training_stop = True

@@ -57,9 +57,7 @@ def facts_of(view: HfView, trainer: Any) -> RunFacts:
         token_rows=_token_rows(view, getattr(config, "pad_token_id", None)),
         model_type=getattr(config, "model_type", None),
         declared_dtype=_compat.declared_dtype(config),
-        gradient_checkpointing=bool(
-            args.gradient_checkpointing or getattr(model, "is_gradient_checkpointing", False)
-        ),
+        gradient_checkpointing=_compat.recomputes(args, model),
         compiled=bool(args.torch_compile or trainer.model is not view.root),
         nan_inf_filter=bool(args.logging_nan_inf_filter),
         logging_steps=int(trainer.state.logging_steps or 0),

@@ -206,6 +206,8 @@ class TrainerWatch:
             else:
                 verdict = self.judge.of_reading(self._read(window, norm))
             if verdict is None:
+                if self.session.gauge_due(window.index):
+                    self.session.gauge(self._step(window))
                 return norm
             if not self._carry(window, verdict, num_logged=len(window.micros)):
                 if verdict.error is not None:
@@ -240,7 +242,12 @@ class TrainerWatch:
                 self.carrier.redo(step, resolution.atoms, num_logged=num_logged)
                 return True
             if resolution.kind == "rollback" and rewind is not None:
-                self.carrier.rollback(step, resolution.atoms, rewind, num_logged=num_logged)
+                self.carrier.rollback(
+                    step,
+                    rewind,
+                    lambda: self.session.adopt(resolution.adopt),
+                    num_logged=num_logged,
+                )
                 return True
         except Exception as error:
             # A remedy that fails must not end the run that it was to save.
@@ -255,9 +262,11 @@ class TrainerWatch:
         if self._pending is None:
             return
         logs = self.trainer.state.log_history
-        for entry in logs[self._num_logs :]:
-            if "loss" in entry:
-                self.session.series.add("loss_logged", entry["step"], float(entry["loss"]))
+        losses = [entry for entry in logs[self._num_logs :] if "loss" in entry]
+        for entry in losses:
+            self.session.series.add("loss_logged", entry["step"], float(entry["loss"]))
+        if losses:
+            self.session.logged()
         self._num_logs = len(logs)
         if self._applied:
             self.session.completed(self._pending)

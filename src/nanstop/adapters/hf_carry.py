@@ -11,23 +11,18 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from nanstop.adapters import _compat
-from nanstop.adapters.hf_step import HfStep, Reentry, Window, clear_gradients, isolation, under
+from nanstop.adapters.hf_step import (
+    HfStep,
+    Reentry,
+    Window,
+    clear_gradients,
+    isolation,
+    spans_update,
+    under,
+)
 from nanstop.core.sentinel import nonfinite
 from nanstop.core.snapshot import Rewind, ready_scaler
 from nanstop.records import Atom
-
-UNTIL_UPDATE = frozenset(
-    {
-        "clip",
-        "fp32_optimizer_state",
-        "fp32_trainables",
-        "loss_scale",
-        "lr",
-        "optimizer_eps",
-        "optimizer_swap",
-    }
-)
-"""Remedies that act on the update: they stay on until the host's own optimizer step is over."""
 
 
 class Carrier:
@@ -46,7 +41,7 @@ class Carrier:
         """
         window = step.window
         self._prepare(window)
-        standing = tuple(a for a in _union(atoms) if a.remedy in UNTIL_UPDATE)
+        standing = tuple(atom for atom in _union(atoms) if spans_update(atom))
         with ExitStack() as stack:
             stack.enter_context(under(step.view, standing))
             window.atoms = {
@@ -74,24 +69,19 @@ class Carrier:
             self._force_overflow(scaler)
 
     def rollback(
-        self,
-        step: HfStep,
-        atoms: Mapping[int, tuple[Atom, ...]],
-        rewind: Rewind,
-        *,
-        num_logged: int,
+        self, step: HfStep, rewind: Rewind, adopt: Callable[[], None], *, num_logged: int
     ) -> None:
-        """Go back to the snapshot, apply the updates since then again under the remedies, then redo this window."""
-        everything = _union(atoms)
+        """Go back to the snapshot, ``adopt`` the cure, apply the updates since then again, then redo this window."""
         rewind.restore()
+        adopt()
         with isolation(self.host, with_update=False, keep_scaler=False):
             for earlier in rewind.steps:
-                with under(step.view, everything):
-                    for micro in range(len(earlier.batches)):
-                        earlier.run(micro)
-                    earlier.update()
+                for micro in range(len(earlier.batches)):
+                    earlier.run(micro)
+                earlier.update()
                 clear_gradients(self.host.root)
-        self.redo(step, atoms, num_logged=num_logged)
+        self.host.set_learning_rates(step.window.lrs)
+        self.redo(step, {}, num_logged=num_logged)
 
     def begin_window(self) -> None:
         """Take back the overflow flag of a skipped step, or the learning rate would wait for good."""

@@ -86,6 +86,13 @@ class Reentry:
         self.plain_lrs.append(rates)
         return rates
 
+    def set_learning_rates(self, rates: tuple[float, ...]) -> None:
+        """Give each parameter group its rate."""
+        optimizer = _compat.inner_optimizer(self.trainer.optimizer)
+        groups = optimizer.param_groups if optimizer is not None else []
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
     @property
     def busy(self) -> bool:
         """Whether a replay is under way: what the trainer calls then is not the host's doing."""
@@ -189,23 +196,20 @@ class HfStep:
         assert optimizer is not None
         trainer.accelerator.unscale_gradients()
         if trainer.args.max_grad_norm > 0:
-            torch.nn.utils.clip_grad_norm_(
-                list(self.host.root.parameters()), trainer.args.max_grad_norm
-            )
-        present = tuple(group["lr"] for group in optimizer.param_groups)
+            parameters = list(self.host.root.parameters())
+            torch.nn.utils.clip_grad_norm_(parameters, trainer.args.max_grad_norm)
+        present = tuple(float(group["lr"]) for group in optimizer.param_groups)
         # A rate that no window of this run had is a remedy's; it stays.
         rates = self.window.lrs if present in self.host.plain_lrs else present
         state = trainer.accelerator.gradient_state
         sync = state.sync_gradients
         try:
             state._set_sync_gradients(True)
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+            self.host.set_learning_rates(rates)
             trainer.optimizer.step()
         finally:
             state._set_sync_gradients(sync)
-            for group, rate in zip(optimizer.param_groups, present, strict=True):
-                group["lr"] = rate
+            self.host.set_learning_rates(present)
 
     @contextmanager
     def isolated(self, *, with_update: bool = False) -> Iterator[None]:
@@ -248,6 +252,13 @@ def under(view: ModelView, atoms: tuple[Atom, ...]) -> AbstractContextManager[An
     from nanstop.remedies.table import applied
 
     return applied(view, atoms)
+
+
+def spans_update(atom: Atom) -> bool:
+    """Return whether a remedy must stay on until the optimizer step is over."""
+    from nanstop.remedies.table import TABLE
+
+    return TABLE[atom.remedy].span == "window"
 
 
 def clear_gradients(root: nn.Module) -> None:

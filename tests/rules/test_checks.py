@@ -147,6 +147,7 @@ SILENT = [
     ("NS602", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite"))),
     ("NS603", evidence(replay=Replay(incident="1", fidelity="not_reproduced", runs=2, private_rng=True))),
     ("NS603", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2))),
+    ("NS603", evidence(localization(overflow(), origin="absorbed"), replay=NOT_REPRODUCED)),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.0])))),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [math.nan])))),
     ("NS802", Evidence(facts=RunFacts(), series=(series("loss_logged", [0.0]), series("grad_norm", [0.4])))),
@@ -192,8 +193,15 @@ def test_bfloat16_is_no_cure_for_a_bfloat16_overflow():
     )
 
 
-def test_overflow_outside_the_modules_asks_for_float32_logits():
-    assert remedies(check("NS201", evidence(localization(overflow(module="")))))[0] == "fp32_logits"
+def test_overflow_in_the_loss_asks_for_float32_logits():
+    found = localization(overflow(phase="loss", module=""))
+    assert remedies(check("NS201", evidence(found, FP16))) == ["fp32_logits", "bf16"]
+
+
+def test_overflow_in_the_root_module_offers_both():
+    offered = remedies(check("NS201", evidence(localization(overflow(module="")), FP16)))
+    assert offered[0] == "island(float32->input)"
+    assert "fp32_logits" in offered
 
 
 def test_masked_rows_offer_the_kernel_then_the_samples():

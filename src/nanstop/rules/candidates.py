@@ -28,14 +28,19 @@ def kernels(facts: RunFacts) -> Candidates:
     )
 
 
-def islands(module: str, facts: RunFacts) -> Candidates:
-    """Return float32 islands on ``module``: giving back the input's format, float32, float32 under autocast."""
-    if not module:
-        return ((Atom(remedy="fp32_logits"),),)
-    inside = Atom(remedy="island", target=module, value="float32")
-    back = Atom(remedy="island", target=module, value="float32->input")
+def islands(event: OpEvent, facts: RunFacts) -> Candidates:
+    """Return float32 islands on the op's module: giving back the input's format, float32, float32 under autocast.
+
+    An op outside the modules has none; what is left there is the loss, and the head that feeds it.
+    """
+    logits: Candidates = ((Atom(remedy="fp32_logits"),),)
+    if event.phase == "loss":
+        return logits
+    inside = Atom(remedy="island", target=event.module, value="float32")
+    back = Atom(remedy="island", target=event.module, value="float32->input")
     outer = Atom(remedy="outer_autocast", value=facts.autocast or _half_format(facts))
-    return (back,), (inside,), (inside, outer)
+    own: Candidates = ((back,), (inside,), (inside, outer))
+    return own if event.module else (*own, *logits)
 
 
 def _half_format(facts: RunFacts) -> str:
@@ -47,7 +52,7 @@ def precision(event: OpEvent, facts: RunFacts, dtype: str) -> Candidates:
     """Return what cures an overflow of ``dtype`` at ``event``: an island, another kernel, then bfloat16."""
     other = kernels(facts) if is_attention(event) else ()
     wide = BF16 if dtype != "bfloat16" else ()
-    return (*islands(event.module, facts), *other, *wide)
+    return (*islands(event, facts), *other, *wide)
 
 
 def half_trainables(facts: RunFacts) -> tuple[str, ...]:

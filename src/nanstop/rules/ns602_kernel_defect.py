@@ -67,7 +67,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
     facts = standing(evidence)
-    return (*kernels(facts), *(islands(event.module, facts) if event.module else ()))
+    return (*kernels(facts), *islands(event, facts))
 
 
 RULE = Rule(

@@ -47,6 +47,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     replay = evidence.replay
     if replay is None or replay.fidelity != "not_reproduced" or replay.private_rng:
         return None
+    if evidence.localization is not None:  # the recorded run did show something
+        return None
     return Diagnosis(
         code="NS603",
         title="the failure does not come back",

@@ -25,6 +25,18 @@ def ones(rows: int = 4, tokens: int = 6) -> Tensor:
     return torch.ones(rows, tokens, WIDTH)
 
 
+class Model(nn.Module):
+    """A root with one named part, so that the part has a name to be found by."""
+
+    def __init__(self, **part: nn.Module) -> None:
+        super().__init__()
+        ((self._name, module),) = part.items()
+        self.add_module(self._name, module)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return getattr(self, self._name)(*inputs)
+
+
 class HiddenWrite(torch.autograd.Function):
     """The identity, whose backward writes ``poison`` into the gradient through NumPy: no torch op makes it."""
 

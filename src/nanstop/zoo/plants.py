@@ -15,6 +15,7 @@ from nanstop.zoo.parts import (
     FusedAttention,
     GatedMlp,
     HiddenWrite,
+    Model,
     NormedHead,
     TokenModel,
     diagonal,
@@ -39,7 +40,7 @@ def _half(loss_fn: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
 
 def hidden_write(poison: float) -> Specimen:
     """A gradient buffer is filled through NumPy, behind torch's back."""
-    model = diagonal(1.0)
+    model = Model(layer=diagonal(1.0))
     return Specimen(
         model=model,
         optimizer=_sgd(model),
@@ -102,7 +103,7 @@ def _next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def gated_product(scale: float) -> Specimen:
     """``gate(x) * up(x)`` of ``scale`` squared under float16 autocast."""
-    model = GatedMlp(scale)
+    model = Model(mlp=GatedMlp(scale))
     return Specimen(
         model=model,
         optimizer=_sgd(model, lr=1e-6),
@@ -115,7 +116,7 @@ def gated_product(scale: float) -> Specimen:
 def masked_row(num_visible: int) -> Specimen:
     """One query of the second row sees ``num_visible`` keys."""
     torch.manual_seed(0)
-    model = EagerAttention()
+    model = Model(attention=EagerAttention())
     visible = torch.ones(4, 6, 6).tril().bool()
     visible[1, 2] = False
     visible[1, 2, :num_visible] = True
@@ -129,7 +130,7 @@ def masked_row(num_visible: int) -> Specimen:
 
 def logarithm(value: float) -> Specimen:
     """The logarithm of ``value``, straight from a linear layer."""
-    model = diagonal(1.0)
+    model = Model(layer=diagonal(1.0))
     x = ones()
     x[1, 2] = value
     return Specimen(
@@ -154,8 +155,9 @@ def normalisation(scale: float) -> Specimen:
 
 def summed_loss(value: float) -> Specimen:
     """The sum over 1024 rows of ``value``: each output is small, their gradient is not."""
-    model = nn.Linear(WIDTH, 1, bias=False)
-    nn.init.constant_(model.weight, 1e-3)
+    head = nn.Linear(WIDTH, 1, bias=False)
+    nn.init.constant_(head.weight, 1e-3)
+    model = Model(head=head)
     return Specimen(
         model=model,
         optimizer=_sgd(model, lr=1e-9),
@@ -180,7 +182,7 @@ def scaled_run(scale: float) -> Specimen:
 
 def distance(gap: float) -> Specimen:
     """The distance between two projections, ``gap`` apart in one row."""
-    model = diagonal(1.0)
+    model = Model(layer=diagonal(1.0))
     left = ones()
     right = left + 1.0
     right[1, 2] = left[1, 2] + gap
@@ -233,7 +235,7 @@ def reward_head(dtype: torch.dtype, num_steps: int = 2) -> Specimen:
 
 def pixels(element: float) -> Specimen:
     """One element of the batch is ``element``."""
-    model = diagonal(1.0)
+    model = Model(layer=diagonal(1.0))
     x = ones()
     x[1, 2, 3] = element
     return Specimen(
@@ -263,7 +265,7 @@ def fused_attention(scale: float) -> Specimen:
 
     Eight products of 7e18 squared are 3.9e38, beyond float32; after the scale of 1 / sqrt(8) they are 1.4e38.
     """
-    model = FusedAttention(scale)
+    model = Model(attention=FusedAttention(scale))
     return Specimen(
         model=model,
         optimizer=_sgd(model, lr=0.0),
@@ -274,7 +276,7 @@ def fused_attention(scale: float) -> Specimen:
 
 def flaky(num_failures: int) -> Specimen:
     """The loss is NaN for its first ``num_failures`` calls, whatever it is called with."""
-    model = diagonal(1.0)
+    model = Model(layer=diagonal(1.0))
     calls: list[int] = []
 
     def loss_fn(batch: Batch) -> Tensor:
@@ -289,7 +291,7 @@ def flaky(num_failures: int) -> Specimen:
 
 def policy_gradient(stale: float) -> Specimen:
     """The objective of GRPO, its old log-probabilities off by ``stale``: on-policy for 0."""
-    model = diagonal(0.5)
+    model = Model(head=diagonal(0.5))
     x = ones(rows=3)
     x[:, :, 0] = torch.arange(3.0)[:, None]
 

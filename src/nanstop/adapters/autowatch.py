@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,6 +42,26 @@ def install(open_session: OpenSession) -> None:
         _loops.install()
     if "transformers.trainer" in sys.modules:
         _table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
+
+
+def start() -> None:
+    """Install as the environment says that ``nanstop run`` has set for its children."""
+    install(_open_session or _opener())
+
+
+def _opener() -> OpenSession:
+    """Return an opener that reads the environment, and imports what a session needs, when training begins."""
+
+    def open_session(view: Any, facts: Any) -> Any:
+        from nanstop.run.announce import announcer
+        from nanstop.run.launch import watched_policy
+        from nanstop.run.opening import incident_folder, opener
+        from nanstop.run.store import Store
+
+        store = Store(incident_folder(), os.environ.get("NANSTOP_RUN"))
+        return opener(watched_policy(os.environ), store, announcer(store.folder))(view, facts)
+
+    return open_session
 
 
 def unwatch() -> None:

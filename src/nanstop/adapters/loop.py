@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.core.batches import batch_facts
 from nanstop.adapters.loop_step import LoopStep, Micro
 from nanstop.adapters.plain_view import PlainView, read_facts
 from nanstop.adapters.signatures import is_numeric, phase_of
@@ -123,8 +122,7 @@ class Guard:
     def _ask(self, step: LoopStep, signals: Sequence[Signal], **about: Any) -> Any:
         """Return the session's resolution; None if it could not give one or nothing may be changed here."""
         try:
-            facts = tuple(f for i, m in enumerate(step.micros) for f in batch_facts(m.batch, i))
-            return self.session.failed(step, signals, batch=facts, **about)
+            return self.session.failed(step, signals, **about)
         except NanstopError:
             raise
         except Exception as error:  # nanstop is never the reason a run dies

@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import get_worker_info
 
 from nanstop.adapters.loop import Guard, OpenSession, Verdict
 from nanstop.adapters.loop_step import LoopStep, Micro, UnseenMicro
@@ -40,10 +41,10 @@ from nanstop.errors import NanstopError
 MAX_MICROS = 256
 """Micro-batches of a window that are kept: a loop whose updates are not seen must not fill the memory."""
 
-_OP_SECONDS = 8e-6
+_OP_SECONDS = 6e-6
 _TIME_SHARE = 0.01
 _FREE_SECONDS = 250e-6
-"""Recording the ops outside the model costs about 8 us each. It stays on while that is below 1 % or unnoticeable."""
+"""Recording the ops outside the model costs about 6 us each. It stays on while that is below 1 % or unnoticeable."""
 
 _NO_MODEL = "no model call was seen before this backward"
 _NOT_TAPED = "the loss is computed outside the model, which is recorded from now on"
@@ -108,8 +109,12 @@ class RawLoops:
 
     @property
     def idle(self) -> bool:
-        """Whether a call now is the loop's own: not paused, not inside a model call or a backward."""
-        return not self.paused and self._thread in (None, threading.get_ident())
+        """Whether a call now is the loop's own: not paused, not inside a model call or a backward, not of a worker."""
+        return (
+            not self.paused
+            and self._thread in (None, threading.get_ident())
+            and get_worker_info() is None
+        )
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -26,6 +26,9 @@ from nanstop.core.step import Batch
 MAX_CALLS = 4096
 """Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""
 
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
+)
 _LIBRARIES = (torch.__path__[0], "/nanstop/", "/accelerate/", "/transformers/utils/")
 
 
@@ -52,7 +55,7 @@ class Constant:
 class Call:
     """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
 
-    ``foreign``: why it cannot be repeated. ``keep``: needed even if no loss uses its results (``backward``).
+    ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results (``backward``).
     """
 
     function: Callable[..., Any]
@@ -60,13 +63,22 @@ class Call:
     kwargs: Any
     autocast: tuple[str, bool, torch.dtype]
     grad: bool
-    line: tuple[CodeType, int] | None = None
-    rng: RngState | None = None
-    first: int = 0
+    line: tuple[CodeType, int] | None
+    rng: RngState | None
+    first: int
     count: int = 0
     writes: tuple[int, ...] = ()
     foreign: str = ""
     keep: bool = False
+
+    @property
+    def obstacle(self) -> str:
+        """Why the call cannot be made again, or ""."""
+        if any(True for _ in _leaves(self.args, self.kwargs, kind=_History)):
+            return "the loss or an input of the model comes from ops that were not recorded"
+        if any(c.moved for c in _leaves(self.args, self.kwargs, kind=Constant)):
+            return "an input was changed in place after the forward"
+        return self.foreign
 
     def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:
         """Make the call again and put its results into ``values``."""
@@ -83,6 +95,10 @@ class Call:
             values[self.first + place] = tensor
 
 
+Operand = tuple[Tensor, int, Slot | None]
+"""A tensor among a call's arguments, its version before the call, its slot if it has one."""
+
+
 class Tape(TorchFunctionMode):
     """Records while it is on the stack of function modes; model calls and ``backward`` are added by ``call``.
 
@@ -96,19 +112,26 @@ class Tape(TorchFunctionMode):
         self.num_ops = 0
         self.calls: list[Call] = []
         self.overflowed = False
-        self._slots: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._touches(args) and not self._touches(kwargs):
+        operands: list[Operand] = []
+        noted = self._note(args, operands), self._note(kwargs, operands) if kwargs else kwargs
+        if all(slot is None for _, _, slot in operands):
             return func(*args, **kwargs)
         self.num_ops += 1
+        call = self._begin(func, noted)
         try:
-            return self.call(func, args, kwargs, optional=True)
+            result = func(*args, **kwargs)
         except Exception as error:
             self.on_error(error)
             raise
+        self._end(call, operands, result)
+        if not (call.count or call.writes or call.foreign) and self.calls[-1] is call:
+            self.calls.pop()
+        return result
 
     def call(
         self,
@@ -119,44 +142,62 @@ class Tape(TorchFunctionMode):
         recorded: Callable[..., Any] | None = None,
         rng: RngState | None = None,
         keep: bool = False,
-        optional: bool = False,
     ) -> Any:
-        """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated).
-
-        ``optional``: drop it again if it neither returns a tensor nor changes one.
-        """
-        if len(self.calls) >= MAX_CALLS:
-            self.overflowed = True
-            return function(*args, **kwargs)
-        operands = list(tensors((args, kwargs)))
-        versions = [version(t) for t in operands]
-        call = Call(
-            recorded or function,
-            self._noted(args),
-            self._noted(kwargs),
-            autocast=autocast_state(self.device),
-            grad=torch.is_grad_enabled(),
-            line=user_line(),
-            rng=rng,
-            first=self._count,
-            keep=keep,
-        )
-        call.foreign = _foreign(call)
-        self.calls.append(call)  # before the call: one that raises is repeated, too
+        """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated)."""
+        operands: list[Operand] = []
+        noted = self._note(args, operands), self._note(kwargs, operands)
+        call = self._begin(recorded or function, noted)
+        call.rng, call.keep = rng, keep
         result = function(*args, **kwargs)
-        self._note_writes(call, operands, versions)
-        for tensor in tensors(result):
-            self._slots[id(tensor)] = (weakref.ref(tensor), self._count)
-            self._count += 1
-        call.count = self._count - call.first
-        if optional and not (call.count or call.writes or call.foreign):
-            self.calls.pop()
+        self._end(call, operands, result)
         return result
 
     def slot(self, tensor: Any) -> int | None:
         """Return the slot of a tensor that a recorded call returned, else None."""
         known = self._slots.get(id(tensor))
-        return known[1] if known is not None and known[0]() is tensor else None
+        return known[1].index if known is not None and known[0]() is tensor else None
+
+    def _begin(self, function: Callable[..., Any], noted: tuple[Any, Any]) -> Call:
+        grad, line = torch.is_grad_enabled(), user_line()
+        call = Call(function, *noted, autocast_state(self.device), grad, line, None, self._count)
+        if len(self.calls) < MAX_CALLS:
+            self.calls.append(call)  # before the call: one that raises is repeated, too
+        else:
+            self.overflowed = True
+        return call
+
+    def _end(self, call: Call, operands: list[Operand], result: Any) -> None:
+        for tensor, before, slot in operands:
+            if version(tensor) == before:
+                continue
+            if slot is not None:
+                call.writes += (slot.index,)
+            elif not call.keep and call.rng is None:
+                call.foreign = "the loss changes in place a tensor from outside the iteration"
+        for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
+            self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count)
+            self._count += 1
+        call.count = self._count - call.first
+
+    def _note(self, value: Any, operands: list[Operand]) -> Any:
+        """Return ``value`` with its tensors replaced by slots and constants, and append these to ``operands``."""
+        if isinstance(value, Tensor):
+            known = self._slots.get(id(value))
+            slot = known[1] if known is not None and known[0]() is value else None
+            operands.append((value, version(value), slot))
+            if slot is not None:
+                return slot
+            # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
+            return Constant(value, operands[-1][1]) if value.grad_fn is None else _HISTORY
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is tuple or kind is list:
+            return kind([self._note(entry, operands) for entry in value])
+        if kind is dict:
+            return {key: self._note(entry, operands) for key, entry in value.items()}
+        # A container of another class is kept whole, unless results of the tape are in it.
+        return _HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
 
     def needed(self) -> list[Call]:
         """Return, in order, the calls that the losses depend on."""
@@ -190,37 +231,6 @@ class Tape(TorchFunctionMode):
             _push_mode(mode)
         return True
 
-    def _touches(self, value: Any) -> bool:
-        if isinstance(value, Tensor):
-            return self.slot(value) is not None
-        if isinstance(value, (tuple, list)):
-            return any(map(self._touches, value))
-        return isinstance(value, dict) and any(map(self._touches, value.values()))
-
-    def _noted(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            slot = self.slot(value)
-            if slot is not None:
-                return Slot(slot)
-            # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
-            return Constant(value, version(value)) if value.grad_fn is None else _HISTORY
-        if type(value) in (tuple, list):
-            return type(value)(map(self._noted, value))
-        if type(value) is dict:
-            return {key: self._noted(entry) for key, entry in value.items()}
-        # A container of another class is kept whole, unless results of the tape are in it.
-        return _HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
-
-    def _note_writes(self, call: Call, operands: list[Tensor], versions: list[int]) -> None:
-        for tensor, before in zip(operands, versions, strict=True):
-            if version(tensor) == before:
-                continue
-            slot = self.slot(tensor)
-            if slot is not None:
-                call.writes += (slot,)
-            elif not call.keep and call.rng is None:
-                call.foreign = "the loss changes in place a tensor from outside the iteration"
-
 
 class _History:
     """Stands for a tensor whose graph began before the tape."""
@@ -252,12 +262,8 @@ class TapedMicro:
     def obstacle(self) -> str:
         if self.tape.overflowed:
             return f"more than {MAX_CALLS} calls before backward"
-        for call in self.tape.needed():
-            if call.foreign:
-                return self.reason or call.foreign
-            if any(c.moved for c in _leaves(call.args, call.kwargs, kind=Constant)):
-                return "an input was changed in place after the forward"
-        return self.reason
+        found = next((c.obstacle for c in self.tape.needed() if c.obstacle), "")
+        return self.reason if found and self.reason else found
 
     def rerun(self, batch: Batch | None) -> Tensor:
         replaced = self._replaced(batch)
@@ -340,7 +346,7 @@ def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:
     moved = _plain_relay.__code__.replace(
         co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=number
     )
-    return FunctionType(moved, {})
+    return FunctionType(moved, globals())
 
 
 # On one line: the line of its frame is then the line at which it is said to begin.
@@ -372,12 +378,6 @@ def _leaves(*noted: Any, kind: type) -> Iterator[Any]:
             yield from _leaves(*value, kind=kind)
         elif type(value) is dict:
             yield from _leaves(*value.values(), kind=kind)
-
-
-def _foreign(call: Call) -> str:
-    if any(True for _ in _leaves(call.args, call.kwargs, kind=_History)):
-        return "the loss or an input of the model comes from ops that were not recorded"
-    return ""
 
 
 def _named(call: Call) -> Iterator[tuple[str, Constant]]:

@@ -67,6 +67,11 @@ def incidents(tmp_path):
             "did you mean `fp16-overflow`?",
         ),
         (["demo", "s1-gemma-dpo-fp16"], "unknown scenario", "did you mean `s1-gemma3-dpo-fp16`?"),
+        (
+            ["demo", "s2-gemma-qlora-newtokens", "--variant", "half"],
+            "unknown variant: `half`",
+            "half-trainables",
+        ),
         (["report", "no-such-folder"], "unknown incident folder: `no-such-folder`", ""),
         (["rules", "extra"], "extra", "see `nanstop rules --help`"),
     ],

@@ -42,7 +42,7 @@ CODES = [
 ]
 
 COMMANDS = {
-    "demo": ["name", "--list", "--json"],
+    "demo": ["name", "--list", "--variant", "--json"],
     "run": ["command", "--on-failure", "--out", "--allow", "--json"],
     "report": ["folder", "--json"],
     "explain": ["code", "--json"],

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,7 @@ from nanstop.errors import NanstopError
 from nanstop.suggest import unknown
 
 if TYPE_CHECKING:
-    from nanstop.records import Report
+    from nanstop.demo.scenario import Scenario
 
 OK, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 2, 3, 70, 130
 
@@ -97,21 +96,38 @@ def nanstop(
 def demo(
     name: Annotated[str | None, typer.Argument(help="A scenario of --list.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which planted cause, where there are several."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a seed scenario on a tiny real model: it fails, is explained, cured and finishes."""
     from nanstop.demo import scenarios
 
     if show_list:
-        rows = [{"name": each, "title": one.title} for each, one in scenarios.SCENARIOS.items()]
-        _show(rows, as_json, "\n".join(f"{row['name']:32} {row['title']}" for row in rows))
+        _show(*_scenario_list(scenarios.SCENARIOS), as_json)
         return OK
-    name = name or next(iter(scenarios.SCENARIOS))
-    if name not in scenarios.SCENARIOS:
-        raise unknown("scenario", name, scenarios.SCENARIOS)
-    result = scenarios.run_scenario(name)
-    _show(result, as_json, scenarios.render(result))
+    result = scenarios.run_scenario(
+        name or next(iter(scenarios.SCENARIOS)),
+        variant=variant,
+        echo=None if as_json else typer.echo,
+    )
+    _show(result, scenarios.render(result), as_json)
     return OK if result["verdict"] == "proven" else UNRESOLVED
+
+
+def _scenario_list(scenarios: Mapping[str, Scenario]) -> tuple[list[dict[str, Any]], str]:
+    """Return the scenarios as rows and as text, each with its variants below it."""
+    rows, lines = [], []
+    for name, one in scenarios.items():
+        variants = dict(one.variants)
+        rows.append(
+            {"name": name, "title": one.title, "symptom": one.symptom, "variants": variants}
+        )
+        lines.append(f"{name:28} {one.title}")
+        lines += [f"  --variant {each:16} {cause}" for each, cause in variants.items()]
+    return rows, "\n".join(lines)
 
 
 @app.command(cls=RunCommand)
@@ -188,7 +204,7 @@ def explain(
 
         Console(width=min(100, Console().width)).print(Markdown(page))
     else:
-        _show(row, as_json, page.rstrip())
+        _show(row, page.rstrip(), as_json)
     return OK
 
 
@@ -202,7 +218,7 @@ def rules(as_json: AsJson = False) -> int:
         for rule in CATALOGUE
     ]
     _show(
-        rows, as_json, "\n".join(f"{row['code']}  {row['name']:32} {row['title']}" for row in rows)
+        rows, "\n".join(f"{row['code']}  {row['name']:32} {row['title']}" for row in rows), as_json
     )
     return OK
 
@@ -217,7 +233,7 @@ def env(as_json: AsJson = False) -> int:
     facts = asdict(environment(import_torch=True))
     for name in ("packages", "flags", "env_vars"):
         facts[name] = dict(facts[name])
-    _show(facts, as_json, "\n".join(_lines(facts)))
+    _show(facts, "\n".join(_lines(facts)), as_json)
     return OK
 
 
@@ -235,8 +251,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _crashed(error)
 
 
-def _show(value: Any, as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False) if as_json else text)
+def _show(value: Any, text: str, as_json: bool) -> None:
+    """Print ``text``, or ``value`` as JSON with non-finite numbers as strings, as everywhere in nanstop."""
+    from pydantic_core import to_json
+
+    typer.echo(to_json(value, inf_nan_mode="strings").decode() if as_json else text)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

@@ -25,11 +25,6 @@ from nanstop.demo import data, tiny
 from nanstop.demo.half import quiet_arguments
 from nanstop.demo.scenario import Setup
 
-VARIANTS = (
-    ("half-trainables", "trainable parameters in half precision"),
-    ("zero-rows", "token rows that are zero"),
-    ("8bit-optimizer", "8-bit optimizer state"),
-)
 NEW_TOKENS = ("<note>", "<fact>", "<task>", "<done>")
 FIRST_TAGGED = 24
 """From this conversation on one of the new tokens is used: six batches of four before it."""

@@ -1,0 +1,101 @@
+"""The table of seed scenarios: real published failures, rebuilt at toy size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nanstop.demo.scenario import Scenario, Setup
+from nanstop.suggest import unknown
+
+
+def _s1(setup: Setup) -> Any:
+    from nanstop.demo.dpo import build
+
+    return build(setup)
+
+
+def _s2(setup: Setup) -> Any:
+    from nanstop.demo.qlora import build
+
+    return build(setup)
+
+
+def _s4(setup: Setup) -> Any:
+    from nanstop.demo.reward import build
+
+    return build(setup)
+
+
+def _s5(setup: Setup) -> Any:
+    from nanstop.demo.sft import build
+
+    return build(setup)
+
+
+_TABLE = (
+    Scenario(
+        name="s1-gemma3-dpo-fp16",
+        title="Gemma 3, DPO with LoRA, from float32 to mixed float16 (TRL issue 3236)",
+        symptom="loss 0.0, grad_norm nan and rewards nan from the first log",
+        build=_s1,
+        steps=24,
+        symptom_steps=3,
+    ),
+    Scenario(
+        name="s2-gemma-qlora-newtokens",
+        title="Gemma, QLoRA with new tokens and a paged 8-bit optimizer (PEFT issue 1715)",
+        symptom="loss falls for some steps, then NaN",
+        build=_s2,
+        steps=16,
+        symptom_steps=9,
+        allow=("init_rows", "optimizer_swap"),
+        variants=(
+            ("half-trainables", "trainable parameters in half precision"),
+            ("zero-rows", "token rows that are zero"),
+            ("8bit-optimizer", "8-bit optimizer state"),
+        ),
+    ),
+    Scenario(
+        name="s4-reward-half-head",
+        title="Qwen2 reward model with LoRA in pure float16 (TRL issue 2367)",
+        symptom="an astronomically large loss with grad_norm nan, then loss 0.0",
+        build=_s4,
+        steps=50,
+        symptom_steps=50,
+    ),
+    Scenario(
+        name="s5-qwen2-sft-fp16",
+        title="Qwen2, full fine-tuning in float16 with eager attention (Qwen3 issue 670)",
+        symptom="loss 0.0 and grad_norm nan; inference with the fused kernel is fine",
+        build=_s5,
+        steps=40,
+        symptom_steps=3,
+    ),
+)
+
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in _TABLE}
+
+
+def run_scenario(
+    name: str, *, variant: str | None = None, echo: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Run a scenario, watched and not, and return what was found (``runner.run``).
+
+    Errors: ``NanstopError`` NS001 for an unknown name or variant.
+    """
+    from nanstop.demo.runner import run
+
+    if name not in SCENARIOS:
+        raise unknown("scenario", name, SCENARIOS)
+    scenario = SCENARIOS[name]
+    if variant is not None and variant not in dict(scenario.variants):
+        raise unknown("variant", variant, dict(scenario.variants))
+    return run(scenario, variant=variant, echo=echo)
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """Return the result of ``run_scenario`` as lines of text."""
+    from nanstop.demo.runner import render as render_result
+
+    return render_result(result)

@@ -54,6 +54,9 @@ ATTENTION = overflow(
 )
 MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, dtype="float32")
 LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
+COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)))  # fmt: skip
+NORMS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 4}, inputs=(stats("float32"), stats("float32", zeros=1)))  # fmt: skip
+EXPONENTIAL = event(op="aten.exp.default", dtype="float32", wider="finite")
 GRADIENT = event(phase="backward", wider="finite")
 SQRT = event(phase="backward", dtype="float32", wider="nonfinite", forward_op="aten.sqrt.default")
 SCALED = RunFacts(scaler=65536.0, clip=1.0)
@@ -82,6 +85,12 @@ FIRES = [
     ("NS202", evidence(localization(MASKED)), "certain"),
     ("NS204", evidence(localization(LOG)), "certain"),
     ("NS204", evidence(localization(event(dtype="float32"))), "likely"),
+    ("NS205", evidence(localization(COUNT)), "certain"),
+    ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),)))), "certain"),
+    ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(1,)),)))), "certain"),
+    ("NS206", evidence(localization(NORMS), RunFacts(token_rows=(ZERO_ROWS,))), "certain"),
+    ("NS207", evidence(localization(EXPONENTIAL)), "certain"),
+    ("NS207", evidence(localization(event(op="aten.log1p.default", dtype="float32", bad={"neginf": 1}, wider="nonfinite"))), "certain"),
     ("NS209", evidence(localization(overflow(), origin="absorbed"), signals=()), "certain"),
     ("NS209", Evidence(localization=localization(None, "unknown", absorbed=(overflow(), overflow()))), "certain"),
     ("NS301", evidence(localization(GRADIENT)), "certain"),
@@ -125,6 +134,13 @@ SILENT = [
     ("NS204", evidence(localization(overflow()))),
     ("NS204", evidence(localization(event(wider="unknown")))),
     ("NS204", evidence(localization(SQRT))),
+    ("NS205", evidence(localization(NORMS))),
+    ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32"),))))),
+    ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32", shape=(1,)),))))),
+    ("NS206", evidence(localization(COUNT))),
+    ("NS206", evidence(localization(event(op="aten.div.Tensor", dtype="float32", inputs=(stats(), stats()))))),
+    ("NS207", evidence(localization(event(op="aten.exp.default", wider="finite")))),
+    ("NS207", evidence(localization(LOG))),
     ("NS209", evidence(localization(overflow(), absorbed=(overflow(),)))),
     ("NS209", evidence(localization(None, "unknown"))),
     ("NS301", evidence(localization(event(phase="backward")))),

@@ -1,11 +1,15 @@
 from dataclasses import replace
 
+import pytest
+
 from nanstop.records import Evidence, Replay, RunFacts, Signal
 from nanstop.rules.catalogue import CATALOGUE
 from nanstop.rules.diagnose import COMPANIONS, SYMPTOMS, YIELDS, diagnose, examine
 from rules.evidence import batch_fact, event, evidence, half_head, localization, series
+from rules.test_checks import COUNT, NORMS
 
 CODES = {rule.code for rule in CATALOGUE}
+LOG_OF_ZERO = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"neginf": 1})
 OVERFLOW = localization(event(wider="finite"))
 
 
@@ -41,6 +45,13 @@ def test_specific_withdraws_general():
     assert codes(evidence(localization(masked))) == ["NS202"]
     kernel = event(wider="finite", reference="finite")
     assert codes(evidence(localization(kernel))) == ["NS602"]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [(COUNT, "NS205"), (NORMS, "NS206"), (LOG_OF_ZERO, "NS207")]
+)
+def test_division_and_logarithm_have_codes_of_their_own(given, code):
+    assert codes(evidence(localization(given))) == [code]
 
 
 def test_symptom_follows_the_cause_even_when_it_is_more_certain():

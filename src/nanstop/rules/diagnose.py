@@ -11,7 +11,8 @@ from nanstop.rules.catalogue import CATALOGUE
 
 YIELDS: dict[str, tuple[str, ...]] = {
     "NS201": ("NS202", "NS602"),
-    "NS204": ("NS202", "NS503", "NS602"),
+    "NS204": ("NS202", "NS205", "NS206", "NS207", "NS503", "NS602"),
+    "NS205": ("NS503",),
     "NS301": ("NS602",),
     "NS304": ("NS602",),
 }

@@ -141,6 +141,48 @@ def logarithm(value: float) -> Specimen:
     )
 
 
+def kept_mean(num_kept: int) -> Specimen:
+    """The mean over the first ``num_kept`` rows, as a sum over a count."""
+    model = Model(layer=diagonal(1.0))
+
+    def loss_fn(batch: Batch) -> Tensor:
+        kept = batch["kept"].float()
+        return (model(batch["x"]).pow(2).mean((1, 2)) * kept).sum() / kept.sum()
+
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=loss_fn,
+        batches=({"x": ones(), "kept": torch.arange(4) < num_kept},),
+    )
+
+
+def unit_rows(value: float) -> Specimen:
+    """Rows divided by their norm; one row is all ``value``."""
+    model = Model(layer=diagonal(1.0))
+    x = ones()
+    x[1, 2] = value
+
+    def loss_fn(batch: Batch) -> Tensor:
+        rows = model(batch["x"])
+        return (rows / rows.norm(dim=-1, keepdim=True)).pow(2)[..., 0].mean()
+
+    return Specimen(model=model, optimizer=_sgd(model), loss_fn=loss_fn, batches=({"x": x},))
+
+
+def log_ratio(value: float) -> Specimen:
+    """The exponential of a log-ratio that reaches ``value``."""
+    model = Model(layer=diagonal(1.0))
+    x = ones()
+    x[1, 2] = value
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: torch.exp(model(batch["x"])).mean(),
+        batches=({"x": x},),
+    )
+
+
 def normalisation(scale: float) -> Specimen:
     """RMS normalisation of ``scale`` under float16 autocast; its answer should not depend on it."""
     model = NormedHead(scale)

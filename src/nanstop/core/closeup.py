@@ -11,13 +11,12 @@ from torch import Tensor
 
 from nanstop.core import optable
 from nanstop.core.numerics import (
-    WIDER,
     bad_mask,
     dense_parts,
     is_measurable,
-    is_narrow,
     is_plain,
     measure,
+    widened,
 )
 from nanstop.core.rng import note_rng, restore_rng
 from nanstop.records import Finiteness, TensorStats
@@ -144,14 +143,14 @@ def rerun_wider(
     """Return whether the op, on the same inputs in a wider format, is finite where its result was not."""
     formats = {t.dtype for _, _, t in optable.tensors(args, kwargs) if t.is_floating_point()}
     formats |= {value for value in kwargs.values() if isinstance(value, torch.dtype)}
-    narrow = any(is_narrow(dtype) for dtype in formats)
+    wide = widened(formats)
 
     def widen(value: Any) -> Any:
         if isinstance(value, Tensor):
             floating = is_measurable(value) and value.is_floating_point()
-            return value.to(_wide(value.dtype, narrow=narrow)) if floating else value
+            return value.to(wide.get(value.dtype, value.dtype)) if floating else value
         if isinstance(value, torch.dtype):
-            return _wide(value, narrow=narrow)
+            return wide.get(value, value)
         if isinstance(value, list | tuple):
             return type(value)(widen(item) for item in value)
         return value
@@ -162,12 +161,6 @@ def rerun_wider(
         return outputs_of(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
 
     return _verdict(run, bad)
-
-
-def _wide(dtype: torch.dtype, *, narrow: bool) -> torch.dtype:
-    if narrow:
-        return torch.float32 if is_narrow(dtype) else dtype
-    return WIDER.get(dtype, dtype)
 
 
 def rerun_reference(

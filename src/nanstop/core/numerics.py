@@ -10,14 +10,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nanstop.records import FORMAT_MAX, TensorStats
 
-HALF_FORMATS = (torch.float16, torch.bfloat16)
-WIDER = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float64,
-}
-"""The format in which an op is run again to learn whether its own format was too narrow."""
-
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
@@ -32,9 +24,16 @@ def format_limit(dtype: torch.dtype) -> float:
     return FORMAT_MAX.get(format_name(dtype), float("inf"))
 
 
-def is_narrow(dtype: torch.dtype) -> bool:
-    """Return whether a format has fewer than 32 bits: half, bfloat16 and the 8-bit floats."""
-    return dtype.is_floating_point and dtype.itemsize < 4
+def widened(formats: Iterable[torch.dtype]) -> dict[torch.dtype, torch.dtype]:
+    """Return, for an op that uses ``formats``, in what each is run again to learn whether its range was too narrow.
+
+    float16 and the 8-bit floats become float32. bfloat16 has the range of float32: both become float64.
+    """
+    present = {f for f in formats if f.is_floating_point}
+    short = {f for f in present if f.itemsize < 4 and f is not torch.bfloat16}
+    if short:
+        return dict.fromkeys(present & (short | {torch.bfloat16}), torch.float32)
+    return dict.fromkeys(present, torch.float64)
 
 
 def is_plain(tensor: Tensor) -> bool:

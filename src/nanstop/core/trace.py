@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from nanstop.core import optable
-from nanstop.core.numerics import dense_parts, is_measurable, is_plain
+from nanstop.core.numerics import dense_parts, is_measurable
 from nanstop.core.places import Places, current_node, graph_task
 from nanstop.records import Phase
 
@@ -204,36 +204,35 @@ class Recorder(TorchDispatchMode):
         for position, lane, tensor in optable.tensors(args, kwargs):
             if position in traits.overwritten:
                 continue
-            if not is_measurable(tensor):
-                yield from self._carried(traits, tensor, lane)
-            elif position in selected:
+            if position in selected:
                 yield self._new_value(self._storage(tensor), selected[position], lane)
-            else:
-                yield self._value(tensor, lane)
+                continue
+            for part in self._parts(traits, tensor):
+                # Ids and masks have no range, but data flows through them.
+                look = self._value if is_measurable(part) else self._unmeasured
+                yield look(part, lane)
 
-    def _carried(self, traits: optable.Traits, tensor: Tensor, lane: int | None) -> Iterator[Value]:
-        """Yield an operand without a range: its data flow still counts."""
-        if is_plain(tensor) and not tensor.is_quantized:
-            yield self._unmeasured(tensor, lane)
-        elif tensor.numel() > 0:
+    def _parts(self, traits: optable.Traits, tensor: Tensor) -> tuple[Tensor, ...]:
+        parts = tuple(part for part in dense_parts(tensor) if not part.is_quantized)
+        if not parts and (tensor.is_nested or tensor.numel() > 0):
             self._unseen[traits.name] = None
+        return parts
 
     def _outputs(
         self, index: int, traits: optable.Traits, args: Any, kwargs: Any, result: Any
     ) -> Iterator[Value]:
         seen: set[tuple[int, int, int]] = set()
         for lane, tensor in optable.written(traits, args, kwargs, result):
-            if not is_plain(tensor) or tensor.is_quantized:
-                continue
-            storage = self._storage(tensor)
-            key = (id(storage), int(tensor.storage_offset()), tensor.numel())
-            if key in seen:
-                continue
-            seen.add(key)
-            storage.writers.append(index)
-            if is_measurable(tensor):
-                measure = self._unmeasured if traits.uninitialised else self._value
-                yield measure(tensor, lane)
+            for part in self._parts(traits, tensor):
+                storage = self._storage(part)
+                key = (id(storage), int(part.storage_offset()), part.numel())
+                if key in seen:
+                    continue
+                seen.add(key)
+                storage.writers.append(index)
+                if is_measurable(part):
+                    look = self._unmeasured if traits.uninitialised else self._value
+                    yield look(part, lane)
 
     def _value(self, tensor: Tensor, lane: int | None = None) -> Value:
         storage = self._storage(tensor)

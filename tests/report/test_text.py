@@ -103,6 +103,21 @@ def test_untried_remedies_say_so_and_what_changes_training():
     )
 
 
+def test_remedies_that_read_the_same_are_said_once():
+    back = (replace(ISLAND[0], value="float32->input"),)
+    diagnosis = replace(DIAGNOSIS, remedies=(back, ISLAND))
+    text = render(replace(REPORT, proof=None, diagnoses=(diagnosis,)))
+    assert text.count("help:") == 1
+
+
+def test_only_an_overflowed_output_shows_its_limit():
+    bad = TensorStats(shape=(2,), dtype="float16", nan=1)
+    event = replace(EVENT, inputs=(replace(bad, posinf=1),), outputs=(bad,))
+    assert "limit" not in render(
+        replace(REPORT, localization=replace(LOCALIZATION, first_bad=event), diagnoses=())
+    )
+
+
 def test_many_inputs_are_cut_and_counted():
     inputs = tuple(TensorStats(shape=(i,), dtype="float16", absmax=float(i)) for i in range(9))
     event = replace(EVENT, inputs=inputs)

@@ -293,16 +293,16 @@ def test_falls_are_counted_from_the_end(values, falls):
 
 def test_not_established_says_what_was_ruled_out_and_what_to_try():
     replay = Replay(incident="0001", fidelity="bitwise", runs=2)
-    found = localization(event(phase="backward"), blind_spots=("a C++ extension",))
+    found = localization(event(phase="backward"), blind_spots=("calls into a C++ extension",))
     diagnosis = check("NS000", evidence(found, batch=[batch_fact()], replay=replay))
     assert diagnosis.confidence == "possible"
     assert diagnosis.lines == (
         "ruled out: parameters were finite before the step",
         "ruled out: the batch is finite",
         "ruled out: the forward pass is finite",
-        "first bad op: `mul` in backward, origin born_here",
+        "first seen in `mul`, backward; origin born_here",
         "ruled out: chance; the replay fails in the same way",
-        "next experiment: run without a C++ extension, which hides ops from the recorder",
+        "next experiment: look at what the recorder could not see: calls into a C++ extension",
     )
 
 

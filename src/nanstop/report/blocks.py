@@ -21,7 +21,6 @@ from nanstop.records import (
     Trial,
 )
 from nanstop.rules.cures import describe, safety_of
-from nanstop.rules.formats import is_float
 from nanstop.rules.reading import counted, number
 
 MAX_TENSORS = 6
@@ -99,7 +98,7 @@ def _tensors(event: OpEvent) -> tuple[Block, ...]:
     left_out = len(rows) - MAX_TENSORS
     if left_out > 0:
         rows = [*rows[: MAX_TENSORS - len(event.outputs)], *rows[-len(event.outputs) :]]
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     blocks = [Block("tensor", "      ", tuple(_aligned(row, widths))) for row in rows]
     if left_out > 0:
         blocks.append(Block("tensor", "      ", (f"and {counted(left_out, 'more input')}",)))
@@ -120,7 +119,8 @@ def _row(role: str, stats: TensorStats) -> tuple[str, ...]:
     counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
     bad = ", ".join(f"{word} x {amount}" for word, amount in counts if amount)
     limit = FORMAT_MAX.get(stats.dtype)
-    end = f"limit {number(limit)}" if limit is not None and is_float(stats.dtype) else ""
+    overflowed = role == "output" and (stats.posinf or stats.neginf)
+    end = f"limit {number(limit)}" if overflowed and limit is not None else ""
     return (role, shape, bad, end, *named)
 
 
@@ -197,18 +197,19 @@ def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
 
 
 def _untried(remedies: tuple[tuple[Atom, ...], ...]) -> list[Block]:
+    said = {describe(atoms): safety_of(atoms) for atoms in remedies}
     blocks = []
-    for atoms in remedies[:MAX_UNTRIED]:
+    for cure, safety in list(said.items())[:MAX_UNTRIED]:
         joint = "or " if blocks else ""
-        changes = "; changes training" if safety_of(atoms) != "safe" else ""
-        cells = (f"{joint}{describe(atoms)}", f"[not tried{changes}]")
+        changes = "; changes training" if safety != "safe" else ""
+        cells = (f"{joint}{cure}", f"[not tried{changes}]")
         blocks.append(Block("help", "help: ", cells, gap="     "))
     return blocks
 
 
 def _none_found(proof: Proof) -> list[Block]:
     outcomes = ((describe(trial.atoms), trial.outcome.replace("_", " ")) for trial in proof.tried)
-    tried = "; ".join(f"{cure} ({outcome})" for cure, outcome in outcomes)
+    tried = "; ".join(dict.fromkeys(f"{cure} ({outcome})" for cure, outcome in outcomes))
     said = f"no remedy passed: {tried}" if tried else "no remedy could be tried"
     following = (f"next experiment: {proof.next_experiment}",) if proof.next_experiment else ()
     return [Block("help", "help: ", (text,)) for text in (said, *following)]

@@ -73,7 +73,7 @@ def _ruled_out(evidence: Evidence) -> tuple[str, ...]:
         lines.append("ruled out: the forward pass is finite")
     if found is not None and found.first_bad is not None:
         event = found.first_bad
-        lines.append(f"first bad op: `{op_name(event.op)}` in {event.phase}, origin {found.origin}")
+        lines.append(f"first seen in `{op_name(event.op)}`, {event.phase}; origin {found.origin}")
     if replay is not None and replay.fidelity in ("bitwise", "same_failure"):
         lines.append("ruled out: chance; the replay fails in the same way")
     return tuple(lines)
@@ -93,7 +93,7 @@ def _next_experiment(evidence: Evidence) -> str:
     if found.origin == "from_buffer":
         return f"restore the buffer `{found.culprit}` from before the run and run the step again"
     if found.blind_spots:
-        return f"run without {found.blind_spots[0]}, which hides ops from the recorder"
+        return f"look at what the recorder could not see: {found.blind_spots[0]}"
     if found.first_bad is not None and found.first_bad.wider == "unknown":
         return f"repeat `{op_name(found.first_bad.op)}` in a wider format on the recorded inputs"
     return "try the candidates on the failing micro-batch, then the same batch on another device"

@@ -215,10 +215,43 @@ def test_what_float32_trainables_learn_is_kept_in_the_old_storage():
     assert view.optimizer.state[parameter]["step"].dtype == torch.float32
 
 
+def module_view(model):
+    """A view of any module; nothing in it is quantized."""
+    view = View(model)
+    view.quantized_layers = tuple
+    return view
+
+
+def test_half_inputs_reach_a_float32_reference():
+    view = module_view(torch.nn.Linear(4, 1).half())
+    with reference(view):
+        assert view.root(torch.ones(2, 4).half()).dtype == torch.float32
+    with applied(view, [Atom(remedy="bf16")]):
+        assert view.root(torch.ones(2, 4).half()).dtype == torch.bfloat16
+
+
+def test_parameters_that_share_a_storage_share_its_copy():
+    first, second = torch.nn.Linear(4, 4).half(), torch.nn.Linear(4, 4).half()
+    second.weight = torch.nn.Parameter(first.weight.data)
+    with applied(
+        module_view(torch.nn.ModuleList([first, second])), [Atom(remedy="fp32_trainables")]
+    ):
+        first.weight.data[0, 0] = 7.0
+        assert second.weight[0, 0] == 7.0
+    assert first.weight[0, 0] == second.weight[0, 0] == 7.0
+
+
+def test_casts_that_the_host_cached_are_not_used():
+    view = plain(tiny.llama())
+    with torch.autocast("cpu", dtype=torch.float16):
+        view.root(input_ids=IDS)
+        with applied(view, [Atom(remedy="bf16")]):
+            assert view.root(input_ids=IDS).logits.dtype == torch.bfloat16
+
+
 def test_untouched_bits_survive_beside_changed_ones():
     """A NaN's payload would not outlive a cast to float32 and back."""
-    view = View(torch.nn.Linear(4, 1, bias=False).half())
-    view.quantized_layers = tuple
+    view = module_view(torch.nn.Linear(4, 1, bias=False).half())
     bits = torch.tensor([[0x7C01, 0x7E55, 0x0001, 0x3C00]], dtype=torch.int16)
     view.root.weight.data = bits.view(torch.float16).clone()
     with applied(view, [Atom(remedy="fp32_trainables")]):
@@ -282,8 +315,7 @@ def test_island_follows_its_module():
 
 def test_buffers_changed_inside_an_island_are_kept():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(4)).half().train()
-    view = View(model)
-    view.quantized_layers = tuple
+    view = module_view(model)
     inputs = torch.randn(8, 4).half() + 3
     with applied(view, [island("0")]):
         model(inputs)

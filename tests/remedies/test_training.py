@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanstop.records import Atom
-from nanstop.remedies.table import TABLE, applied, span_of
+from nanstop.remedies.table import TABLE, applied, reference, span_of
 from remedies.views import View
 
 
@@ -55,6 +55,36 @@ def test_clip():
     view = problem(optimizer=torch.optim.SGD, lr=1.0)
     norm = float(view.root.weight.grad.norm())
     assert float(moved(view, atom("clip", str(norm / 10)), steps=1).norm()) <= norm / 10 * 1.01
+
+
+def test_clip_is_told_of_a_loss_scale_that_a_fused_step_divides_by():
+    view = problem(optimizer=torch.optim.SGD, lr=1.0, fused=True)
+    norm = float(view.root.weight.grad.norm())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.zeros(()))
+    view.root.weight.grad.mul_(1024.0)
+    before = view.root.weight.detach().clone()
+    with applied(view, [atom("clip", str(norm / 10))]):
+        scaler.step(view.optimizer)
+    assert float((view.root.weight.detach() - before).norm()) == pytest.approx(norm / 10, rel=1e-3)
+
+
+def test_float32_state_around_another_optimizer():
+    view = problem(torch.float16)
+    with applied(view, [atom("optimizer_swap", "adamw"), atom("fp32_optimizer_state")]):
+        view.optimizer.step()
+    assert view.root.weight.dtype == view.root.weight.grad.dtype == torch.float16
+    assert view.root.weight.isfinite().all()
+
+
+def test_an_update_inside_the_reference():
+    view = problem(torch.float16, eps=1e-4)
+    view.optimizer.step()
+    with reference(view):
+        backward(view)
+        view.optimizer.step()
+        assert view.optimizer.state[view.root.weight]["exp_avg"].dtype == torch.float32
+    assert view.optimizer.state[view.root.weight]["exp_avg"].dtype == torch.float16
 
 
 def test_clip_and_lr_come_before_another_optimizer_takes_over():

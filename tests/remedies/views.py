@@ -101,7 +101,7 @@ def lora(model, **options):
     return wrapped
 
 
-def four_bit(model, dtype=torch.bfloat16):
+def four_bit(model, dtype=torch.bfloat16, storage=torch.uint8):
     """Replace every linear layer but the head by bitsandbytes NF4. Returns the names of the packed layers."""
     import bitsandbytes as bnb
 
@@ -118,9 +118,10 @@ def four_bit(model, dtype=torch.bfloat16):
             bias=old.bias is not None,
             compute_dtype=dtype,
             quant_type="nf4",
+            quant_storage=storage,
         )
         new.weight = bnb.nn.Params4bit(
-            old.weight.data.clone(), requires_grad=False, quant_type="nf4"
+            old.weight.data.clone(), requires_grad=False, quant_type="nf4", quant_storage=storage
         )
         if old.bias is not None:
             new.bias = old.bias
@@ -143,9 +144,9 @@ def peft_view(model, **options):
     return plain(lora(model, **options))
 
 
-def packed_view(build=tiny.llama):
+def packed_view(build=tiny.llama, **options):
     model = build().bfloat16()
-    names = four_bit(model)
+    names = four_bit(model, **options)
     wrapped = lora(model)
     packed = tuple(
         name
@@ -168,6 +169,7 @@ SETTINGS = {
     "reentrant fp16": lambda: plain(checkpointed(tiny.llama().half(), reentrant=True)),
     "checkpointed fp16": lambda: plain(checkpointed(tiny.llama().half(), reentrant=False)),
     "4-bit": packed_view,
+    "4-bit in bf16 storage": lambda: packed_view(storage=torch.bfloat16),
     "4-bit with bias": lambda: packed_view(qwen2),
 }
 

@@ -122,6 +122,12 @@ def test_confirmation_fails():
     assert [trial.micro for trial in proof.passing] == [2, 0]
 
 
+def test_agreeing_before_bent_where_neither_is_proven():
+    script = Script({(B,): FAR, (A, AUTOCAST): CLOSE}, by_micro={0: {"outcome": "other_failure"}})
+    proof = run(script, [(B,), (A, AUTOCAST)], confirm=(0,))
+    assert (proof.verdict, proof.minimal) == ("plausible", (A, AUTOCAST))
+
+
 def test_pursuit_follows_the_failure():
     moved = FailureKey(kind="+inf", phase="forward", op="aten.mul.Tensor", module="b")
     steps = {(A,): (A, B), (A, B): (A, B, C)}

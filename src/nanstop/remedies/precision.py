@@ -127,7 +127,6 @@ def _in_format(
             layer = view.root.get_submodule(name)
             if vars(layer).get("compute_dtype") in (*replaced, None):
                 computing_in(layer, undo, dtype)
-            undo.enter_context(forward_replaced(layer, InputCast(replaced, dtype)))
         if view.optimizer is not None:
             undo.enter_context(state_swapped(view.optimizer, tensors, dtype))
         undo.enter_context(swapped(tensors, dtype))

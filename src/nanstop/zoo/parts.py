@@ -65,16 +65,17 @@ class GatedMlp(nn.Module):
         return self.down(self.gate(x) * self.up(x))
 
 
-class Block(nn.Module):
-    """A residual block around a ``GatedMlp``. ``config`` names a family, as models of transformers do."""
+class WideFamily(nn.Module):
+    """A frozen base in the format ``stored``. ``config`` names a family, as models of transformers do."""
 
-    def __init__(self, scale: float, model_type: str, declared: torch.dtype) -> None:
+    def __init__(self, model_type: str, declared: torch.dtype, stored: torch.dtype) -> None:
         super().__init__()
         self.config = SimpleNamespace(model_type=model_type, dtype=declared)
-        self.mlp = GatedMlp(scale)
+        self.base = GatedMlp(scale=2.0).to(stored).requires_grad_(False)
+        self.head = diagonal(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.mlp(x)
+        return self.head(self.base(x.to(self.base.up.weight.dtype)).float() + x)
 
 
 class RootMeanSquareNorm(nn.Module):

@@ -10,7 +10,6 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from nanstop.zoo.parts import (
     WIDTH,
-    Block,
     EagerAttention,
     FusedAttention,
     GatedMlp,
@@ -18,6 +17,7 @@ from nanstop.zoo.parts import (
     Model,
     NormedHead,
     TokenModel,
+    WideFamily,
     diagonal,
     ones,
 )
@@ -50,19 +50,13 @@ def hidden_write(poison: float) -> Specimen:
 
 
 def declared_bfloat16(dtype: torch.dtype) -> Specimen:
-    """A model of a wide family, computed in ``dtype`` by autocast."""
-    model = Block(scale=2.0, model_type="gemma3_text", declared=torch.bfloat16)
-
-    def loss_fn(batch: Batch) -> Tensor:
-        with torch.autocast("cpu", dtype=dtype):
-            return model(batch["x"]).float().pow(2).mean()
-
+    """A frozen base of a wide family stored in ``dtype``, and a trainable float32 head."""
+    model = WideFamily(model_type="gemma3_text", declared=torch.bfloat16, stored=dtype)
     return Specimen(
         model=model,
-        optimizer=_sgd(model),
-        loss_fn=loss_fn,
+        optimizer=_sgd(model.head),
+        loss_fn=lambda batch: model(batch["x"]).pow(2).mean(),
         batches=({"x": ones()},),
-        autocast=str(dtype).removeprefix("torch."),
     )
 
 

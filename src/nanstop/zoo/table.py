@@ -91,9 +91,10 @@ def zero_but_alive(specimen: Specimen) -> bool:
 
 
 def narrow_for_its_family(specimen: Specimen) -> bool:
-    """Return whether a model that was trained in bfloat16 is computed in float16."""
-    declared = getattr(specimen.model, "config", None)
-    return specimen.autocast == "float16" and getattr(declared, "dtype", None) == torch.bfloat16
+    """Return whether a model that was trained in bfloat16 is stored in float16."""
+    declared = getattr(getattr(specimen.model, "config", None), "dtype", None)
+    stored = {parameter.dtype for parameter in specimen.model.parameters()}
+    return torch.float16 in stored and declared == torch.bfloat16
 
 
 def trains_half(specimen: Specimen) -> bool:

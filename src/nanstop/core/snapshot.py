@@ -230,6 +230,10 @@ class SnapshotKeeper:
         self.snapshot, self.reason = snapshot, ""
 
 
+_UNSEEN = frozenset({"running_mean", "running_var"})
+"""Buffers that a kernel writes without moving the version counter (``torch.native_batch_norm``)."""
+
+
 class BufferNotes:
     """Copies of a model's buffers that follow those a forward moves, at the cost of a version read each.
 
@@ -243,25 +247,23 @@ class BufferNotes:
             for name, buffer in module._buffers.items()
             if buffer is not None and not buffer.is_inference()
         ]
-        self._seen = [_BufferNote(*_of(holder, name)) for holder, name in self._places]
+        self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
 
     def note(self) -> tuple[_BufferNote, ...]:
         """Return the buffers as they are now; only those that moved since the last note are copied."""
         for index, (holder, name) in enumerate(self._places):
-            seen, tensor = self._seen[index], holder[name]
-            if tensor is not seen.tensor or seen.tensor._version != seen.version:
-                self._seen[index] = _BufferNote(*_of(holder, name))
+            if name in _UNSEEN or self._seen[index].moved(holder[name]):
+                self._seen[index] = _BufferNote.of(holder[name])
         return tuple(self._seen)
 
     def restore(self, notes: Sequence[_BufferNote]) -> None:
         """Put back every buffer that moved since ``notes`` were taken."""
         for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
-            if holder[name] is note.tensor and note.tensor._version == note.version:
-                continue
-            holder[name] = note.tensor
-            with torch.no_grad():
-                note.tensor.copy_(note.copy)
-            self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
+            if name in _UNSEEN or note.moved(holder[name]):
+                holder[name] = note.tensor
+                with torch.no_grad():
+                    note.tensor.copy_(note.copy)
+                self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +272,10 @@ class _BufferNote:
     version: int
     copy: Tensor
 
+    @classmethod
+    def of(cls, tensor: Tensor | None) -> _BufferNote:
+        assert tensor is not None
+        return cls(tensor, tensor._version, tensor.detach().clone())
 
-def _of(holder: Mapping[str, Tensor | None], name: str) -> tuple[Tensor, int, Tensor]:
-    tensor = holder[name]
-    assert tensor is not None
-    return tensor, tensor._version, tensor.detach().clone()
+    def moved(self, present: Tensor | None) -> bool:
+        return present is not self.tensor or self.tensor._version != self.version

@@ -1,0 +1,181 @@
+"""Snapshots, the way back to them, what they may cost, and buffers that a forward moved."""
+
+import pytest
+import torch
+
+from nanstop.core.snapshot import (
+    BufferNotes,
+    Rewind,
+    Snapshot,
+    SnapshotKeeper,
+    Trainable,
+    ready_scaler,
+)
+
+
+class Training:
+    """A linear model with AdamW, and with a scaler if asked for."""
+
+    def __init__(self, scaled: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(8, 8)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scaler = (
+            torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if scaled else None
+        )
+
+    @property
+    def trainable(self) -> Trainable:
+        return Trainable(dict(self.model.named_parameters()), self.optimizer, self.scaler)
+
+    def update(self) -> None:
+        loss = self.model(torch.ones(2, 8)).square().sum()
+        if self.scaler is None:
+            loss.backward()
+            self.optimizer.step()
+        else:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def state(self) -> str:
+        torch.set_printoptions(precision=17)
+        scaler = self.scaler.state_dict() if self.scaler is not None else None
+        return repr((self.model.state_dict(), self.optimizer.state_dict(), scaler))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("num_updates", [0, 3])
+def test_restoring_gives_back_the_same_training(scaled, num_updates):
+    run = Training(scaled)
+    for _ in range(num_updates):
+        run.update()
+    snapshot, before = Snapshot(run.trainable), run.state()
+    objects = [id(p) for p in run.model.parameters()]
+    for group in run.optimizer.param_groups:
+        group["lr"] = 0.5
+    run.update()
+    after = run.state()
+    assert after != before
+    with snapshot.loaded():
+        assert run.state() == before
+    assert run.state() == after
+    snapshot.restore()
+    assert run.state() == before
+    assert [id(p) for p in run.model.parameters()] == objects
+    run.update()
+    run.update()
+
+
+def test_rewound_comes_back_to_broken_weights_bitwise():
+    run = Training()
+    rewind = Rewind(Snapshot(run.trainable), ())
+    run.update()
+    run.model.weight.data[0, 0] = float("nan")
+    broken = run.state()
+    with rewind.rewound():
+        assert run.model.weight.isfinite().all()
+    assert run.state() == broken
+    rewind.restore()
+    assert run.model.weight.isfinite().all()
+
+
+def test_a_scaler_can_unscale_again_once_it_is_ready():
+    run = Training(scaled=True)
+    run.scaler.scale(run.model(torch.ones(2, 8)).sum()).backward()
+    run.scaler.unscale_(run.optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        run.scaler.unscale_(run.optimizer)
+    ready_scaler(run.scaler)
+    run.scaler.unscale_(run.optimizer)
+    ready_scaler(None)
+
+
+class TestKeeper:
+    def test_the_first_snapshot_is_before_the_first_update(self):
+        run = Training()
+        keeper = SnapshotKeeper(lambda: 1 << 30)
+        assert keeper.rewind() is None
+        before = run.state()
+        keeper.before_update(run.trainable, "step 0")
+        run.update()
+        rewind = keeper.rewind()
+        assert rewind.steps == ("step 0",)
+        rewind.restore()
+        assert run.state() == before
+
+    def test_windows_since_the_snapshot_are_kept_until_the_next_one(self):
+        run = Training()
+        # An unlimited share of the time: a snapshot before every update.
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
+        for step in range(3):
+            keeper.before_update(run.trainable, step)
+            run.update()
+            assert keeper.rewind().steps == (step,)
+        # No time at all: the one before update 0 stays.
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-9)
+        for step in range(3):
+            keeper.before_update(run.trainable, step)
+            run.update()
+        assert keeper.rewind().steps == (0, 1, 2)
+
+    def test_too_little_memory_is_a_reason(self):
+        run = Training()
+        keeper = SnapshotKeeper(lambda: 1000)
+        keeper.before_update(run.trainable, 0)
+        assert keeper.rewind() is None
+        assert "1000 bytes of memory are free" in keeper.reason
+
+    def test_a_snapshot_that_is_too_far_back_is_dropped_with_a_reason(self):
+        run = Training()
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, max_windows=2)
+        for step in range(4):
+            keeper.before_update(run.trainable, step)
+        assert keeper.rewind() is None
+        assert "more than 2 updates old" in keeper.reason
+
+    def test_broken_weights_are_never_taken(self):
+        run = Training()
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
+        keeper.before_update(run.trainable, 0)
+        run.model.weight.data[0] = float("inf")
+        keeper.before_update(run.trainable, 1)
+        assert keeper.rewind().steps == (0, 1)
+        assert keeper.snapshot.nonfinite() == ()
+
+
+class TestBuffers:
+    def test_running_statistics_are_put_back(self):
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4).eval())
+        notes = BufferNotes(model)
+        first = notes.note()
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        model(torch.full((3, 4), float("nan")))
+        assert model[0].running_mean.isnan().all()
+        second = notes.note()
+        notes.restore(first)
+        assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+        notes.restore(second)
+        assert model[0].running_mean.isnan().all()
+
+    def test_only_what_moved_is_copied(self):
+        model = torch.nn.Module()
+        model.register_buffer("still", torch.zeros(4))
+        model.register_buffer("moving", torch.zeros(4))
+        notes = BufferNotes(model)
+        first = notes.note()
+        model.moving.add_(1)
+        second = notes.note()
+        assert [a is b for a, b in zip(first, second, strict=True)] == [True, False]
+        notes.restore(first)
+        assert torch.equal(model.moving, torch.zeros(4))
+
+    def test_a_buffer_that_was_replaced_is_the_old_object_again(self):
+        model = torch.nn.BatchNorm1d(4)
+        notes = BufferNotes(model)
+        first, old = notes.note(), model.running_mean
+        model.running_mean = torch.ones(4)
+        notes.restore(first)
+        assert model.running_mean is old
+        assert torch.equal(old, torch.zeros(4))

@@ -122,6 +122,21 @@ def test_explain(call):
     assert json.loads(text)["page"] == page
 
 
+@pytest.mark.parametrize("code", ["NS201", "NS502"])
+def test_explain_runs_the_planted_fault_and_its_healthy_twin(call, code):
+    _, text, _ = call("explain", code, "--run", "--json")
+    row = json.loads(text)
+    assert row["fault"]["codes"][0] == code
+    assert row["healthy"]["codes"] == []
+
+
+def test_explain_run_shows_the_reports(call):
+    _, text, _ = call("explain", "NS503", "--run")
+    fault, healthy = text.split("## The planted fault")[1].split("## Its healthy twin")
+    assert "error[NS503]" in fault
+    assert "nothing found" in healthy
+
+
 def test_rules(call):
     _, text, _ = call("rules", "--json")
     rows = json.loads(text)

@@ -26,6 +26,9 @@ CODES = [
     "NS201",
     "NS202",
     "NS204",
+    "NS205",
+    "NS206",
+    "NS207",
     "NS209",
     "NS301",
     "NS302",
@@ -45,7 +48,7 @@ COMMANDS = {
     "demo": ["name", "--list", "--variant", "--json"],
     "run": ["command", "--on-failure", "--out", "--allow", "--json"],
     "report": ["folder", "--json"],
-    "explain": ["code", "--json"],
+    "explain": ["code", "--run", "--json"],
     "rules": ["--json"],
     "env": ["--json"],
 }

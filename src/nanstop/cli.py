@@ -191,6 +191,9 @@ def report(
 @app.command()
 def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="NS201, or fp16-overflow.")],
+    run_it: Annotated[
+        bool, typer.Option("--run", help="Run the planted fault and its healthy twin too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Print the page of a finding: what happened, why, and how to fix it."""
@@ -198,14 +201,30 @@ def explain(
 
     rule, page = pages.find_rule(code), pages.explain(code)
     row = {"code": rule.code, "name": rule.slug, "title": rule.title, "page": page}
-    if sys.stdout.isatty() and not as_json:
+    if as_json or not sys.stdout.isatty():
+        row |= _exhibits(rule.code)[0] if run_it and as_json else {}
+        _show(row, page.rstrip(), as_json)
+    else:
         from rich.console import Console
         from rich.markdown import Markdown
 
         Console(width=min(100, Console().width)).print(Markdown(page))
-    else:
-        _show(row, page.rstrip(), as_json)
+    if run_it and not as_json:
+        typer.echo(_exhibits(rule.code)[1])
     return OK
+
+
+def _exhibits(code: str) -> tuple[dict[str, Any], str]:
+    """Return what the planted fault and its healthy twin show when they are run: as values, and as text."""
+    from nanstop.exhibit import exhibits
+
+    parts = dict(zip(("fault", "healthy"), exhibits(code), strict=True))
+    values = {
+        name: {"codes": one.codes, "losses": one.losses, "ended": one.ended}
+        for name, one in parts.items()
+    }
+    titles = {"fault": "The planted fault, run and watched", "healthy": "Its healthy twin"}
+    return values, "\n".join(f"\n## {titles[name]}\n{one.text}" for name, one in parts.items())
 
 
 @app.command()

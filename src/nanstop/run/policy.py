@@ -193,10 +193,11 @@ def _skip_or_stop(policy: Policy, state: PolicyState, *, why: str) -> tuple[Acti
 
 
 def _why(kind: ActionKind, count: int) -> str:
+    occasion = f"failure number {count} of its kind" if count > 1 else "it failed at the first step"
     return {
         "quarantine": "the sample is left out of this step",
         "rollback": "back to the last good weights, and on with the proven remedy",
-        "adopt": f"failure number {count} of its kind: the proven remedy stays on",
+        "adopt": f"{occasion}: the proven remedy stays on",
         "redo": "the step is run again under the proven remedy",
     }[kind]
 

@@ -1,0 +1,68 @@
+"""A finding's planted fault and its healthy twin from the zoo, trained for real under a watch."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+
+from nanstop.adapters.loop import watch_loop
+from nanstop.records import Diagnosis, Report
+from nanstop.report.text import render, render_finding
+from nanstop.run.opening import opener
+from nanstop.run.policy import Policy
+from nanstop.run.store import Store
+from nanstop.zoo.specimen import Specimen
+from nanstop.zoo.table import ZOO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhibit:
+    """What a watched run of a specimen showed. ``ended``: the error that ended it early, or an empty string."""
+
+    losses: tuple[float, ...]
+    reports: tuple[Report, ...]
+    findings: tuple[Diagnosis, ...]
+    ended: str
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Return every code that was named, each once."""
+        named = (one.code for report in self.reports for one in report.diagnoses)
+        return tuple(dict.fromkeys([*named, *(one.code for one in self.findings)]))
+
+    @property
+    def text(self) -> str:
+        """Return the losses and what nanstop said of them."""
+        losses = ", ".join(f"{loss:.4g}" for loss in self.losses[:8])
+        said = [render(one) for one in self.reports] + [
+            render_finding(one) for one in self.findings
+        ]
+        return "\n".join([f"losses: {losses or self.ended}", *(said or ["nothing found"])])
+
+
+def exhibits(code: str) -> tuple[Exhibit, Exhibit]:
+    """Return what the planted fault of ``code`` shows, and what its healthy twin does. Trains both; writes nothing."""
+    entry = ZOO[code]
+    return _watched(entry.fault()), _watched(entry.healthy())
+
+
+def _watched(specimen: Specimen) -> Exhibit:
+    losses: list[float] = []
+    ended = ""
+    with tempfile.TemporaryDirectory(prefix="nanstop-") as folder:
+        open_session = opener(Policy(), Store(folder), announce=lambda _: None)
+        watch = watch_loop(specimen.model, specimen.optimizer, open_session)
+        try:
+            with watch:
+                for batch in specimen.batches:
+                    losses.append(watch.step(specimen.loss_fn, batch).item())
+                    watch.update(clip=None, scaler=specimen.scaler)
+        except Exception as error:  # some faults are exceptions, and some end the run
+            ended = f"{type(error).__name__}: {error}"
+        session = watch.session
+    return Exhibit(
+        losses=tuple(losses),
+        reports=tuple(session.reports) if session else (),
+        findings=tuple(session.findings) if session else (),
+        ended=ended,
+    )

@@ -248,3 +248,17 @@ def test_python_m_nanstop_gives_the_exit_code():
     )
     assert done.returncode == cli.USAGE
     assert done.stderr.startswith("error[NS001]: unknown finding: `x`")
+
+
+def test_run_leaves_streams_arguments_and_exit_code_to_the_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
+    out = tmp_path / "incidents"
+    done = subprocess.run(
+        [sys.executable, "-m", "nanstop", "run", "--out", out, script, "--out", "theirs", "--json"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "['--out', 'theirs', '--json']\n", "")
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["incidents"], summary["findings"], summary["exit"]) == ([], [], 7)

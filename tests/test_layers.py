@@ -13,7 +13,8 @@ LAYERS = (
     {"remedies", "search", "zoo"},
     {"run"},
     {"adapters"},
-    {"cli", "demo", "exhibit", "facade", "pages", "__init__", "__main__"},  # the demo uses what a user uses
+    # the demo uses what a user uses
+    {"cli", "demo", "exhibit", "facade", "pages", "__init__", "__main__"},
 )
 TOP = len(LAYERS) - 1
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

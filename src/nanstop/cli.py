@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 OK, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 2, 3, 70, 130
 
-_UsageError, _ClickException = typer.BadParameter.__mro__[
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+"""The base of all complaints about usage, which typer has under no public name."""
     1:3
 ]  # typer has them under no public name
 

@@ -25,8 +25,6 @@ OK, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 2, 3, 70, 130
 
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 """The base of all complaints about usage, which typer has under no public name."""
-    1:3
-]  # typer has them under no public name
 
 
 class Commands(TyperGroup):

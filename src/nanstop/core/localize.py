@@ -173,6 +173,10 @@ def localize(
     scene = Scene(step, micro, update, phase)
     first = _recorded(scene)
     story = _told(scene, first, {})
+    if story is not None and not story.stable:
+        # Caches that fill at first use (of a nested tensor's sizes, say) make the first run of a process another path.
+        first = _recorded(scene)
+        story = _told(scene, first, {})
     if story is None:
         return None
     story = _confirmed(scene, story)
@@ -190,11 +194,10 @@ def _told(scene: Scene, recording: Recording, mended: Masks) -> Story | None:
     if not recording.reaches and not absorbed:
         return None
     closeups = _looked(scene, _wanted(recording, births, absorbed), mended)
-    stable = all(look.op == recording.trace.ops[i].name for i, look in closeups.items())
     return Story(
         recording.trace,
         births,
-        closeups if stable else {},
+        closeups,
         recording.reaches,
         absorbed,
         error=type(recording.error).__name__ if recording.error is not None else "",

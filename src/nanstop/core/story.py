@@ -24,6 +24,7 @@ from nanstop.records import (
     OpEvent,
     Origin,
     Phase,
+    Position,
     SourceLine,
     TensorStats,
 )
@@ -53,7 +54,9 @@ class Story:
         self.reaches = reaches
         self._trace = trace
         self._births = births
-        self._closeups = closeups
+        self.stable = all(trace.ops[i].name == look.op for i, look in closeups.items())
+        """Whether the close-up saw the ops that were recorded."""
+        self._closeups = closeups if self.stable else {}
         self._error = error
         self._grid = grid
         self._made = slicing.lineages(trace)
@@ -81,7 +84,7 @@ class Story:
         if found is None:
             return None
         spots = found.blind_spots
-        if not self._closeups:
+        if not self.stable:
             spots += (_OTHER_PATH,)
         if self._trace.unseen:
             spots += ("not measured: " + ", ".join(self._trace.unseen),)
@@ -147,8 +150,8 @@ class Story:
         A mask is built of constants, positions and ids alone, or added to scores where it stands.
         """
         op = self._trace.ops[index]
-        edges = [range_of(self._trace, o) for o in op.outputs]
-        if any(edge.has_nan for edge in edges):
+        edges = [range_of(self._trace, o) for o in op.outputs if o.slot >= 0]
+        if not edges or any(edge.has_nan for edge in edges):
             return False
         if slicing.is_placed(op):
             return True
@@ -156,7 +159,7 @@ class Story:
         if closeup is not None and closeup.masking:
             return True
         negative = all(edge.high != math.inf for edge in edges)
-        return negative and bool(op.outputs) and not self._made[index] & Lineage.SIGNAL
+        return negative and not self._made[index] & Lineage.SIGNAL
 
     def _is_overflow(self, index: int) -> bool:
         closeup = self._closeups.get(index)
@@ -164,13 +167,8 @@ class Story:
 
     def _born(self, index: int) -> Localization:
         event = self.event(index)
-        closeup = self._closeups.get(index)
         smuggled = self._smuggled(index)
         growth = slicing.growth_chain(self._trace, index, self._made)
-        positions = None
-        if closeup is not None and self._grid is not None:
-            op = self._trace.ops[index]
-            positions = positions_in(self._trace, op, closeup.bad, self._grid)
         return Localization(
             key=self._key(event, self._kind(event)),
             first_bad=event,
@@ -179,8 +177,14 @@ class Story:
             reaches=self.reaches,
             blind_spots=(_OUTSIDE,) if smuggled else (),
             growth=tuple(self.event(i) for i in growth),
-            positions=positions,
+            positions=self._positions(index),
         )
+
+    def _positions(self, index: int) -> tuple[Position, ...] | None:
+        closeup = self._closeups.get(index)
+        if closeup is None or self._grid is None:
+            return None
+        return positions_in(self._trace, self._trace.ops[index], closeup.bad, self._grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands wrote finite ones."""
@@ -198,6 +202,7 @@ class Story:
             origin=_origin_of(name),
             culprit=name.removeprefix("buffer ") if name else None,
             reaches=self.reaches,
+            positions=self._positions(reader),
             blind_spots=() if name else (_OUTSIDE,),
         )
 

@@ -1,0 +1,481 @@
+"""Where a failure was born: op, module, phase, kind, origin, positions."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import planted
+from nanstop.records import Position
+from planted import INF, NAN, Net, located, located_body, op_of
+
+
+def no_value_at_zero(x):
+    return x / (x - x).sum()
+
+
+def overflowing_product(x):
+    return x * 1e38 * 1e4
+
+
+def constant_nan(x):
+    return x * float("nan")
+
+
+def written_slice(x):
+    y = x.clone()
+    y[0, 3:5] /= y[0, 3:5] - y[0, 3:5]
+    return y
+
+
+def written_view(x):
+    y = x.clone()
+    y.view(-1, planted.HIDDEN)[3].log_()
+    return y
+
+
+def written_number(x):
+    y = x.clone()
+    y.data[0, 2] = NAN
+    return y
+
+
+def indexed_write(x):
+    y = x.clone()
+    y[[0, 1], [2, 3]] = torch.log(-x[[0, 1], [2, 3]].abs())
+    return y
+
+
+def scattered(x):
+    where = torch.zeros(2, 16, 8, dtype=torch.long)
+    return torch.zeros_like(x).scatter(1, where, torch.log(x - x))
+
+
+def one_of_stack(x):
+    first, second = x.unbind(0)
+    return torch.stack([first, second.log()])
+
+
+def one_of_cat(x):
+    first, second = x.split(8, 1)
+    return torch.cat([first, torch.stack([second[0], second[1] / (second[1] - second[1])])], 1)
+
+
+def deviation_of_one(x):
+    return x / x[:, :1, :1].std(-1, keepdim=True)
+
+
+def zero_vector_normalised(x):
+    zero = torch.zeros_like(x)
+    return x + zero / zero.norm(dim=-1, keepdim=True)
+
+
+def empty_mean(x):
+    return x + x[:0].mean()
+
+
+def infinity_then_zero(x):
+    return torch.exp(x.abs() + 100) * torch.zeros_like(x) + x
+
+
+def placeholder_read(x):
+    buffer = x.new_full((2, 17, 8), NAN)
+    buffer[:, :16] = x
+    return buffer[:, 1:]
+
+
+def dropped_infinity(x):
+    return F.dropout(x * 1e38 * 1e5, 0.5, training=True)
+
+
+def complex_overflow(x):
+    pairs = torch.view_as_complex(x.reshape(2, 16, 4, 2).contiguous())
+    return torch.view_as_real(pairs * 1e38 * 1e4).flatten(2)
+
+
+def after_fourier(x):
+    return torch.fft.irfft(torch.fft.rfft(x.log(), dim=1), n=16, dim=1)
+
+
+BORN_FORWARD = [
+    (no_value_at_zero, "div", "inf"),
+    (overflowing_product, "mul", "inf"),
+    (constant_nan, "mul", "nan"),
+    (written_slice, "div_", "inf"),
+    (written_view, "log_", "nan"),
+    (written_number, "fill_", "nan"),
+    (indexed_write, "log", "nan"),
+    (scattered, "log", "inf"),
+    (one_of_stack, "log", "nan"),
+    (one_of_cat, "div", "inf"),
+    (deviation_of_one, "std", "nan"),
+    (zero_vector_normalised, "div", "nan"),
+    (empty_mean, "mean", "nan"),
+    (infinity_then_zero, "exp", "inf"),
+    (placeholder_read, "new_full", "nan"),
+    (dropped_infinity, "mul", "inf"),
+    (complex_overflow, "mul", "inf"),
+    (after_fourier, "log", "nan"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "op", "kind"), BORN_FORWARD, ids=lambda v: getattr(v, "__name__", v)
+)
+@pytest.mark.filterwarnings("ignore:std\\(\\)")
+def test_forward_birth(body, op, kind):
+    found = located_body(body)
+    assert (found.origin, found.key.phase, found.key.module) == ("born_here", "forward", "body")
+    assert op_of(found) == op
+    assert found.key.kind.removeprefix("+").removeprefix("-") == kind
+    assert found.first_bad.source.function == body.__name__
+    assert found.reaches[0] == "loss"
+    assert not found.blind_spots
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype", "wider"),
+    [
+        (lambda x: x * 60000 * 60000, torch.float16, "finite"),
+        (lambda x: x * 1e38 * 1e4, torch.float32, "finite"),
+        (lambda x: x * 1e38 * 1e4, torch.bfloat16, "finite"),
+        (lambda x: (x * 1e5).to(torch.float8_e5m2).to(x.dtype), torch.float32, "finite"),
+        (lambda x: torch.log(x - x), torch.float16, "nonfinite"),
+        (lambda x: x / (x - x), torch.float32, "nonfinite"),
+    ],
+    ids=["fp16", "fp32", "bf16", "fp8", "log0", "div0"],
+)
+def test_wider_format_tells_overflow_from_undefined(body, dtype, wider):
+    assert located_body(body, dtype).first_bad.wider == wider
+
+
+def root_at_zero(x):
+    return x + torch.sqrt((x - x).abs())
+
+
+def unselected_log(x):
+    return torch.where(x > 100, torch.log(x - x), x)
+
+
+def unselected_exp(x):
+    return torch.where(x > 100, torch.exp(x.abs() * 1e4 + 1e3), x)
+
+
+def nan_replaced(x):
+    return torch.nan_to_num((x - x).sqrt() / (x - x)) + x
+
+
+@pytest.mark.parametrize(
+    ("body", "op", "forward"),
+    [
+        (root_at_zero, "div", "aten.sqrt.default"),
+        (unselected_log, "div", "aten.log.default"),
+        (unselected_exp, "mul", "aten.exp.default"),
+        (nan_replaced, "div", "aten.div.Tensor"),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_backward_birth_is_placed_at_its_forward_op(body, op, forward):
+    found = located_body(body)
+    assert (found.origin, found.key.phase, found.key.module) == ("born_here", "backward", "body")
+    assert (op_of(found), found.first_bad.forward_op) == (op, forward)
+    assert found.first_bad.source.function == body.__name__
+    assert "loss" not in found.reaches
+
+
+def test_clamped_overflow_is_the_cause_of_the_gradient():
+    found = located_body(lambda x: x + torch.exp(x.abs() + 200).clamp(max=2) * 0)
+    assert (found.key.phase, op_of(found), found.first_bad.wider) == ("forward", "exp", "finite")
+    assert "loss" not in found.reaches
+
+
+class BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        doubled = grad * 2
+        return doubled / (doubled - doubled)
+
+
+def test_custom_backward_is_named_by_its_own_line():
+    found = located_body(BadBackward.apply)
+    assert (found.key.phase, op_of(found), found.key.module) == ("backward", "div", "body")
+    assert found.first_bad.source.text == "return doubled / (doubled - doubled)"
+
+
+def overflow_in_loss(model, batch):
+    return torch.exp(model(**batch) + 1e3)
+
+
+def items_are_none(model, batch):
+    return model(**batch) * 0 / torch.tensor(0.0)
+
+
+def logits_of(model, batch):
+    return model.head(model.body(model.proj(model.embed(batch["input_ids"]))))
+
+
+def nothing_supervised(model, batch):
+    return F.cross_entropy(logits_of(model, batch).flatten(0, 1), torch.full((32,), -100))
+
+
+def suppressed_tokens(model, batch):
+    kept = logits_of(model, batch).masked_fill(torch.arange(64) < 3, -INF).log_softmax(-1)
+    return F.kl_div(kept, kept.detach(), log_target=True, reduction="sum")
+
+
+def not_scalar(model, batch):
+    return (model(**batch) * NAN).reshape(1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "op", "phase"),
+    [
+        (overflow_in_loss, "exp", "loss"),
+        (items_are_none, "div", "loss"),
+        (not_scalar, "mul", "loss"),
+        (nothing_supervised, "nll_loss_forward", "forward"),
+        (suppressed_tokens, "sub", "forward"),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_birth_outside_the_module(loss, op, phase):
+    found = located(Net(lambda x: x), loss)
+    assert (found.key.module, op_of(found), found.key.phase) == ("", op, phase)
+    assert found.first_bad.source.function == loss.__name__
+
+
+def numpy_write(x):
+    y = x.clone()
+    y.detach().numpy()[0, 3] = NAN
+    return y * 2
+
+
+def raw_memory_write(x):
+    y = x.clone()
+    ctypes.memset(y.data_ptr() + 4 * planted.HIDDEN * 3, 255, 4)
+    return y * 2
+
+
+@pytest.mark.parametrize("body", [numpy_write, raw_memory_write])
+def test_value_written_outside_any_op(body):
+    found = located_body(body)
+    assert (found.origin, found.key.module, op_of(found)) == ("unknown", "body", "mul")
+    assert found.positions == (Position(sample=0, first_token=3, last_token=3),)
+    assert any("outside any operation" in spot for spot in found.blind_spots)
+
+
+def test_constant_array_is_named_at_its_reader():
+    spoiled = torch.from_numpy(np.array([1, NAN, 1, 1, 1, 1, 1, 1], dtype="float32"))
+    found = located_body(lambda x: x * spoiled)
+    assert (found.origin, op_of(found)) == ("unknown", "mul")
+
+
+@pytest.mark.parametrize("name", ["proj.weight", "embed.weight", "head.bias"])
+def test_parameter_was_bad_before(name):
+    model = Net(lambda x: x)
+    with torch.no_grad():
+        model.get_parameter(name).fill_(NAN)
+    found = located(model)
+    assert (found.origin, found.culprit, found.key.kind) == ("from_param", name, "nan")
+    assert found.key.module == name.rpartition(".")[0]
+
+
+def test_tied_row_is_found_under_its_first_name():
+    model = Net(lambda x: x)
+    model.head.weight = model.embed.weight
+    with torch.no_grad():
+        model.embed.weight[planted.ids()[1, 4]] = NAN
+    found = located(model)
+    assert (found.origin, found.culprit, found.key.module) == (
+        "from_param",
+        "embed.weight",
+        "embed",
+    )
+    assert Position(sample=1, first_token=4, last_token=4) in found.positions
+
+
+def test_buffer_was_bad_before():
+    model = Net(nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Unflatten(0, (2, 16)))).eval()
+    model.body[1].running_var.fill_(NAN)
+    found = located(model)
+    assert (found.origin, found.culprit) == ("from_buffer", "body.1.running_var")
+    assert found.key.module == "body.1"
+
+
+def test_batch_was_bad_before():
+    data = torch.randn(4, 8)
+    data[1] = NAN
+    found = located(nn.Linear(8, 1), lambda m, b: m(b["x"]).mean(), {"x": data})
+    assert (found.origin, found.culprit) == ("from_batch", "batch[x]")
+
+
+def test_nested_batch_entry_has_a_path():
+    data = {"vision": {"pixels": [torch.zeros(4, 8), torch.full((4, 8), INF)]}}
+    found = located(nn.Linear(8, 1), lambda m, b: m(b["vision"]["pixels"][1]).mean(), data)
+    assert (found.origin, found.culprit) == ("from_batch", "batch[vision.pixels.1]")
+
+
+def test_module_used_twice_fails_in_its_second_use():
+    model = Net(lambda x: x)
+    with torch.no_grad():
+        model.proj.weight.fill_(1e25)
+    found = located(model, lambda m, b: m.head(m.proj(m.proj(m.embed(b["input_ids"])))).mean())
+    events = [event.module for event in found.growth]
+    assert (found.key.module, found.first_bad.wider) == ("proj", "finite")
+    assert events == ["proj"]
+
+
+def test_fully_masked_row_and_its_positions():
+    mask = torch.full((16, 16), -INF).triu(1)
+    mask[5] = -INF
+    found = located_body(lambda x: F.softmax(x @ x.transpose(-1, -2) + mask, -1) @ x)
+    assert (op_of(found), found.first_bad.fully_masked_rows) == ("_softmax", 2)
+    assert found.positions == tuple(
+        Position(sample=row, first_token=5, last_token=5) for row in (0, 1)
+    )
+
+
+def test_fully_masked_row_of_a_mask_in_the_batch():
+    mask = torch.full((16, 16), -INF).triu(1)
+    mask[5] = -INF
+    batch = planted.text_batch() | {"mask": mask}
+
+    def loss(model, b):
+        x = model.proj(model.embed(b["input_ids"]))
+        weights = F.softmax(x @ x.transpose(-1, -2) + b["mask"], -1)
+        return model.head(weights @ x).mean()
+
+    found = located(Net(lambda x: x), loss, batch)
+    assert (found.origin, op_of(found), found.first_bad.fully_masked_rows) == (
+        "born_here",
+        "_softmax",
+        2,
+    )
+
+
+def test_gradient_overflow_in_half():
+    model = nn.Linear(8, 8).half()
+    data = {"x": torch.randn(4, 8)}
+    found = located(model, lambda m, b: m(b["x"].half()).float().square().sum() * 3e4, data)
+    assert (found.key.phase, op_of(found), found.first_bad.wider) == (
+        "backward",
+        "_to_copy",
+        "finite",
+    )
+    assert found.reaches == ("weight", "bias")
+
+
+def test_gradient_that_overflows_while_it_accumulates():
+    model = Net(lambda x: x).half()
+    large = torch.full((2, 16, 8), 40000.0, dtype=torch.float16)
+
+    def loss(m, b):
+        x = m.proj(m.embed(b["input_ids"]))
+        x = x - x.detach()
+        return (x * large).float().sum() + (x * large).float().sum()
+
+    found = located(model, loss)
+    assert (found.origin, found.key.phase) == ("born_here", "backward")
+    assert found.first_bad.wider == "finite"
+
+
+def test_sparse_gradient():
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * INF
+
+    model = nn.Embedding(64, 8, sparse=True)
+    found = located(
+        model, lambda m, b: Halved.apply(m(b["input_ids"])).sum(), {"input_ids": planted.ids()}
+    )
+    assert (found.key.phase, op_of(found), found.reaches) == ("backward", "mul", ("weight",))
+
+
+def test_second_backward_call():
+    def loss(model, batch):
+        model(**batch).backward()
+        x = model.proj(model.embed(batch["input_ids"]))
+        return (x - x).sqrt().sum()
+
+    found = located(Net(lambda x: x), loss)
+    assert (found.key.phase, found.first_bad.forward_op) == ("backward", "aten.sqrt.default")
+
+
+def test_gradient_penalty():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def loss(m, b):
+        x = (b["x"] * 0).requires_grad_()
+        (slope,) = torch.autograd.grad(m(x).sum() * 0, x, create_graph=True)
+        return slope.norm(dim=-1).sqrt().mean()
+
+    found = located(model, loss, {"x": torch.randn(4, 8)})
+    assert (found.key.phase, found.first_bad.forward_op) == ("backward", "aten.sqrt.default")
+
+
+def test_id_out_of_range():
+    batch = planted.text_batch()
+    batch["input_ids"] = batch["input_ids"].clone()
+    batch["input_ids"][0, 3] = 64
+    found = located(Net(lambda x: x), batch=batch)
+    assert (found.key.kind, op_of(found), found.key.module) == ("exception", "embedding", "embed")
+    assert found.reaches == ("exception",)
+
+
+def test_exception_of_python_has_no_op():
+    def loss(model, batch):
+        raise ValueError("no")
+
+    found = located(Net(lambda x: x), loss)
+    assert (found.first_bad, found.origin, found.key.op) == (None, "unknown", "ValueError")
+
+
+def test_sampling_from_bad_probabilities():
+    model = Net(overflowing_product)
+
+    def loss(m, b):
+        with torch.no_grad():
+            x = m.head(m.body(m.proj(m.embed(b["input_ids"]))))
+            torch.multinomial(x[:, -1].softmax(-1), 1)
+        return torch.zeros((), requires_grad=True) * 1
+
+    found = located(model, loss, phase="generate")
+    assert (found.key.phase, op_of(found), found.key.module) == ("generate", "mul", "body")
+    assert found.reaches == ("exception",)
+
+
+def test_growth_chain_is_oldest_first():
+    found = located_body(lambda x: (x * 100).relu().mul(1e20).mul(1e15) * 1e10)
+    assert [(event.op, event.scalars) for event in found.growth] == [
+        ("aten.mul.Tensor", (100.0,)),
+        ("aten.mul.Tensor", (1e20,)),
+        ("aten.mul.Tensor", (1e15,)),
+    ]
+
+
+def test_uninitialised_memory_is_named_where_it_was_taken():
+    """Deterministic mode fills new memory with NaN: what a real run reads there is whatever was left."""
+
+    def body(x):
+        room = torch.empty(2, 17, 8)
+        room[:, :16] = x
+        return room[:, 1:]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = located_body(body)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (op_of(found), found.key.module) == ("empty", "body")

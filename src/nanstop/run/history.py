@@ -20,6 +20,12 @@ class History:
         """Append a number or a detached 0-dim tensor, which must not change afterwards. No synchronisation."""
         self._rows.setdefault(name, deque(maxlen=_KEPT)).append((step, value))
 
+    def forget(self, step: int) -> None:
+        """Drop what was noted of a step that is run again."""
+        for name, rows in self._rows.items():
+            kept = (row for row in rows if row[0] != step)
+            self._rows[name] = deque(kept, maxlen=_KEPT)
+
     def records(self) -> tuple[Series, ...]:
         """Return every series as a record. Synchronises the device where values lie on one."""
         return tuple(

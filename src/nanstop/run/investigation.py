@@ -63,6 +63,11 @@ class Investigation:
             return self.localization.key
         return FailureKey(kind="exception" if self.raised else "nan", phase=self.phase)
 
+    @property
+    def incident_id(self) -> str:
+        """The id it was given, or an empty string before ``explain``."""
+        return self.incident.id if self.incident is not None else ""
+
     def stage(self, name: str, work: Callable[[], T]) -> T | None:
         """Return what a stage gives, or None with its error noted: nanstop is never the reason a run dies."""
         try:
@@ -131,9 +136,9 @@ class Investigation:
             candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
         )
         fails_again = self.replay is not None and self.replay.fidelity != "not_reproduced"
-        if self.incident is None or not fails_again or not candidates:
+        if not fails_again or not candidates:
             return
-        incident = self.incident.id
+        incident = self.incident_id
         self.proof = self.stage(
             "proof",
             lambda: prove_case(case, self.key, tuple(candidates), incident=incident, policy=policy),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nanstop.core.step import ModelView
 from nanstop.records import RunFacts
 from nanstop.run.policy import Policy
-from nanstop.run.session import Announce, Session
 from nanstop.run.store import Store
 
-OpenSession = Callable[[ModelView, RunFacts], Session]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nanstop.core.step import ModelView
+    from nanstop.run.session import Announce, Session
+
+    OpenSession = Callable[[ModelView, RunFacts], Session]
 
 FOLDER = ".nanstop"
 
@@ -35,9 +40,11 @@ def opener(
     *,
     opened: Callable[[Session], None] = lambda _: None,
 ) -> OpenSession:
-    """Return what adapters call to open a session. ``opened`` is told of each."""
+    """Return what adapters call to open a session. ``opened`` is told of each. Torch is imported by then."""
 
     def open_session(view: ModelView, facts: RunFacts) -> Session:
+        from nanstop.run.session import Session
+
         session = Session(policy=policy, store=store, view=view, facts=facts, announce=announce)
         opened(session)
         return session

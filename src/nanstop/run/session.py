@@ -21,6 +21,7 @@ from nanstop.records import (
     Evidence,
     FailureKey,
     Phase,
+    Proof,
     Report,
     RunFacts,
     Signal,
@@ -97,6 +98,7 @@ class Session:
         self._began = clock()
         self._state = PolicyState()
         self._adopted = ExitStack()
+        self._in_force: tuple[Atom, ...] = ()
         self._steps = 0
         self._next_gauge: float | None = None
         self._last_signature: tuple[object, ...] | None = None
@@ -191,9 +193,11 @@ class Session:
 
     def adopt(self, atoms: tuple[Atom, ...]) -> None:
         """Switch remedies on until the run ends, and save them as the run's plan."""
-        if atoms:
-            self._adopted.enter_context(applied(self.view, atoms))
-            self.store.save_plan(self._state.adopted)
+        new = tuple(atom for atom in atoms if atom not in self._in_force)
+        if new:
+            self._adopted.enter_context(applied(self.view, new))
+            self._in_force += new
+            self.store.save_plan(self._in_force)
 
     def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> bool:
         """Report a checkpoint that would have held non-finite values; return whether training goes on."""
@@ -206,8 +210,8 @@ class Session:
         """Undo what was adopted and write the last summary."""
         self._adopted.close()
         self._write_summary(exit_code)
-        if self._state.adopted:
-            self._announce(f"this run was kept finite by: {describe(self._state.adopted)}")
+        if self._in_force:
+            self._announce(f"this run was kept finite by: {describe(self._in_force)}")
 
     def report(self) -> RunReport:
         """Return everything that happened so far."""
@@ -246,7 +250,8 @@ class Session:
         found.explain(self.store.open_incident()[0], self.series.records())
 
     def _decide(self, found: Investigation, step: Step | None, case: Case | None) -> Resolution:
-        action = self._choose(found.key, step, case, found)
+        nothing = Proof(incident=found.incident_id, verdict="none_found", minimal=())
+        action = self._choose(found.key, step, case, found.proof or nothing)
         report = found.report(AuditEntry(at=_place(step), action=action))
         self._keys[report.incident.id] = found.key
         self._keep(report)
@@ -271,13 +276,13 @@ class Session:
         return self._resolve(action, case, report)
 
     def _choose(
-        self, key: FailureKey, step: Step | None, case: Case | None, found: Investigation | None
+        self, key: FailureKey, step: Step | None, case: Case | None, proof: Proof | None
     ) -> Action:
         action, self._state = policies.decide(
             self.policy,
             self._state,
             key=key,
-            proof=found.proof if found else None,
+            proof=proof,
             at_step=_place(step).step,
             world_size=self.facts.world_size,
             can_veto=self.facts.veto == "yes" and step is not None,

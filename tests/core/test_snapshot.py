@@ -1,5 +1,7 @@
 """Snapshots, the way back to them, what they may cost, and buffers that a forward moved."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -24,7 +26,6 @@ class Training:
             torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if scaled else None
         )
 
-    @property
     def trainable(self) -> Trainable:
         return Trainable(dict(self.model.named_parameters()), self.optimizer, self.scaler)
 
@@ -51,7 +52,7 @@ def test_restoring_gives_back_the_same_training(scaled, num_updates):
     run = Training(scaled)
     for _ in range(num_updates):
         run.update()
-    snapshot, before = Snapshot(run.trainable), run.state()
+    snapshot, before = Snapshot(run.trainable()), run.state()
     objects = [id(p) for p in run.model.parameters()]
     for group in run.optimizer.param_groups:
         group["lr"] = 0.5
@@ -70,7 +71,7 @@ def test_restoring_gives_back_the_same_training(scaled, num_updates):
 
 def test_rewound_comes_back_to_broken_weights_bitwise():
     run = Training()
-    rewind = Rewind(Snapshot(run.trainable), ())
+    rewind = Rewind(Snapshot(run.trainable()), ())
     run.update()
     run.model.weight.data[0, 0] = float("nan")
     broken = run.state()
@@ -92,16 +93,28 @@ def test_a_scaler_can_unscale_again_once_it_is_ready():
     ready_scaler(None)
 
 
+@dataclass
+class Window:
+    """All that the keeper looks at of a step."""
+
+    index: int
+    batches: tuple = ({"input_ids": torch.zeros(2, 8, dtype=torch.int64), "note": "text"},)
+
+
+def indices(keeper: SnapshotKeeper) -> list[int]:
+    return [step.index for step in keeper.rewind().steps]
+
+
 class TestKeeper:
     def test_the_first_snapshot_is_before_the_first_update(self):
         run = Training()
         keeper = SnapshotKeeper(lambda: 1 << 30)
         assert keeper.rewind() is None
         before = run.state()
-        keeper.before_update(run.trainable, "step 0")
+        keeper.before_update(run.trainable, Window(0))
         run.update()
         rewind = keeper.rewind()
-        assert rewind.steps == ("step 0",)
+        assert rewind.steps == (Window(0),)
         rewind.restore()
         assert run.state() == before
 
@@ -110,38 +123,41 @@ class TestKeeper:
         # An unlimited share of the time: a snapshot before every update.
         keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
         for step in range(3):
-            keeper.before_update(run.trainable, step)
+            keeper.before_update(run.trainable, Window(step))
             run.update()
-            assert keeper.rewind().steps == (step,)
+            assert indices(keeper) == [step]
         # No time at all: the one before update 0 stays.
         keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-9)
         for step in range(3):
-            keeper.before_update(run.trainable, step)
+            keeper.before_update(run.trainable, Window(step))
             run.update()
-        assert keeper.rewind().steps == (0, 1, 2)
+        assert indices(keeper) == [0, 1, 2]
 
     def test_too_little_memory_is_a_reason(self):
         run = Training()
         keeper = SnapshotKeeper(lambda: 1000)
-        keeper.before_update(run.trainable, 0)
+        keeper.before_update(run.trainable, Window(0))
         assert keeper.rewind() is None
         assert "1000 bytes of memory are free" in keeper.reason
 
-    def test_a_snapshot_that_is_too_far_back_is_dropped_with_a_reason(self):
+    @pytest.mark.parametrize("limit", [{"max_windows": 2}, {"max_window_bytes": 300}])
+    def test_a_snapshot_that_is_too_far_back_is_dropped_with_a_reason(self, limit):
         run = Training()
-        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, max_windows=2)
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, **limit)
         for step in range(4):
-            keeper.before_update(run.trainable, step)
+            keeper.before_update(run.trainable, Window(step))
         assert keeper.rewind() is None
-        assert "more than 2 updates old" in keeper.reason
+        assert keeper.reason == (
+            "3 updates since the last snapshot (384 bytes of batches) are more than are kept"
+        )
 
     def test_broken_weights_are_never_taken(self):
         run = Training()
         keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
-        keeper.before_update(run.trainable, 0)
+        keeper.before_update(run.trainable, Window(0))
         run.model.weight.data[0] = float("inf")
-        keeper.before_update(run.trainable, 1)
-        assert keeper.rewind().steps == (0, 1)
+        keeper.before_update(run.trainable, Window(1))
+        assert indices(keeper) == [0, 1]
         assert keeper.snapshot.nonfinite() == ()
 
 

@@ -162,7 +162,8 @@ class TrainerWatch:
         if window.skip:
             self.carrier.skip(window)
         else:
-            self.keeper.before_update(self.host.trainable(), self._step(window))
+            window.trim()
+            self.keeper.before_update(self.host.trainable, self._step(window))
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 

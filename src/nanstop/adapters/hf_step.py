@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,13 @@ class Window:
         """Return the trainer attributes that the steps themselves changed."""
         return set().union(*(ledger.changed(m.before, m.after) for m in self.micros))
 
+    def trim(self) -> None:
+        """Let go of notes that no replay of this window needs."""
+        names = self.touched()
+        for micro in self.micros:
+            micro.before = {n: v for n, v in micro.before.items() if n in names}
+            micro.after = {n: v for n, v in micro.after.items() if n in names}
+
 
 class Reentry:
     """The way back into a trainer's own ``training_step``, with inputs and random state as they were."""
@@ -70,6 +77,7 @@ class Reentry:
         self.buffers = BufferNotes(self.root)
         self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
         self.position: tuple[Window, int] | None = None
+        self._python_rng: tuple[Any, ...] = ()
         self._recording: Micro | None = None
         self._replaying: tuple[Micro, Any] | None = None
 
@@ -121,8 +129,15 @@ class Reentry:
             micro.batch = copy.copy(prepared)
             micro.before = ledger.note(self.trainer)
             micro.buffers = self.buffers.note()
-            micro.rng = note_rng()
+            micro.rng = self._noted_rng()
         return prepared
+
+    def _noted_rng(self) -> RngState:
+        """Return the random state; Python's, 20 KB of numbers that seldom change, is shared between notes."""
+        noted = note_rng()
+        if self._python_rng != noted.python:
+            self._python_rng = noted.python
+        return replace(noted, python=self._python_rng)
 
     def replay(self, micro: Micro, batch: Batch | None) -> Tensor:
         """Run a recorded micro-batch again. Gradients are added; bookkeeping of the trainer goes on from where it is."""

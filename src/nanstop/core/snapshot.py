@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -163,34 +162,35 @@ class Rewind:
 class SnapshotKeeper:
     """Takes a snapshot before update 0 and then so seldom that it costs ``time_share`` of the run at most.
 
-    ``reason``: why there is none, else "". Windows are kept by reference; when more than ``max_windows`` would have to
-    be replayed, the snapshot is too old to be reached and is dropped.
+    ``reason``: why there is none, else "". Windows since the snapshot are kept by reference; when there are more than
+    ``max_windows`` of them, or their batches hold more than ``max_window_bytes``, they and the snapshot are dropped.
     """
 
     free_bytes: Callable[[], int]
     time_share: float = 0.005
     memory_share: float = 0.25
     max_windows: int = 128
+    max_window_bytes: int = 1 << 28
     reason: str = ""
     snapshot: Snapshot | None = None
-    _windows: deque[Step] = field(default_factory=deque)
+    _windows: list[Step] = field(default_factory=list)
+    _window_bytes: int = 0
     _cost: float = 0.0
     _started: float = 0.0
     _num_updates: int = 0
+    _num_since: int = 0
 
-    def before_update(self, trainable: Trainable, step: Step) -> None:
-        """Note that the update of ``step`` is about to be applied to healthy-looking gradients."""
+    def before_update(self, trainable: Callable[[], Trainable], step: Step) -> None:
+        """Note that the update of ``step`` is about to be applied; ``trainable`` is asked for only when it is time."""
         if self._num_updates == 0:
             self._started = time.perf_counter()
         if self._due():
-            self._take(trainable)
+            self._num_since = 0
+            self._take(trainable())
         if self.snapshot is not None:
-            if len(self._windows) < self.max_windows:
-                self._windows.append(step)
-            else:
-                self.forget()
-                self.reason = f"the last snapshot is more than {self.max_windows} updates old"
+            self._keep(step)
         self._num_updates += 1
+        self._num_since += 1
 
     def rewind(self) -> Rewind | None:
         """Return the way back, or None (``reason`` says why)."""
@@ -202,33 +202,49 @@ class SnapshotKeeper:
         """Free the snapshot and the windows; the next update that is due takes a new one."""
         self.snapshot = None
         self._windows.clear()
+        self._window_bytes = 0
 
     def _due(self) -> bool:
         if self._num_updates == 0:
             return True
-        elapsed = time.perf_counter() - self._started
-        per_update = elapsed / self._num_updates
-        every = max(1, math.ceil(self._cost / (self.time_share * max(per_update, 1e-9))))
-        # The first copy is made before the optimizer has state; its cost says little about the next one.
-        return self._num_updates % every == 0 and (not self.reason or self._num_updates % 64 == 0)
+        per_update = (time.perf_counter() - self._started) / self._num_updates
+        every = math.ceil(self._cost / (self.time_share * max(per_update, 1e-9)))
+        # What stood in the way may have gone; asking again is cheap, but not on every update.
+        return self._num_since >= max(every, _RETRY if self.reason else 1)
 
     def _take(self, trainable: Trainable) -> None:
-        needed, free = trainable.num_bytes(), self.free_bytes()
         # Optimizer state of Adam's kind is twice the parameters and appears with the first update.
-        expected = max(needed, 3 * sum(p.nbytes for p in trainable.parameters.values()))
-        if expected > self.memory_share * free:
+        parameters = sum(p.numel() * p.element_size() for p in trainable.parameters.values())
+        needed, free = max(trainable.num_bytes(), 3 * parameters), self.free_bytes()
+        if needed > self.memory_share * free:
             self.forget()
-            self.reason = f"a snapshot needs {expected} bytes, {free} bytes of memory are free"
+            self.reason = f"a snapshot needs {needed} bytes, {free} bytes of memory are free"
             return
         start = time.perf_counter()
         snapshot = Snapshot(trainable)
         bad = snapshot.nonfinite()
         self._cost = max(self._cost, time.perf_counter() - start)
-        if bad:
-            return
-        self._windows.clear()
-        self.snapshot, self.reason = snapshot, ""
+        if not bad:
+            self.forget()
+            self.snapshot, self.reason = snapshot, ""
 
+    def _keep(self, step: Step) -> None:
+        self._windows.append(step)
+        self._window_bytes += sum(
+            value.numel() * value.element_size()
+            for batch in step.batches
+            for value in batch.values()
+            if isinstance(value, Tensor)
+        )
+        if len(self._windows) > self.max_windows or self._window_bytes > self.max_window_bytes:
+            self.reason = (
+                f"{len(self._windows)} updates since the last snapshot ({self._window_bytes} bytes "
+                "of batches) are more than are kept"
+            )
+            self.forget()
+
+
+_RETRY = 64
 
 _UNSEEN = frozenset({"running_mean", "running_var"})
 """Buffers that a kernel writes without moving the version counter (``torch.native_batch_norm``)."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Diagnosis, Incident, Report
-from nanstop.report import text
+from nanstop.run.announce import announcer
 from nanstop.run.policy import Policy
 from nanstop.run.store import Store, load_incident, load_report
 
@@ -186,22 +185,6 @@ def investigate(incident: Incident | str | os.PathLike[str]) -> Report:
 
     report = Report(incident=incident) if isinstance(incident, Incident) else load_report(incident)
     return diagnose_anew(report)
-
-
-def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
-    """Return what prints reports, findings and notes on stderr as they come."""
-
-    def announce(news: Report | Diagnosis | str) -> None:
-        if isinstance(news, Report):
-            shown = text.render(news, record=str(folder / news.incident.id / "report.json"))
-        elif isinstance(news, Diagnosis):
-            shown = text.render_finding(news)
-        else:
-            shown = f"nanstop: {news}\n"
-        sys.stderr.write(shown if shown.endswith("\n") else f"{shown}\n")
-        sys.stderr.flush()
-
-    return announce
 
 
 def _policy(given: Policy | str | None) -> Policy:

@@ -3,14 +3,14 @@
 The thread named three suspects and never separated them. Here each variant has one that is really to blame:
 
 ``half-trainables``: the adapters are stored in float16 and updated by torch's AdamW, whose eps of 1e-8 is 0 there.
-    The new rows are the mean of the others, and no state is 8-bit.
-``zero-rows``: the new rows are zero, and from the seventh step on a conversation begins with one. A first token
+    The new rows are copies of trained ones, and no state is 8-bit.
+``zero-rows``: the new rows are zero, and from the seventh step on every other conversation begins with one. A first token
     attends to itself alone and Gemma has no biases, so its hidden state stays zero through all layers, and each norm's
     backward multiplies by 1 / sqrt(eps) = 1000: seventeen norms give 1e51, which no format holds, float32 included.
     The adapters are float32, and too small for the 8-bit optimizer to keep 8-bit state of them.
 ``8bit-optimizer``: the map of the 8-bit second moment is displaced, so that small ones come back negative and their
     square root is NaN (bitsandbytes 0.36 to 0.40 shipped a wrongly built map, issue 227, with the same symptom). The
-    adapters are float32, the new rows the mean of the others.
+    adapters are float32, the new rows copies of trained ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nanstop.demo.scenario import Setup
 
 NEW_TOKENS = ("<note>", "<fact>", "<task>", "<done>")
 FIRST_TAGGED = 24
-"""From this conversation on one of the new tokens is used: six batches of four before it."""
+"""From this conversation on every other one uses a new token: six batches of four before it."""
 DISPLACEMENT = 1e-3
 
 
@@ -38,15 +38,17 @@ def extended_tokenizer() -> Any:
     return tokenizer
 
 
-def quantised_gemma(num_tokens: int, *, zero_rows: bool, compute: torch.dtype) -> Any:
-    """Return a Gemma of sixteen layers loaded in NF4, its new rows zero or the mean of the others."""
+def quantised_gemma(num_tokens: int, *, new_rows: str, compute: torch.dtype) -> Any:
+    """Return a Gemma of sixteen layers loaded in NF4; its new rows are "zero", the "mean" or a "copy" of others."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     model = tiny.gemma(num_hidden_layers=16, initializer_range=0.1)
     model.resize_token_embeddings(num_tokens, mean_resizing=False)
     with torch.no_grad():
         rows = model.get_input_embeddings().weight
-        rows[tiny.VOCAB :] = 0.0 if zero_rows else rows[: tiny.VOCAB].mean(0)
+        old = rows[: tiny.VOCAB]
+        initial = {"zero": 0.0 * old[0], "mean": old.mean(0), "copy": old[-len(NEW_TOKENS) :]}
+        rows[tiny.VOCAB :] = initial[new_rows]
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
     )
@@ -81,7 +83,8 @@ def examples(tokenizer: Any, *, tag_first: bool) -> list[dict[str, list[int]]]:
     """Return tokenized conversations; the later ones hold a new token, first of all or between the two sides."""
     found = []
     for index, row in enumerate(data.rows("train")):
-        tag = NEW_TOKENS[index % len(NEW_TOKENS)] if index >= FIRST_TAGGED else ""
+        tagged = index >= FIRST_TAGGED and index % 2
+        tag = NEW_TOKENS[index // 2 % len(NEW_TOKENS)] if tagged else ""
         first, between = (tag, "") if tag_first else ("", tag)
         text = f"{first}{row['prompt']}<eos>{between}{row['chosen']}<eos>"
         found.append({"input_ids": tokenizer(text)["input_ids"]})
@@ -100,7 +103,7 @@ def build(setup: Setup) -> Any:
     model = with_lora(
         quantised_gemma(
             len(tokenizer),
-            zero_rows=variant == "zero-rows" and not setup.float32,
+            new_rows="copy" if variant != "zero-rows" else "mean" if setup.float32 else "zero",
             compute=torch.float32 if setup.float32 else torch.bfloat16,
         ),
         rank=8 if variant == "8bit-optimizer" else 4,

@@ -8,6 +8,10 @@ from nanstop.demo import data, tiny
 from nanstop.demo.half import quiet_arguments
 from nanstop.demo.scenario import Setup
 
+ACCUMULATION = 32
+WHOLE_WINDOWS = 8
+"""In an epoch: every step then has 32 micro-batches, as in the published arithmetic of the logged loss."""
+
 
 def build(setup: Setup) -> Any:
     """Return a RewardTrainer: LoRA for sequence classification, accumulation 32, a log every 25 steps.
@@ -23,7 +27,7 @@ def build(setup: Setup) -> Any:
     settings = quiet_arguments(
         output_dir=str(setup.out),
         per_device_train_batch_size=1,
-        gradient_accumulation_steps=32,
+        gradient_accumulation_steps=ACCUMULATION,
         max_steps=setup.steps,
         logging_steps=25,
         learning_rate=1e-3,
@@ -33,7 +37,7 @@ def build(setup: Setup) -> Any:
     return RewardTrainer(
         model=model if setup.float32 else model.half(),
         args=RewardConfig(**settings),
-        train_dataset=data.preferences("train"),
+        train_dataset=data.preferences("train").select(range(WHOLE_WINDOWS * ACCUMULATION)),
         processing_class=tiny.tokenizer(),
         peft_config=LoraConfig(
             r=8,

@@ -1,6 +1,7 @@
 """The watch on a trainer: what is an incident, what is not, and what happens when nothing can be done."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -290,6 +291,21 @@ class TestCheckpoints:
         assert trainer.model.lm_head.weight.data[3, 3].isinf()
         assert trainer.state.global_step == 2
 
+    def test_weights_are_saved_in_the_users_format_whatever_holds_them(self, tmp_path):
+        from safetensors.torch import load_file
+
+        trainer = cases.build("trainer", tmp_path, precision="fp16", max_steps=1)
+        watch = watch_trainer(trainer, cases.ScriptedSession(["proceed"]).open)
+        trainer.train()
+        head = trainer.model.lm_head.weight
+        head.data = head.data.float()
+        head.grad = torch.ones_like(head)
+        trainer.save_model(str(tmp_path / "final"))
+        watch.close()
+        saved = load_file(tmp_path / "final" / "model.safetensors")
+        assert {weight.dtype for weight in saved.values()} == {torch.float16}
+        assert (head.dtype, head.grad.dtype) == (torch.float32, torch.float32)
+
     def test_save_model_after_training_is_guarded_too(self, tmp_path):
         trainer = cases.build("trainer", tmp_path)
         session = cases.ScriptedSession(["proceed"])
@@ -318,6 +334,14 @@ def test_weights_that_break_in_the_last_update_are_reported_at_the_end(tmp_path)
     assert failure.step is None
     assert failure.bad_params == ("lm_head.weight",)
     assert [s.id.step for s in failure.rewind.steps][-1] == 4
+
+
+def test_histories_hold_what_the_host_went_on_with(tmp_path):
+    _, redone, _ = watched(tmp_path, "redo", fault={"bad": (3,)})
+    assert len(redone.series.of("loss_raw")) == 10
+    assert all(math.isfinite(loss) for loss in redone.series.of("loss_raw"))
+    _, skipped, _ = watched(tmp_path, "skip", fault={"bad": (3,)})
+    assert [math.isfinite(loss) for loss in skipped.series.of("loss_raw")].index(False) == 3
 
 
 def test_ids_are_those_of_the_run(tmp_path):

@@ -152,12 +152,14 @@ class TrainerWatch:
         self._window, self._pending = None, window.index
         if not _compat.is_plain(self.trainer):
             norm = self._clip(parameters, max_norm, norm_type)
-            reading = self._read(window, norm) if norm is not None else None
+            reading = self.judge.read(window, norm) if norm is not None else None
             verdict = self.judge.of_reading(reading) if reading is not None else None
+            self._note(window, reading)
             if verdict is not None:
                 self.report(self._step(window), verdict)
             return norm
-        norm = self._settle(window, parameters, norm_type)
+        norm, reading = self._settle(window, parameters, norm_type)
+        self._note(window, reading)
         self._applied = not window.skip
         if window.skip:
             self.carrier.skip(window)
@@ -181,21 +183,24 @@ class TrainerWatch:
     def _step(self, window: Window) -> HfStep:
         return HfStep(self.step_id(step=window.index), self.view, self.facts, window, self.host)
 
-    def _read(self, window: Window, norm: Tensor) -> Reading:
-        reading = self.judge.read(window, norm)
+    def _note(self, window: Window, reading: Reading | None) -> None:
+        """Add what the host goes on with to the histories: losses of a window that was redone are the good ones."""
+        if reading is None:
+            return
         series = self.session.series
         for loss in reading.losses:
             series.add("loss_raw", window.index, loss)
         series.add("grad_norm", window.index, reading.norm)
         series.add("lr", window.index, window.lrs[0] if window.lrs else 0.0)
-        return reading
 
-    def _settle(self, window: Window, parameters: list[Tensor], norm_type: float) -> Tensor:
-        """Return the norm of the gradients that the host may apply; ``window.skip`` says that it may not."""
-        norm = torch.zeros((), device=self.trainer.args.device)
+    def _settle(
+        self, window: Window, parameters: list[Tensor], norm_type: float
+    ) -> tuple[Tensor, Reading | None]:
+        """Return norm and reading of the gradients that the host may apply; ``window.skip`` says that it may not."""
+        norm, reading = torch.zeros((), device=self.trainer.args.device), None
         for _ in range(_MAX_ROUNDS):
             if window.skip:
-                return norm
+                return norm, reading
             verdict = None
             try:
                 self.trainer.accelerator.unscale_gradients()
@@ -205,17 +210,18 @@ class TrainerWatch:
                     raise
                 verdict = self.judge.of_exception(error, "optimizer")
             else:
-                verdict = self.judge.of_reading(self._read(window, norm))
+                reading = self.judge.read(window, norm)
+                verdict = self.judge.of_reading(reading)
             if verdict is None:
                 if self.session.gauge_due(window.index):
                     self.session.gauge(self._step(window))
-                return norm
+                return norm, reading
             if not self._carry(window, verdict, num_logged=len(window.micros)):
                 if verdict.error is not None:
                     raise verdict.error
-                return norm
+                return norm, reading
         window.skip = True
-        return norm
+        return norm, reading
 
     def _raised(self, window: Window, error: Exception) -> bool:
         """Return whether a micro-batch that raised was redone, or given up with its window's update."""

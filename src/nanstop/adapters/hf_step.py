@@ -77,6 +77,7 @@ class Reentry:
         self.buffers = BufferNotes(self.root)
         self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
         self.position: tuple[Window, int] | None = None
+        self.formats: dict[str, torch.dtype] = {}
         self._python_rng: tuple[Any, ...] = ()
         self._recording: Micro | None = None
         self._replaying: tuple[Micro, Any] | None = None
@@ -84,6 +85,7 @@ class Reentry:
     def attach(self) -> None:
         """Take the model that is there now: preparation may have moved or replaced it."""
         self.root = _compat.unwrapped(self.trainer.model)
+        self.formats = {n: p.dtype for n, p in self.root.named_parameters()}
         self.buffers = BufferNotes(self.root)
 
     def learning_rates(self) -> tuple[float, ...]:

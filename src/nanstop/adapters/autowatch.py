@@ -68,6 +68,8 @@ def unwatch() -> None:
     """Put every replaced function back and finish what is being watched; without ``install`` before, do nothing."""
     global _open_session, _loops  # noqa: PLW0603
     _table.undo()
+    if _loops is not None:
+        _loops.end()
     if _open_session is not None:
         atexit.unregister(_finish)
         _finish()

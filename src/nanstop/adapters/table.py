@@ -14,8 +14,13 @@ class Table:
         self._replaced: dict[tuple[int, str], tuple[Any, bool, Any]] = {}
         self._hooks: list[Any] = []
 
-    def replace(self, owner: Any, name: str, stand_in: Callable[..., Any]) -> None:
-        """Have ``stand_in(original, *args)`` called for ``owner.name(*args)``; once for each attribute."""
+    def replace(
+        self, owner: Any, name: str, stand_in: Callable[..., Any], *, also: tuple[Any, ...] = ()
+    ) -> None:
+        """Have ``stand_in(original, *args)`` called for ``owner.name(*args)``; once for each attribute.
+
+        ``also``: further owners of the same function, which get the same replacement.
+        """
         if (id(owner), name) in self._replaced:
             return
         own = name in vars(owner)
@@ -25,8 +30,9 @@ class Table:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             return stand_in(original, *args, **kwargs)
 
-        self._replaced[id(owner), name] = owner, own, original
-        setattr(owner, name, replacement)
+        for each in (owner, *also):
+            self._replaced[id(each), name] = each, own, original
+            setattr(each, name, replacement)
 
     def restore(self, owner: Any, name: str) -> None:
         """Put one attribute back."""

@@ -6,21 +6,28 @@ from the first model call; what the loss does not need is left out.
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
-from torch.utils._device import DeviceContext
 
-from nanstop.core.rng import RngState, restore_rng
+from nanstop.adapters.tape_calls import (
+    HISTORY,
+    Call,
+    Constant,
+    Slot,
+    autocast_state,
+    by_torch_alone,
+    leaves,
+    tensors,
+    total,
+    user_line,
+    version,
+)
+from nanstop.core.rng import RngState
 from nanstop.core.step import Batch
 
 MAX_CALLS = 4096
@@ -29,71 +36,6 @@ MAX_CALLS = 4096
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
 )
-_LIBRARIES = (torch.__path__[0], "/nanstop/", "/accelerate/", "/transformers/utils/")
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Stands for the ``index``-th tensor that the calls so far have returned."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A tensor from outside, by reference, with the version of its values at the call."""
-
-    tensor: Tensor
-    version: int
-
-    @property
-    def moved(self) -> bool:
-        return version(self.tensor) != self.version
-
-
-@dataclass(slots=True)
-class Call:
-    """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
-
-    ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results (``backward``).
-    """
-
-    function: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    autocast: tuple[str, bool, torch.dtype]
-    grad: bool
-    line: tuple[CodeType, int] | None
-    rng: RngState | None
-    first: int
-    count: int = 0
-    writes: tuple[int, ...] = ()
-    foreign: str = ""
-    keep: bool = False
-
-    @property
-    def obstacle(self) -> str:
-        """Why the call cannot be made again, or ""."""
-        if any(True for _ in _leaves(self.args, self.kwargs, kind=_History)):
-            return "the loss or an input of the model comes from ops that were not recorded"
-        if any(c.moved for c in _leaves(self.args, self.kwargs, kind=Constant)):
-            return "an input was changed in place after the forward"
-        return self.foreign
-
-    def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:
-        """Make the call again and put its results into ``values``."""
-        if self.rng is not None:
-            restore_rng(self.rng)
-        args, kwargs = _filled(self.args, values, replaced), _filled(self.kwargs, values, replaced)
-        device, enabled, dtype = self.autocast
-        with ExitStack() as scope:
-            scope.enter_context(torch.set_grad_enabled(self.grad))
-            if autocast_state(device) != self.autocast:
-                scope.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            result = _relay(self.line)(self.function, args, kwargs)
-        for place, tensor in enumerate(tensors(result)):
-            values[self.first + place] = tensor
-
 
 Operand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
@@ -110,25 +52,34 @@ class Tape(TorchFunctionMode):
         self.device = device
         self.on_error = on_error
         self.num_ops = 0
+        self.lingers = False
         self.calls: list[Call] = []
         self.overflowed = False
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
+        self._started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands: list[Operand] = []
-        noted = self._note(args, operands), self._note(kwargs, operands) if kwargs else kwargs
-        if all(slot is None for _, _, slot in operands):
+        if self.lingers:
             return func(*args, **kwargs)
-        self.num_ops += 1
-        call = self._begin(func, noted)
+        operands: list[Operand] = []
+        with by_torch_alone():
+            noted = self._note(args, operands), self._note(kwargs, operands) if kwargs else kwargs
+            if all(slot is None for _, _, slot in operands):
+                call = None
+            else:
+                self.num_ops += 1
+                call = self._begin(func, noted)
+        if call is None:
+            return func(*args, **kwargs)
         try:
             result = func(*args, **kwargs)
         except Exception as error:
             self.on_error(error)
             raise
-        self._end(call, operands, result)
+        with by_torch_alone():
+            self._end(call, operands, result)
         if not (call.count or call.writes or call.foreign) and self.calls[-1] is call:
             self.calls.pop()
         return result
@@ -145,11 +96,13 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated)."""
         operands: list[Operand] = []
-        noted = self._note(args, operands), self._note(kwargs, operands)
-        call = self._begin(recorded or function, noted)
+        with by_torch_alone():
+            noted = self._note(args, operands), self._note(kwargs, operands)
+            call = self._begin(recorded or function, noted)
         call.rng, call.keep = rng, keep
         result = function(*args, **kwargs)
-        self._end(call, operands, result)
+        with by_torch_alone():
+            self._end(call, operands, result)
         return result
 
     def slot(self, tensor: Any) -> int | None:
@@ -188,7 +141,7 @@ class Tape(TorchFunctionMode):
             if slot is not None:
                 return slot
             # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
-            return Constant(value, operands[-1][1]) if value.grad_fn is None else _HISTORY
+            return Constant(value, operands[-1][1]) if value.grad_fn is None else HISTORY
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -197,7 +150,7 @@ class Tape(TorchFunctionMode):
         if kind is dict:
             return {key: self._note(entry, operands) for key, entry in value.items()}
         # A container of another class is kept whole, unless results of the tape are in it.
-        return _HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
+        return HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
 
     def needed(self) -> list[Call]:
         """Return, in order, the calls that the losses depend on."""
@@ -210,33 +163,35 @@ class Tape(TorchFunctionMode):
             # A write may reach the loss through a view of its target: none but foreign ones is left out.
             if call.keep or call.writes or place == last or wanted.intersection(results):
                 chosen.append(call)
-                wanted.update(s.index for s in _leaves(call.args, call.kwargs, kind=Slot))
+                wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
         return chosen[::-1]
 
     def start(self) -> bool:
         """Record ops from here on; False where the script has a function mode of its own (its order must hold)."""
-        if any(not isinstance(mode, DeviceContext) for mode in _modes()):
+        # Modes leave the stack by its top, whoever is there; only that of set_default_device stays where it is.
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        if any(mode is not default for mode in _modes()):
             return False
         _push_mode(self)
+        self._started = True
         return True
 
     def stop(self) -> bool:
-        """Take the tape off the stack of function modes, wherever in it it is; return whether it was there."""
+        """Take the tape off the stack of function modes, wherever in it it is; return whether it was there.
+
+        Inside an op that raised it cannot be taken off: torch holds it and puts it back. It ``lingers`` then, records
+        nothing any more, and a later ``stop`` succeeds.
+        """
         if not any(mode is self for mode in _modes()):
+            self.lingers = self._started
             return False
+        self._started = self.lingers = False
         above = []
         while (mode := _pop_mode()) is not self:
             above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)
         return True
-
-
-class _History:
-    """Stands for a tensor whose graph began before the tape."""
-
-
-_HISTORY = _History()
 
 
 class TapedMicro:
@@ -281,7 +236,7 @@ class TapedMicro:
                 seen.add(id(constant.tensor))
                 yield name, constant
         for call in rest:
-            for constant in _leaves(call.args, call.kwargs, kind=Constant):
+            for constant in leaves(call.args, call.kwargs, kind=Constant):
                 tensor = constant.tensor
                 if tensor.dim() and not tensor.requires_grad and id(tensor) not in seen:
                     yield f"loss{len(seen)}", constant
@@ -293,91 +248,9 @@ class TapedMicro:
         return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a result or an argument list, always in the same order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from tensors(entry)
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors(getattr(value, field.name))
-
-
-def total(losses: Iterable[Tensor]) -> Tensor:
-    """Return the detached sum of what ``backward`` was called on in one micro-batch."""
-    scalars = [loss.detach().sum() if loss.dim() else loss.detach() for loss in losses]
-    return sum(scalars[1:], start=scalars[0]) if scalars else torch.zeros(())
-
-
-def version(tensor: Tensor) -> int:
-    """Return how often a tensor was written in place; inference tensors do not count it."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def autocast_state(device: str) -> tuple[str, bool, torch.dtype]:
-    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-
-def user_line() -> tuple[CodeType, int] | None:
-    """Return code and line of the innermost frame that belongs to the script."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if _is_script(frame.f_code.co_filename):
-            return frame.f_code, frame.f_lineno
-        frame = frame.f_back
-    return None
-
-
-@lru_cache(maxsize=1024)
-def _is_script(file: str) -> bool:
-    return not any(part in file for part in _LIBRARIES)
-
-
-def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:
-    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds it."""
-    if line is None:
-        return _plain_relay
-    code, number = line
-    moved = _plain_relay.__code__.replace(
-        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=number
-    )
-    return FunctionType(moved, globals())
-
-
-# On one line: the line of its frame is then the line at which it is said to begin.
-_plain_relay = lambda function, args, kwargs: function(*args, **kwargs)  # noqa: E731
-
-
 def _modes() -> list[Any]:
     count = torch._C._len_torch_function_stack()
     return [torch._C._get_function_stack_at(place) for place in range(count)]
-
-
-def _filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tensor]) -> Any:
-    if isinstance(value, Slot):
-        return values[value.index]
-    if isinstance(value, Constant):
-        return replaced.get(id(value.tensor), value.tensor)
-    if type(value) in (tuple, list):
-        return type(value)(_filled(entry, values, replaced) for entry in value)
-    if type(value) is dict:
-        return {key: _filled(entry, values, replaced) for key, entry in value.items()}
-    return value
-
-
-def _leaves(*noted: Any, kind: type) -> Iterator[Any]:
-    for value in noted:
-        if isinstance(value, kind):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _leaves(*value, kind=kind)
-        elif type(value) is dict:
-            yield from _leaves(*value.values(), kind=kind)
 
 
 def _named(call: Call) -> Iterator[tuple[str, Constant]]:
@@ -388,5 +261,5 @@ def _named(call: Call) -> Iterator[tuple[str, Constant]]:
         elif type(value) is dict:
             yield from ((str(k), v) for k, v in value.items() if isinstance(v, Constant))
         else:
-            leaves = enumerate(_leaves(value, kind=Constant))
-            yield from ((f"{name}.{place}", leaf) for place, leaf in leaves)
+            numbered = enumerate(leaves(value, kind=Constant))
+            yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)

@@ -1,0 +1,264 @@
+"""Model calls, ops and backwards of an unchanged loop, collected into the micro-batches of a window."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import get_worker_info
+
+from nanstop.adapters.loop_step import Micro, UnseenMicro
+from nanstop.adapters.raw_window import (
+    BufferGroup,
+    Window,
+    device_of,
+    inner_module,
+    is_trainable,
+    on_one_rank,
+)
+from nanstop.adapters.table import Table
+from nanstop.adapters.tape import Tape, TapedMicro
+from nanstop.adapters.tape_calls import by_torch_alone, tensors, total
+from nanstop.core.rng import note_rng
+
+MAX_MICROS = 256
+"""Micro-batches of a window that are kept: a loop whose updates are not seen must not fill the memory."""
+
+NO_MODEL = "no model call was seen before this backward"
+
+_OP_SECONDS = 6e-6
+_TIME_SHARE = 0.01
+_FREE_SECONDS = 250e-6
+"""Recording the ops outside the model costs about 6 us each. It stays on while that is below 1 % or unnoticeable."""
+
+_NOT_TAPED = "the loss is computed outside the model, which is recorded from now on"
+_COMPILED = "the script compiles functions, so that ops outside the model are not recorded"
+
+
+class Calls:
+    """Stands in for the functions of torch by which a loop makes gradients. ``on_error`` is told what they raise.
+
+    ``paused`` above 0: every one of them is torch's own. ``met_failure``: from then on every op is recorded.
+    """
+
+    def __init__(self, table: Table, on_error: Callable[[Exception], None]) -> None:
+        self.window = Window(closed=True)
+        self.micro: TapedMicro | None = None
+        self.buffers = BufferGroup()
+        self.paused = 0
+        self.met_failure = False
+        self._table = table
+        self._on_error = on_error
+        self._discovering = False
+        self._thread: int | None = None
+        self._scaled: tuple[Any, Tensor] | None = None
+        self._compiles_functions = False
+        self._lingering: list[Tape] = []
+        self._num_ops = 0
+        self._micro_seconds = 0.0
+        self._micro_began = 0.0
+
+    def install(self) -> None:
+        """Replace torch's functions in the table."""
+        self._table.replace(torch.Tensor, "backward", self.backward)
+        self._table.replace(torch.autograd, "backward", self.backward)
+        self._table.replace(torch.amp.GradScaler, "scale", self.scale)
+        self._table.replace(torch, "compile", self.compiles)
+        self.look_for_roots()
+
+    @property
+    def idle(self) -> bool:
+        """Whether a call now is the loop's own: not paused, not inside a model call or a backward, not of a worker."""
+        return (
+            not self.paused
+            and self._thread in (None, threading.get_ident())
+            and get_worker_info() is None
+        )
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave everything to torch inside."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+    def compiles(self, original: Any, model: Any = None, **options: Any) -> Any:
+        """Stand in for ``torch.compile``: a compiled function must not see the tape, a compiled model never does."""
+        self._compiles_functions |= model is not None and not isinstance(model, nn.Module)
+        return original(model, **options)
+
+    # ---- model calls
+
+    def look_for_roots(self) -> None:
+        """Look at every model call until the next update: those that the loop itself makes are roots."""
+        if not self._discovering:
+            self._discovering = True
+            self._table.replace(nn.Module, "__call__", self.discover)
+
+    @contextmanager
+    def _not_looking(self) -> Iterator[None]:
+        """Have modules' own ``__call__`` inside a root: compiled code must not see another one."""
+        looking = self._discovering
+        self.stop_looking()
+        try:
+            yield
+        finally:
+            if looking:
+                self.look_for_roots()
+
+    def stop_looking(self) -> None:
+        if self._discovering:
+            self._discovering = False
+            self._table.restore(nn.Module, "__call__")
+
+    def discover(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``nn.Module.__call__`` until the first update: a trainable module called by the loop is a root."""
+        outer = self.idle and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if outer and is_trainable(module):
+            self._thread = threading.get_ident()
+            self._table.replace(type(module), "__call__", self.call)
+            return type(module).__call__(module, *args, **kwargs)
+        return original(module, *args, **kwargs)
+
+    def call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for a root class's ``__call__``."""
+        if not self.idle or torch.compiler.is_compiling():
+            return original(module, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            with self._untaped():
+                return original(module, *args, **kwargs)
+        with by_torch_alone():
+            micro = self._begin(module)
+        micro.tape.stop()
+        try:
+            with self.pause(), self._not_looking():
+                result = micro.tape.call(
+                    partial(original, module),
+                    args,
+                    kwargs,
+                    recorded=on_one_rank(module),
+                    rng=micro.rng if not micro.tape.calls else note_rng(),
+                )
+        except Exception as error:
+            self._on_error(error)
+            raise
+        self._tape_ops(micro)
+        return result
+
+    @contextmanager
+    def _untaped(self) -> Iterator[None]:
+        """Keep the tape off the stack of function modes inside, if it was on it."""
+        micro = self.micro
+        was_on = micro is not None and micro.tape.stop()
+        try:
+            yield
+        finally:
+            if was_on and micro is self.micro:
+                micro.tape.start()
+
+    def drop(self) -> None:
+        """Let go of a micro-batch that no backward has closed, or that may go on no longer."""
+        for tape in self._lingering:
+            tape.stop()
+        self._lingering.clear()
+        if self.micro is not None:
+            self.micro.tape.stop()
+            if self.micro.tape.lingers:
+                self._lingering.append(self.micro.tape)
+            self.micro = None
+
+    def _begin(self, module: nn.Module) -> TapedMicro:
+        window = self.window
+        if window.closed:
+            window = self.window = Window(start=self.buffers.note())
+            self.drop()
+        inner = inner_module(module)
+        if id(inner) not in window.roots:
+            window.roots[id(inner)] = inner
+            noted = self.buffers.add(inner)
+            if all(notes is not noted[0] for notes, _ in window.start):
+                window.start.append(noted)
+        if self.micro is None or self.micro.loss is not None:
+            self.drop()
+            now = time.perf_counter()
+            self._micro_seconds, self._micro_began = now - self._micro_began, now
+            self.micro = TapedMicro(Tape(device_of(module), self._on_error), note_rng())
+        return self.micro
+
+    def _tape_ops(self, micro: TapedMicro) -> None:
+        cost = self._num_ops * _OP_SECONDS
+        if not self.met_failure and cost > max(_TIME_SHARE * self._micro_seconds, _FREE_SECONDS):
+            micro.reason = _NOT_TAPED
+        elif self._compiles_functions:
+            micro.reason = _COMPILED
+        elif not micro.tape.start():
+            micro.reason = "the script has a torch function mode of its own"
+
+    # ---- losses
+
+    def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        """Stand in for ``GradScaler.scale``: keeps the loss as it was before it."""
+        micro = self.micro
+        if (
+            not self.idle
+            or micro is None
+            or not scaler.is_enabled()
+            or not isinstance(outputs, Tensor)
+        ):
+            return original(scaler, outputs)
+        self.window.scaler = scaler
+        with self._untaped(), self.pause():
+            scaled = micro.tape.call(partial(original, scaler), (outputs,), {})
+        self._scaled = ref(scaled), outputs
+        return scaled
+
+    def backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: closes a micro-batch."""
+        if not self.idle:
+            return original(loss, *args, **kwargs)
+        window, micro = self.window, self.micro
+        raw = list(tensors(self._unscaled(loss)))
+        if micro is None or window.closed:
+            self._unseen(raw)
+            with self.pause():
+                return original(loss, *args, **kwargs)
+        self._num_ops = micro.tape.num_ops
+        micro.tape.stop()
+        try:
+            with self.pause():
+                result = micro.tape.call(original, (loss, *args), kwargs, keep=True)
+        except Exception as error:
+            self._on_error(error)
+            raise
+        micro.closed(raw)
+        if not any(m is micro for m in window.micros):
+            self.keep(micro)
+        if kwargs.get("retain_graph") or (len(args) > 1 and args[1]):
+            self._tape_ops(micro)
+        else:
+            self.drop()
+        return result
+
+    def _unscaled(self, loss: Any) -> Any:
+        known, self._scaled = self._scaled, None
+        return known[1] if known is not None and known[0]() is loss else loss
+
+    def _unseen(self, raw: list[Tensor]) -> None:
+        self.look_for_roots()
+        if self.window.closed:
+            self.window = Window(start=self.buffers.note())
+        self.keep(UnseenMicro(NO_MODEL, total(raw)))
+
+    def keep(self, micro: Micro) -> None:
+        if len(self.window.micros) >= MAX_MICROS:
+            self.window.micros = [UnseenMicro(f"the window has more than {MAX_MICROS} backwards")]
+        self.window.micros.append(micro)

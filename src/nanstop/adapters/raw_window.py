@@ -1,0 +1,82 @@
+"""What lies between two updates of an unchanged loop, and the modules that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from nanstop.adapters.loop_step import Micro
+from nanstop.adapters.tape_calls import by_torch_alone
+from nanstop.core.snapshot import BufferNotes
+
+
+class BufferGroup:
+    """Buffers of several modules, noted and restored together; see ``core.snapshot.BufferNotes``."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, BufferNotes] = WeakKeyDictionary()
+
+    def add(self, module: nn.Module) -> Any:
+        """Follow a module's buffers from now on; return their first note."""
+        if module not in self._known:
+            self._known[module] = BufferNotes(module)
+        return self._known[module], self._known[module].note()
+
+    def note(self) -> list[Any]:
+        return [(notes, notes.note()) for notes in self._known.values()]
+
+    def restore(self, noted: Sequence[Any]) -> None:
+        for notes, values in noted:
+            notes.restore(values)
+
+
+@dataclass(slots=True)
+class Window:
+    """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it."""
+
+    micros: list[Micro] = field(default_factory=list)
+    roots: dict[int, nn.Module] = field(default_factory=dict)
+    start: list[Any] = field(default_factory=list)
+    judged: set[int] = field(default_factory=set)
+    scaler: Any = None
+    clip: float | None = None
+    vetoed: bool = False
+    closed: bool = False
+
+
+def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:
+    """Return the model, or a holder of several; where none was seen, a holder of the parameters."""
+    if len(roots) == 1:
+        return roots[0]
+    holder = nn.Module()
+    for root in roots:
+        name = type(root).__name__
+        taken = sum(key.startswith(name) for key in holder._modules)
+        holder._modules[f"{name}{taken or ''}"] = root
+    if not roots:
+        holder._parameters.update({f"p{i}": p for i, p in enumerate(parameters)})
+    return holder
+
+
+def on_one_rank(module: nn.Module) -> nn.Module:
+    """Return the module inside DDP: a replay on one rank must not wait for the others."""
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+
+
+def inner_module(module: nn.Module) -> nn.Module:
+    """Return the module that the script wrote, inside DDP and ``torch.compile``: findings name its parts."""
+    module = on_one_rank(module)
+    return module._modules.get("_orig_mod") or module
+
+
+def is_trainable(module: nn.Module) -> bool:
+    with by_torch_alone():
+        return any(p.requires_grad for p in module.parameters())
+
+
+def device_of(module: nn.Module) -> str:
+    return next(p.device.type for p in module.parameters())

@@ -1,0 +1,173 @@
+"""A call that can be made again: its function, and its arguments with what must not be held replaced by stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.core.rng import RngState, restore_rng
+
+by_torch_alone = torch._C.DisableTorchFunction
+"""Reading a tensor's attributes is a call that function modes of the script would see."""
+
+_LIBRARIES = (torch.__path__[0], "/nanstop/", "/accelerate/", "/transformers/utils/")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for the ``index``-th tensor that the calls so far have returned."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor from outside, by reference, with the version of its values at the call."""
+
+    tensor: Tensor
+    version: int
+
+    @property
+    def moved(self) -> bool:
+        return version(self.tensor) != self.version
+
+
+class History:
+    """Stands for a tensor whose graph began before the tape."""
+
+
+HISTORY = History()
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
+
+    ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results (``backward``).
+    """
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    autocast: tuple[str, bool, torch.dtype]
+    grad: bool
+    line: tuple[CodeType, int] | None
+    rng: RngState | None
+    first: int
+    count: int = 0
+    writes: tuple[int, ...] = ()
+    foreign: str = ""
+    keep: bool = False
+
+    @property
+    def obstacle(self) -> str:
+        """Why the call cannot be made again, or ""."""
+        if any(True for _ in leaves(self.args, self.kwargs, kind=History)):
+            return "the loss or an input of the model comes from ops that were not recorded"
+        if any(c.moved for c in leaves(self.args, self.kwargs, kind=Constant)):
+            return "an input was changed in place after the forward"
+        return self.foreign
+
+    def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:
+        """Make the call again and put its results into ``values``."""
+        if self.rng is not None:
+            restore_rng(self.rng)
+        args, kwargs = filled(self.args, values, replaced), filled(self.kwargs, values, replaced)
+        device, enabled, dtype = self.autocast
+        with ExitStack() as scope:
+            scope.enter_context(torch.set_grad_enabled(self.grad))
+            if autocast_state(device) != self.autocast:
+                scope.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            result = _relay(self.line)(self.function, args, kwargs)
+        for place, tensor in enumerate(tensors(result)):
+            values[self.first + place] = tensor
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a result or an argument list, always in the same order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from tensors(entry)
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def total(losses: Iterable[Tensor]) -> Tensor:
+    """Return the detached sum of what ``backward`` was called on in one micro-batch."""
+    scalars = [loss.detach().sum() if loss.dim() else loss.detach() for loss in losses]
+    return sum(scalars[1:], start=scalars[0]) if scalars else torch.zeros(())
+
+
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def autocast_state(device: str) -> tuple[str, bool, torch.dtype]:
+    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, Slot):
+        return values[value.index]
+    if isinstance(value, Constant):
+        return replaced.get(id(value.tensor), value.tensor)
+    if type(value) in (tuple, list):
+        return type(value)(filled(entry, values, replaced) for entry in value)
+    if type(value) is dict:
+        return {key: filled(entry, values, replaced) for key, entry in value.items()}
+    return value
+
+
+def leaves(*noted: Any, kind: type) -> Iterator[Any]:
+    for value in noted:
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from leaves(*value, kind=kind)
+        elif type(value) is dict:
+            yield from leaves(*value.values(), kind=kind)
+
+
+def user_line() -> tuple[CodeType, int] | None:
+    """Return code and line of the innermost frame that belongs to the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_script(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _is_script(file: str) -> bool:
+    return not any(part in file for part in _LIBRARIES)
+
+
+def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:
+    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds it."""
+    if line is None:
+        return _plain_relay
+    code, number = line
+    moved = _plain_relay.__code__.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=number
+    )
+    return FunctionType(moved, globals())
+
+
+# On one line: the line of its frame is then the line at which it is said to begin.
+_plain_relay = lambda function, args, kwargs: function(*args, **kwargs)  # noqa: E731

@@ -247,6 +247,39 @@ class TestPowerless:
         assert session.failures[0].step.id.step == 1
         assert session.completions == [0, 1, 2, 3, 4]
 
+    def test_a_trainer_with_a_step_of_its_own_is_observed(self, tmp_path):
+        def own_step(trainer):
+            def training_step(model, inputs, num_items_in_batch=None):
+                loss = model(**inputs).loss / 2
+                trainer.accelerator.backward(loss)
+                return loss.detach()
+
+            trainer.training_step = training_step
+
+        plain_trainer = cases.build("trainer", tmp_path)
+        own_step(plain_trainer)
+        result, session, _ = watched(tmp_path, "redo", change=own_step)
+        assert cases.run(plain_trainer).differences(result) == []
+        assert session.failures == []
+        _, session, _ = watched(tmp_path, "redo", change=own_step, fault={"bad": (3,)})
+        assert session.failures[0].step is None
+        assert session.failures[0].signals[0].at.step == 1
+
+
+def test_a_batch_that_is_no_mapping_replays(tmp_path):
+    def pairs(trainer):
+        trainer.data_collator = lambda rows: [torch.stack([row["input_ids"] for row in rows])]
+        trainer.compute_loss = lambda model, inputs, **_: model(inputs[0], labels=inputs[0]).loss
+        trainer.floating_point_ops = lambda _: 0
+
+    plain_trainer = cases.build("trainer", tmp_path, remove_unused_columns=False)
+    pairs(plain_trainer)
+    plain = cases.run(plain_trainer)
+    settings = {"remove_unused_columns": False, "change": pairs, "fault": {"bad": (3,)}}
+    result, session, _ = watched(tmp_path, "redo", **settings)
+    assert plain.differences(result) == []
+    assert set(session.failures[0].step.batches[0]) == {"inputs"}
+
 
 class TestCheckpoints:
     def run(self, folder, step, **session_settings):

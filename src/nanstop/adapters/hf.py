@@ -164,8 +164,9 @@ class TrainerWatch:
         if window.skip:
             self.carrier.skip(window)
         else:
-            window.trim()
-            self.keeper.before_update(self.host.trainable, self._step(window))
+            if window.replayable:
+                window.trim()
+                self.keeper.before_update(self.host.trainable, self._step(window))
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
@@ -213,7 +214,7 @@ class TrainerWatch:
                 reading = self.judge.read(window, norm)
                 verdict = self.judge.of_reading(reading)
             if verdict is None:
-                if self.session.gauge_due(window.index):
+                if window.replayable and self.session.gauge_due(window.index):
                     self.session.gauge(self._step(window))
                 return norm, reading
             if not self._carry(window, verdict, num_logged=len(window.micros)):
@@ -241,7 +242,7 @@ class TrainerWatch:
         """Report, carry out the resolution, and return whether there was one; a skip is left to the window's end."""
         step = self._step(window)
         rewind = self.keeper.rewind()
-        resolution = self.report(step, verdict)
+        resolution = self.report(step if window.replayable else None, verdict)
         if resolution is None or resolution.kind == "proceed":
             return False
         try:

@@ -54,6 +54,11 @@ class Window:
     def closed(self) -> bool:
         return bool(self.micros) and self.micros[-1].sync
 
+    @property
+    def replayable(self) -> bool:
+        """Whether every micro-batch went through ``_prepare_inputs``: trainers with a loop of their own may not."""
+        return all(m.batch is not None for m in self.micros)
+
     def touched(self) -> set[str]:
         """Return the trainer attributes that the steps themselves changed."""
         return set().union(*(ledger.changed(m.before, m.after) for m in self.micros))
@@ -145,7 +150,8 @@ class Reentry:
         """Run a recorded micro-batch again. Gradients are added; bookkeeping of the trainer goes on from where it is."""
         state = self.trainer.accelerator.gradient_state
         sync = state.sync_gradients
-        outer, self._replaying = self._replaying, (micro, micro.batch if batch is None else batch)
+        given = micro.batch if batch is None else _given(batch)
+        outer, self._replaying = self._replaying, (micro, given)
         deferred = (
             nullcontext() if micro.sync else self.trainer.accelerator.no_sync(model=micro.model)
         )
@@ -166,6 +172,18 @@ class Reentry:
         )
 
 
+_WHOLE = "inputs"
+"""The entry that stands for a batch that is no mapping."""
+
+
+def _shown(batch: Any) -> Batch:
+    return batch if isinstance(batch, Mapping) else {_WHOLE: batch}
+
+
+def _given(batch: Batch) -> Any:
+    return batch[_WHOLE] if tuple(batch) == (_WHOLE,) else batch
+
+
 @dataclass(slots=True)
 class HfStep:
     """See ``core.step.Step``. Two micro-batches run in order inside one ``isolated`` go on from each other."""
@@ -178,7 +196,7 @@ class HfStep:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        return tuple(m.batch for m in self.window.micros)
+        return tuple(_shown(m.batch) for m in self.window.micros)
 
     @property
     def losses(self) -> tuple[Tensor | None, ...]:

@@ -101,12 +101,12 @@ def _bad_or_none(tensor: Tensor) -> Tensor | None:
 
 
 def storage_names(named: Mapping[str, Tensor]) -> dict[int, str]:
-    """Return the names of tensors by the address of the storages that hold them."""
-    return {
-        part.untyped_storage()._cdata: name
-        for name, tensor in named.items()
-        for part in dense_parts(tensor)
-    }
+    """Return the names of tensors by the address of the storages that hold them; of two names the first."""
+    found: dict[int, str] = {}
+    for name, tensor in named.items():
+        for part in dense_parts(tensor):
+            found.setdefault(part.untyped_storage()._cdata, name)
+    return found
 
 
 def fully_masked_rows(operands: Iterable[Tensor]) -> int:

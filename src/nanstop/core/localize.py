@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,10 +64,10 @@ class Scene:
 def known_tensors(scene: Scene) -> dict[str, Tensor]:
     """Return every tensor that has a name before the step runs: parameters, buffers, batch, optimizer state."""
     root = scene.step.view.root
-    named = dict(_batch_tensors(scene.step.batches[scene.micro]))
+    named: dict[str, Tensor] = dict(root.named_parameters())
     named |= {f"buffer {name}": buffer for name, buffer in root.named_buffers()}
-    named |= dict(_optimizer_state(scene.step))
-    return named | dict(root.named_parameters())
+    named |= dict(_batch_tensors(scene.step.batches[scene.micro]))
+    return named | dict(_optimizer_state(scene.step))
 
 
 def _batch_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -92,11 +93,16 @@ def _optimizer_state(step: Step) -> Iterator[tuple[str, Tensor]]:
                 yield f"state {key} of {names.get(id(parameter), '?')}", value
 
 
-def eager() -> AbstractContextManager[Any]:
+@contextmanager
+def eager() -> Iterator[None]:
     """Run compiled modules eagerly inside: a dispatch mode would disable their compiled code for the rest of the run."""
     if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        # The recorder's module hooks see a compiled module and its original: both have the name of one place.
+        warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
+        yield
 
 
 def record(step: Step, micro: int, *, update: bool = False, phase: Phase = "forward") -> Recording:

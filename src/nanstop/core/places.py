@@ -94,8 +94,13 @@ class Places:
 
     def forward(self, op: str, line: tuple[CodeType, int] | None) -> Place:
         """Return the place of an op that is no backward op, and remember it for its node."""
-        place = Place(self._stack[-1] if self._stack else "", line, op)
         task = graph_task()
+        if self._stack:
+            module = self._stack[-1]
+        else:  # a checkpointed plain function is run anew outside any module: that of its node is meant
+            node = current_node() if task != -1 else None
+            module = self._nearest(node._sequence_nr(), task).module if node is not None else ""
+        place = Place(module, line, op)
         if task != -1:
             self._recomputing = task
         # Autograd numbers a node before it dispatches: the op's own number is the last one given out.
@@ -113,17 +118,13 @@ class Places:
         return Place(found.module, line or found.line, found.op)
 
     def _nearest(self, number: int, task: int) -> Place:
-        makers = dict.fromkeys((self._parent[task], -1, task))
+        makers = dict.fromkeys((self._parent.get(task, -1), -1, task))
         for nearest in range(number, max(number - _REACH, -1), -1):
             for maker in makers:
                 place = self._made.get((maker, nearest))
                 if place is not None:
                     return place
         return NOWHERE
-
-    def inherited(self, node: Any) -> str:
-        """Return the module of an op that is run anew outside any module (a checkpointed plain function)."""
-        return self._nearest(node._sequence_nr(), graph_task()).module if node is not None else ""
 
     def line(self) -> tuple[CodeType, int] | None:
         """Return the innermost (code, line) that is no wrapper's."""

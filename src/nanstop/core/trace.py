@@ -93,7 +93,8 @@ def is_counted(func: Any, types: Any) -> bool | None:
 
 
 class Recorder(TorchDispatchMode):
-    """Records every op while entered. ``names``: tensors known by name (parameters, buffers, batch entries, state).
+    """Records every op while entered. ``names``: tensors known by name (parameters, buffers, batch entries,
+    state); of two names for one memory the first is kept.
 
     ``mend``, if given, is called with each op before it runs and may return what is to be called with its result
     (``revisit.Patch``). Whatever goes wrong while looking at an op is kept to itself: the op runs, and is recorded without ranges.
@@ -118,7 +119,8 @@ class Recorder(TorchDispatchMode):
         self._unseen: dict[str, None] = {}
         for name, tensor in names.items():
             for part in dense_parts(tensor):
-                self._storage(part).name = name
+                storage = self._storage(part)
+                storage.name = storage.name or name
 
     def __enter__(self) -> Recorder:
         self._places.attach()
@@ -184,10 +186,9 @@ class Recorder(TorchDispatchMode):
                 place.op,
             )
         place = places.forward(name, line)
-        module = place.module or (places.inherited(current_node()) if anew else "")
         outside = places.left_root and not places.inside
         phase: Phase = "recompute" if anew else "loss" if outside else "forward"
-        return Op(index, name, self._named(phase), module, line, None, None)
+        return Op(index, name, self._named(phase), place.module, line, None, None)
 
     def _named(self, phase: Phase) -> Phase:
         return phase if self._phase == "forward" else self._phase

@@ -18,7 +18,7 @@ OFFLINE = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what trainers print, warn and draw; threads, warnings and logging are put back on exit.
+    """Silence what trainers print on stdout, warn and draw; threads, warnings and logging are put back on exit.
 
     The environment variables and the progress bars stay as set: their libraries read them once.
     """

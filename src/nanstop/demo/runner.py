@@ -49,7 +49,7 @@ def run(scenario: Scenario, *, variant: str | None = None, echo: Echo | None = N
 def _run_one(scenario: Scenario, variant: str | None, echo: Echo) -> Log:
     label = f"{scenario.name} {variant}" if variant else scenario.name
     began = time.perf_counter()
-    with TemporaryDirectory() as folder, quiet():
+    with TemporaryDirectory() as folder:
         setup = Setup(out=Path(folder), steps=scenario.steps, variant=variant)
         echo(f"\n{label}: {scenario.title}\n\nWithout nanstop ({scenario.symptom}):")
         symptom, decoded = _symptom(scenario, setup)
@@ -71,6 +71,7 @@ def _run_one(scenario: Scenario, variant: str | None, echo: Echo) -> Log:
     }
 
 
+@quiet()
 def _symptom(scenario: Scenario, setup: Setup) -> tuple[list[Log], list[str]]:
     """Train a few steps as published; return the logs and what their misleading numbers really were."""
     short = replace(setup, out=setup.out / "published", steps=scenario.symptom_steps)
@@ -101,6 +102,7 @@ def _decoded(facts: RunFacts, logs: Sequence[Log]) -> list[str]:
     return []
 
 
+@quiet()
 def _watched(scenario: Scenario, setup: Setup) -> Log:
     """Train to the end under ``nanstop.watch``, save, and return what was found and what became of the run."""
     import nanstop
@@ -132,6 +134,7 @@ def _watched(scenario: Scenario, setup: Setup) -> Log:
     }
 
 
+@quiet()
 def _reference(scenario: Scenario, setup: Setup) -> float:
     """Train as long in float32; return its final loss."""
     trainer = scenario.build(replace(setup, out=setup.out / "float32", float32=True))

@@ -83,14 +83,19 @@ def _batch_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
 
 
 def _optimizer_state(step: Step) -> Iterator[tuple[str, Tensor]]:
+    """Yield what an update reads besides the parameters: their gradients, where there are any yet, and the moments."""
     optimizer = step.view.optimizer
     if optimizer is None:
         return
     names = {id(p): name for name, p in step.view.root.named_parameters()}
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                yield f"state {key} of {names.get(id(parameter), '?')}", value
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            owner = names.get(id(parameter), "?")
+            if parameter.grad is not None:
+                yield f"state gradient of {owner}", parameter.grad
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    yield f"state {key} of {owner}", value
 
 
 @contextmanager

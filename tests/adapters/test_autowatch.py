@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from loop_scripts import ScriptedSession, run_script, same, weights
 
+from loop_scripts import ScriptedSession, run_script, same, weights
 from nanstop.adapters import autowatch
 
 HEAD = """
@@ -71,10 +71,10 @@ train()
 )
 
 CLIPPED = (
-    HEAD
+    "from torch.nn.utils import clip_grad_norm_\n"
+    + HEAD
     + """
 NUM_MICRO = 3
-from torch.nn.utils import clip_grad_norm_
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
 norms = []
 for step in range(4):
@@ -590,6 +590,7 @@ def test_unwatch_puts_everything_back(script):
     }
     before = {(o, n): getattr(o, n) for o, names in owners.items() for n in names}
     autowatch.install(ScriptedSession())
+    torch.optim.SGD([torch.zeros(1)], 0.1)
     assert torch.Tensor.backward is not before[torch.Tensor, "backward"]
     assert pickle.loads(pickle.dumps(torch.nn.utils.clip_grad_norm_)) is not None
     autowatch.unwatch()

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,8 @@ _log = logging.getLogger("nanstop")
 _table = Table()
 _open_session: OpenSession | None = None
 _loops: Any = None
+_num_pauses = 0
+_compiles_functions = False
 
 
 def install(open_session: OpenSession) -> None:
@@ -31,15 +33,18 @@ def install(open_session: OpenSession) -> None:
 
     Called again after another import it adds what that import makes possible; ``open_session`` stays the first.
     """
-    global _open_session, _loops  # noqa: PLW0603  (the one place for it)
+    global _open_session  # noqa: PLW0603  (the one place for it)
     if _open_session is None:
         _open_session = open_session
         atexit.register(_finish)
-    if _loops is None and "torch" in sys.modules:
-        from nanstop.adapters.raw_loop import RawLoops
-
-        _loops = RawLoops(_open_session, _table)
-        _loops.install()
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        utils = torch.nn.utils
+        _table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
+        # A script may import or call these before there is an optimizer.
+        _table.replace(torch, "compile", _compile)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            _table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
     if "transformers.trainer" in sys.modules:
         _table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
 
@@ -79,10 +84,45 @@ def unwatch() -> None:
 @contextmanager
 def paused() -> Iterator[None]:
     """Leave raw loops alone inside: another watch owns what is being trained."""
-    with ExitStack() as scope:
+    global _num_pauses  # noqa: PLW0603
+    _num_pauses += 1
+    try:
+        with _loops.pause() if _loops is not None else nullcontext():
+            yield
+    finally:
+        _num_pauses -= 1
+
+
+def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    """Stand in for ``Optimizer.__init__``: with the first one a loop may begin, and what watches it is imported."""
+    global _loops  # noqa: PLW0603
+    original(optimizer, *args, **kwargs)
+    if _num_pauses or _open_session is None:
+        return
+    if _loops is None:
+        from nanstop.adapters.raw_loop import RawLoops
+
+        _loops = RawLoops(_open_session, _table, compiles_functions=_compiles_functions)
+        _loops.install()
+    _loops.made_optimizer(optimizer)
+
+
+def _compile(original: Any, model: Any = None, **options: Any) -> Any:
+    """Stand in for ``torch.compile``: a compiled function must not see a tape, a compiled module never does."""
+    global _compiles_functions  # noqa: PLW0603
+    if model is not None and not isinstance(model, sys.modules["torch"].nn.Module):
+        _compiles_functions = True
         if _loops is not None:
-            scope.enter_context(_loops.pause())
-        yield
+            _loops.stop_taping()
+    return original(model, **options)
+
+
+def _clip(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for a function of ``torch.nn.utils.clip_grad``."""
+    if _loops is None:
+        return original(*args, **kwargs)
+    clip = _loops.clip_norm if name == "clip_grad_norm_" else _loops.clip_value
+    return clip(original, *args, **kwargs)
 
 
 def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -45,7 +45,8 @@ _COMPILED = "the script compiles functions, so that ops outside the model are no
 class Calls:
     """Stands in for the functions of torch by which a loop makes gradients. ``on_error`` is told what they raise.
 
-    ``paused`` above 0: every one of them is torch's own. ``met_failure``: from then on every op is recorded.
+    ``paused`` above 0: every one of them is torch's own. ``met_failure``: from then on every op is recorded, unless
+    ``compiles_functions``.
     """
 
     def __init__(self, table: Table, on_error: Callable[[Exception], None]) -> None:
@@ -59,7 +60,7 @@ class Calls:
         self._discovering = False
         self._thread: int | None = None
         self._scaled: tuple[Any, Tensor] | None = None
-        self._compiles_functions = False
+        self.compiles_functions = False
         self._lingering: list[Tape] = []
         self._num_ops = 0
         self._micro_seconds = 0.0
@@ -70,7 +71,6 @@ class Calls:
         self._table.replace(torch.Tensor, "backward", self.backward)
         self._table.replace(torch.autograd, "backward", self.backward)
         self._table.replace(torch.amp.GradScaler, "scale", self.scale)
-        self._table.replace(torch, "compile", self.compiles)
         self.look_for_roots()
 
     @property
@@ -90,11 +90,6 @@ class Calls:
             yield
         finally:
             self.paused -= 1
-
-    def compiles(self, original: Any, model: Any = None, **options: Any) -> Any:
-        """Stand in for ``torch.compile``: a compiled function must not see the tape, a compiled model never does."""
-        self._compiles_functions |= model is not None and not isinstance(model, nn.Module)
-        return original(model, **options)
 
     # ---- model calls
 
@@ -198,7 +193,7 @@ class Calls:
         cost = self._num_ops * _OP_SECONDS
         if not self.met_failure and cost > max(_TIME_SHARE * self._micro_seconds, _FREE_SECONDS):
             micro.reason = _NOT_TAPED
-        elif self._compiles_functions:
+        elif self.compiles_functions:
             micro.reason = _COMPILED
         elif not micro.tape.start():
             micro.reason = "the script has a torch function mode of its own"

@@ -38,9 +38,14 @@ _log = logging.getLogger("nanstop")
 
 
 class RawLoops:
-    """Stands in for the functions of torch in which a window's gradients end: the sinks."""
+    """Stands in for the functions of torch in which a window's gradients end: the sinks.
 
-    def __init__(self, open_session: OpenSession, table: Table) -> None:
+    ``clip_norm`` and ``clip_value`` are called by whoever has replaced torch's, the others are put into the table.
+    """
+
+    def __init__(
+        self, open_session: OpenSession, table: Table, *, compiles_functions: bool = False
+    ) -> None:
         self.guard = Guard(open_session)
         self._table = table
         self._calls = Calls(table, self._raised)
@@ -48,18 +53,20 @@ class RawLoops:
         self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._stash: list[tuple[Tensor, Tensor]] = []
         self._in_scaler = False
+        self._calls.compiles_functions = compiles_functions
 
     def install(self) -> None:
         """Replace torch's functions in the table."""
-        table, utils = self._table, torch.nn.utils
-        table.replace(utils, "clip_grad_norm_", self.clip_norm, also=(utils.clip_grad,))
-        table.replace(utils, "clip_grad_value_", self.clip_value, also=(utils.clip_grad,))
+        table = self._table
         table.replace(torch.amp.GradScaler, "unscale_", self.unscale)
         table.replace(torch.amp.GradScaler, "step", self.scaler_step)
-        table.replace(Optimizer, "__init__", self.made_optimizer)
         table.hook(register_optimizer_step_pre_hook(self.before_update))
         table.hook(register_optimizer_step_post_hook(self.after_update))
         self._calls.install()
+
+    def stop_taping(self) -> None:
+        """Record no ops from here on: the script compiles functions, and compiled code must not see the tape."""
+        self._calls.compiles_functions = True
 
     def end(self) -> None:
         """Let go of what is under way."""
@@ -70,11 +77,8 @@ class RawLoops:
         """Leave everything to torch inside."""
         return self._calls.pause()
 
-    def made_optimizer(
-        self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
-    ) -> None:
-        """Stand in for ``Optimizer.__init__``: the first sink of a window may not name its optimizer."""
-        original(optimizer, *args, **kwargs)
+    def made_optimizer(self, optimizer: Optimizer) -> None:
+        """Note an optimizer: the first sink of a window may not name it."""
         self._updates[optimizer] = 0
 
     def clip_norm(

@@ -188,6 +188,8 @@ class LoopWatch:
             buffers=self._buffers,
             start=self._start,
             apply=self._update_again,
+            rates=self.guard.note_rates(self.view.optimizer),
+            usual=self.guard.usual_rates,
         )
 
     def _settle(self, scaler: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,17 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from nanstop.adapters.loop_step import LoopStep
+from nanstop.adapters._compat import free_host_bytes
+from nanstop.adapters.loop_step import LoopStep, learning_rates
 from nanstop.adapters.plain_view import PlainView, read_facts
 from nanstop.adapters.signatures import phase_of
 from nanstop.core.sentinel import Reading, nonfinite, read_window
+from nanstop.core.snapshot import Rewind, SnapshotKeeper
 from nanstop.errors import NanstopError
 from nanstop.records import RunFacts, Signal, StepId
+from nanstop.run.case import apply_update
 
 OpenSession = Callable[[PlainView, RunFacts], Any]
 """Called once with (view, facts) when the first update is near; returns a session."""
 
+_MAX_NAMED = 8
 _log = logging.getLogger("nanstop")
 
 
@@ -42,7 +48,11 @@ class Guard:
         self.num_updates = 0
         self._open_session = open_session
         self._finished = False
+        self.usual_rates: deque[tuple[Any, ...]] = deque(maxlen=512)
         self._until_update = ExitStack()
+        self._keeper = SnapshotKeeper(free_host_bytes)
+        self._view: PlainView | None = None
+        self._bad_params: tuple[str, ...] = ()
 
     def open(self, view: PlainView, **known: Any) -> None:
         """Open the session once; ``known`` are further fields of ``RunFacts``."""
@@ -54,6 +64,13 @@ class Guard:
     def step_id(self, micro: int | None = None) -> StepId:
         rank = int(os.environ.get("RANK", "0"))
         return StepId(run="loop", step=self.num_updates, micro=micro, rank=rank)
+
+    def note_rates(self, optimizer: Optimizer | None) -> tuple[Any, ...]:
+        """Return the present learning rates and remember them as the run's own."""
+        rates = learning_rates(optimizer)
+        if not self.usual_rates or self.usual_rates[-1] != rates:
+            self.usual_rates.append(rates)
+        return rates
 
     def judge(
         self,
@@ -74,15 +91,48 @@ class Guard:
         self._note(reading)
         signals = () if reading.quiet else self._signals(step, reading)
         if not signals:
+            self._healthy(step, whole=can_redo)
             return Verdict()
-        bad = nonfinite({n: p for n, p in step.view.root.named_parameters() if p.requires_grad})
-        resolution = self._ask(step, signals, bad_params=bad)
+        rewind = self._rewind()
+        self._bad_params = _bad_weights(step.view)
+        resolution = self._ask(
+            step,
+            signals,
+            rewind=rewind,
+            bad_params=self._bad_params,
+            bad_state=nonfinite(step.trainable().state_tensors()),
+        )
         if resolution is None or resolution.kind == "proceed":
             return Verdict()
         if resolution.kind == "stop":
             raise NanstopError(f"training stopped: {resolution.reason}", code="NS000")
-        if resolution.kind != "redo" or not can_redo:
+        if resolution.kind == "skip" or not can_redo:
             return Verdict(apply=False)
+        return self._make_anew(step, resolution, rewind)
+
+    def _healthy(self, step: LoopStep, *, whole: bool) -> None:
+        """Use a window that did not fail: for the way back from weights that an update breaks, and for the gauge."""
+        self._view = step.view
+        if not whole:
+            self._keeper.forget()
+            return
+        self._keeper.before_update(step.trainable, step)
+        if self.session.gauge_due(self.num_updates) and not step.obstacle():
+            self.session.gauge(step)
+
+    def _rewind(self) -> Rewind | None:
+        """Return the way back, if every window since the snapshot can be run again."""
+        rewind = self._keeper.rewind()
+        return None if rewind is None or any(s.obstacle() for s in rewind.steps) else rewind
+
+    def _make_anew(self, step: LoopStep, resolution: Any, rewind: Rewind | None) -> Verdict:
+        """Redo the window; before it, where that was resolved, every update since the snapshot."""
+        if resolution.kind == "rollback" and rewind is not None:
+            rewind.restore()
+            self.session.adopt(resolution.adopt)
+            for earlier in rewind.steps:
+                apply_update(earlier)
+            step.set_rates()
         problem = step.obstacle() or step.redo(resolution.atoms, self._until_update)
         if problem:
             _log.warning("the window could not be redone, its update is left out: %s", problem)
@@ -105,11 +155,17 @@ class Guard:
 
     def finish(self, exit_code: int = 0) -> None:
         """Finish the session, once."""
-        if self.session is not None and not self._finished:
-            self._finished = True
-            self.session.finish(exit_code)
+        if self.session is None or self._finished:
+            return
+        self._finished = True
+        bad = _bad_weights(self._view) if self._view is not None else ()
+        if bad and not self._bad_params:  # the last update broke them
+            at = self.step_id()
+            signals = tuple(Signal(source="param", name=name, at=at) for name in bad[:_MAX_NAMED])
+            self._ask(None, signals, phase="optimizer", bad_params=bad, rewind=self._rewind())
+        self.session.finish(exit_code)
 
-    def _ask(self, step: LoopStep, signals: Sequence[Signal], **about: Any) -> Any:
+    def _ask(self, step: LoopStep | None, signals: Sequence[Signal], **about: Any) -> Any:
         """Return the session's resolution; None if it could not give one or nothing may be changed here."""
         try:
             return self.session.failed(step, signals, **about)
@@ -153,6 +209,10 @@ def world_size() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1
+
+
+def _bad_weights(view: PlainView) -> tuple[str, ...]:
+    return nonfinite({n: p for n, p in view.root.named_parameters() if p.requires_grad})
 
 
 def _bad_gradients(step: LoopStep) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
@@ -66,7 +67,8 @@ class UnseenMicro:
 class LoopStep:
     """See ``core.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run again.
 
-    ``start``: the buffers as they were when the window began. ``apply``: the update as the loop makes it.
+    ``start``: the buffers as they were when the window began. ``apply``: the update as the loop makes it. ``rates``:
+    the learning rates of this window, one for each group; ``usual``: those that windows of the run have had.
     """
 
     id: StepId
@@ -76,6 +78,8 @@ class LoopStep:
     buffers: BufferNotes
     start: Any
     apply: Callable[[], None]
+    rates: tuple[Any, ...] = ()
+    usual: Collection[tuple[Any, ...]] = ()
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -96,7 +100,24 @@ class LoopStep:
             return noted.rerun(batch)
 
     def update(self) -> None:
-        self.apply()
+        optimizer = self.view.optimizer
+        present = learning_rates(optimizer)
+        # A rate that no window of this run had is a remedy's; it stays.
+        if present in self.usual:
+            self.set_rates()
+        try:
+            self.apply()
+        finally:
+            set_learning_rates(optimizer, present)
+
+    def set_rates(self) -> None:
+        """Give the optimizer the learning rates that this window had."""
+        set_learning_rates(self.view.optimizer, self.rates)
+
+    def trainable(self) -> Trainable:
+        """Return what the update changes."""
+        named = {n: p for n, p in self.view.root.named_parameters() if p.requires_grad}
+        return Trainable(named, self.view.optimizer, self.view.scaler)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return every parameter of the model and of the optimizer once."""
@@ -118,10 +139,7 @@ class LoopStep:
             undo.callback(_set_gradients, [(p, p.grad) for p in parameters])
             undo.callback(self.buffers.restore, self.buffers.note())
             undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
-            kept = Trainable({}, None, scaler)
-            if with_update:
-                named = {n: p for n, p in root.named_parameters() if p.requires_grad}
-                kept = Trainable(named, self.view.optimizer, scaler)
+            kept = self.trainable() if with_update else Trainable({}, None, scaler)
             undo.callback(Snapshot(kept).restore)
             self.buffers.restore(self.start)
             for parameter in parameters:
@@ -180,6 +198,19 @@ class LoopStep:
             return
         with applied(self.view, atoms):
             micro.loss = self.run(place, rebatch(micro.batch, atoms, micro=place))
+
+
+def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
+    """Return the learning rate of each group."""
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return tuple(group.get("lr") for group in groups)
+
+
+def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:
+    """Give each group its learning rate; nothing where they were not noted."""
+    if optimizer is not None and rates:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def _keep_storage(parameter: nn.Parameter, old: Tensor | None) -> None:

@@ -249,7 +249,9 @@ class RawLoops:
             micros=window.micros or (UnseenMicro(NO_MODEL),),
             buffers=self._calls.buffers,
             start=window.start,
-            apply=partial(_update_again, view, window.clip),
+            apply=partial(_update_again, view, window),
+            rates=self.guard.note_rates(optimizer),
+            usual=self.guard.usual_rates,
         )
 
     def _open(self, window: Window, view: PlainView) -> None:
@@ -296,8 +298,8 @@ def _norm(
     return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach) if dense else None
 
 
-def _update_again(view: PlainView, clip: float | None) -> None:
-    scaler, optimizer = view.scaler, view.optimizer
+def _update_again(view: PlainView, window: Window) -> None:
+    scaler, optimizer, clip = view.scaler, view.optimizer, window.clip
     assert optimizer is not None
     if scaler is not None:
         scaler.unscale_(optimizer)

@@ -43,6 +43,8 @@ import nanstop
 from nanstop.core.snapshot import Snapshot
 from nanstop.demo.quiet import quiet
 
+Around = Callable[[Any, nn.Module, Any], Any]
+
 RESULTS = Path(__file__).parent / "results"
 WARM_UP = 2
 BATCH, LENGTH, VOCAB = 4, 128, 1024
@@ -115,21 +117,23 @@ class Rows(torch.utils.data.Dataset):
 class Stopwatch(TrainerCallback):
     """From the end of one step to the end of the next, so that the data loader and the callbacks count too."""
 
-    def __init__(self, measured: Measured) -> None:
-        self.measured = measured
+    def __init__(self, measured: Measured, warm: Callable[[], None]) -> None:
+        self.measured, self.warm = measured, warm
         self.last = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         now = time.perf_counter()
         if state.global_step > WARM_UP:
             self.measured.steps.append(now - self.last)
+        if state.global_step == WARM_UP:
+            self.warm()
         if state.global_step == state.max_steps:
             self.measured.note_memory()
         self.last = time.perf_counter()
 
 
-def run_trainer(around: Callable[[Any, nn.Module, Any], Any], steps: int) -> Measured:
-    """Train under transformers' Trainer. ``around(trainer, model, None)`` is entered for the training."""
+def run_trainer(around: Around, steps: int, warm: Callable[[], None] = lambda: None) -> Measured:
+    """Train under transformers' Trainer, in ``around(trainer, model, None)``; ``warm`` is called after the warm-up."""
     measured = Measured()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -148,14 +152,14 @@ def run_trainer(around: Callable[[Any, nn.Module, Any], Any], steps: int) -> Mea
             model=model,
             args=arguments,
             train_dataset=Rows(BATCH * (steps + WARM_UP)),
-            callbacks=[Stopwatch(measured)],
+            callbacks=[Stopwatch(measured, warm)],
         )
         with around(trainer, model, None):
             trainer.train()
     return measured
 
 
-def run_loop(around: Callable[[Any, nn.Module, Any], Any], steps: int) -> Measured:
+def run_loop(around: Around, steps: int, warm: Callable[[], None] = lambda: None) -> Measured:
     """Train in a plain loop, or through ``watch.step`` and ``watch.update`` where ``around`` gives a watch."""
     measured = Measured()
     model = build_model()
@@ -176,7 +180,9 @@ def run_loop(around: Callable[[Any, nn.Module, Any], Any], steps: int) -> Measur
             now = time.perf_counter()
             if step >= WARM_UP:
                 measured.steps.append(now - last)
-            last = now
+            if step + 1 == WARM_UP:
+                warm()
+            last = time.perf_counter()
         measured.note_memory()
     return measured
 
@@ -273,16 +279,14 @@ class Sampler:
         self.own += (now - self.last) if belongs_to_nanstop(frame) else 0.0
         self.last = time.perf_counter()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        before = signal.signal(signal.SIGALRM, self.sample)
+    def start(self) -> None:
         self.last = time.perf_counter()
+        signal.signal(signal.SIGALRM, self.sample)
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
+
+    def stop(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 def belongs_to_nanstop(frame: FrameType | None) -> bool:
@@ -298,15 +302,18 @@ def belongs_to_nanstop(frame: FrameType | None) -> bool:
 
 
 def own_share(run: Callable[..., Measured], steps: int) -> float:
-    """Return the share of the time from the first step to the last that nanstop's own code takes."""
+    """Return the share of the time after the warm-up that nanstop's own code takes; opening the watch is left out."""
     sampler = Sampler()
 
     @contextmanager
     def sampled(trainer: Any, model: nn.Module, optimizer: Any) -> Iterator[Any]:
-        with watched(trainer, model, optimizer) as watch, sampler.running():
-            yield watch
+        with watched(trainer, model, optimizer) as watch:
+            try:
+                yield watch
+            finally:
+                sampler.stop()
 
-    run(sampled, steps)
+    run(sampled, steps, sampler.start)
     return sampler.own / sampler.total
 
 

@@ -22,7 +22,11 @@ LARGE = [
     if (kind, precision, checkpointing) not in SMALL
 ]
 # TRL 1.16 uses names that transformers 5.23 has replaced.
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
+# KTO runs a forward without gradients, of which reentrant checkpointing warns.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
 MATRIX = SMALL + [pytest.param(*case, marks=pytest.mark.slow) for case in LARGE]
 
 
@@ -59,6 +63,24 @@ def test_redo_with_accumulation_remainder_and_logging_over_windows(tmp_path, log
     watched, session = redone(tmp_path, "trainer", (4, 9), **settings)
     assert plain.differences(watched) == []
     assert [len(f.step.batches) for f in session.failures] == [3, 1]
+
+
+def test_redo_keeps_what_generation_inside_the_window_wrote(tmp_path):
+    """GRPO generates before each micro-batch here, and adapts its entropy bonus at the window's end."""
+    settings = {
+        "steps_per_generation": 1,
+        "num_iterations": 1,
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.1,
+        "entropy_target": 100.0,
+    }
+    plain = cases.run(cases.build("grpo", tmp_path, **settings))
+    for bad in (2, 5):
+        watched, session = redone(tmp_path, "grpo", (bad,), **settings)
+        assert len(session.failures) == 1
+        assert plain.differences(watched) == []
+    assert len(plain.logs) == 6
+    assert plain.logs[0]["entropy_coef"] < plain.logs[1]["entropy_coef"]
 
 
 def test_redo_puts_back_running_statistics_and_the_users_own_counters(tmp_path):
@@ -140,6 +162,20 @@ def test_skip_is_a_step_that_a_scaler_skipped(tmp_path, precision):
     assert reference.differences(watched) == []
     assert watched.state["global_step"] == 5
     assert session.completions == [0, 2, 3, 4]
+
+
+def test_skip_leaves_no_running_statistic_broken(tmp_path):
+    trainer = cases.build("trainer", tmp_path)
+    norm = trainer.model.model.norm
+    norm.register_buffer("mean", torch.zeros(32))
+
+    def average(module, args, output):
+        module.mean.mul_(0.9).add_(output.detach().mean((0, 1)))
+
+    norm.register_forward_hook(average)
+    cases.run(trainer, session=cases.ScriptedSession(["skip"]), fault={"bad": (3,)})
+    assert norm.mean.isfinite().all()
+    assert norm.mean.abs().sum() > 0
 
 
 def test_skip_with_an_unfiltered_log_does_not_poison_later_entries(tmp_path):

@@ -24,7 +24,11 @@ LARGE = [
     if (kind, precision, checkpointing) not in SMALL
 ]
 # TRL 1.16 uses names that transformers 5.23 has replaced.
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
+# KTO runs a forward without gradients, of which reentrant checkpointing warns.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
 MATRIX = SMALL + [pytest.param(*case, marks=pytest.mark.slow) for case in LARGE]
 
 

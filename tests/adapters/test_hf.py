@@ -58,6 +58,7 @@ def test_a_scaler_may_overflow_three_times_in_a_row_but_not_four(tmp_path):
     assert session.failures[0].signals[0].source == "scaler"
     # After three skips of the scaler's own, 1024 has become 128.
     assert session.failures[0].signals[0].value == 128.0
+    assert session.series.of("scale") == [1024.0, 512.0, 256.0, 128.0, 64.0]
     assert plain.differences(result) == []
 
 

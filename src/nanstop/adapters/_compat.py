@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
@@ -22,6 +22,13 @@ def run_scaler(trainer: Any) -> Any:
     """Return the ``GradScaler`` that the host steps with, or None."""
     scaler = getattr(trainer.accelerator, "scaler", None)
     return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def present_scale(trainer: Any) -> Tensor | None:
+    """Return a copy of the loss scale on its device, or None. No synchronisation, unlike ``get_scale``."""
+    scaler = run_scaler(trainer)
+    scale = scaler._get_scale_async() if scaler is not None else None
+    return scale.clone() if scale is not None else None
 
 
 def optimizers_of(trainer: Any) -> tuple[Any, ...]:

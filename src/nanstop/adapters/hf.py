@@ -193,6 +193,9 @@ class TrainerWatch:
             series.add("loss_raw", window.index, loss)
         series.add("grad_norm", window.index, reading.norm)
         series.add("lr", window.index, window.lrs[0] if window.lrs else 0.0)
+        scale = _compat.present_scale(self.trainer)
+        if scale is not None:
+            series.add("scale", window.index, scale)
 
     def _settle(
         self, window: Window, parameters: list[Tensor], norm_type: float

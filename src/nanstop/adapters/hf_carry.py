@@ -40,7 +40,7 @@ class Carrier:
         ``num_logged``: how many of its losses the loop has already added to its running sum.
         """
         window = step.window
-        self._prepare(window)
+        self._prepare()
         standing = tuple(atom for atom in _union(atoms) if spans_update(atom))
         with ExitStack() as stack:
             stack.enter_context(under(step.view, standing))
@@ -94,11 +94,10 @@ class Carrier:
         """Call ``callback`` once, when the host's next optimizer step is over."""
         _once(self.trainer.optimizer, "step", callback)
 
-    def _prepare(self, window: Window) -> None:
+    def _prepare(self) -> None:
         clear_gradients(self.host.root)
         ready_scaler(_compat.run_scaler(self.trainer))
         self.host.position = None
-        self.host.buffers.restore(window.micros[0].buffers)
 
     def _mend_buffers(self, window: Window) -> None:
         if window.micros[0].buffers and nonfinite(dict(self.host.root.named_buffers())):

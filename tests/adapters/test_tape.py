@@ -149,18 +149,13 @@ def test_keywords_and_containers_are_named():
     assert torch.equal(replayed(two, micro)[0], torch.tensor(4.0))
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda rows, target, _: rows.zero_(), "an input was changed in place"),
-        (lambda rows, target, _: target.zero_(), "an input was changed in place"),
-    ],
-)
-def test_inputs_changed_afterwards_are_an_obstacle(net, change, reason):
+@pytest.mark.parametrize("which", [0, 1])
+def test_inputs_changed_afterwards_are_an_obstacle(net, which):
     rows, target = torch.randn(3, 4), torch.randn(3, 4)
     micro = taped(net, rows, lambda out: (out - target).sum())
-    change(rows, target, net)
-    assert reason in micro.obstacle()
+    assert micro.obstacle() == ""
+    (rows, target)[which].zero_()
+    assert "an input was changed in place" in micro.obstacle()
 
 
 def test_a_loss_with_a_history_of_its_own_is_an_obstacle(net):
@@ -176,11 +171,8 @@ def test_a_tensor_from_outside_that_the_loss_writes_is_an_obstacle(net):
         state.add_(out.detach().mean(0))
         return (out * state).sum()
 
-    assert (
-        "changes in place a tensor from outside"
-        in taped(net, torch.randn(3, 4), loss_of).obstacle()
-        or "changed in place" in taped(net, torch.randn(3, 4), loss_of).obstacle()
-    )
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    assert "in place" in micro.obstacle()
 
 
 def test_an_op_that_raises_is_told_and_raises_again_when_played(net):

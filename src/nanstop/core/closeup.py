@@ -22,8 +22,10 @@ from nanstop.core.rng import note_rng, restore_rng
 from nanstop.records import Finiteness, TensorStats
 
 _ATTENTION = "scaled_dot_product"
-_MASK_FRACTION = 0.25
-"""An operand below this share of its format's lowest value is a mask, not a score."""
+_MASK_FRACTION = 0.9
+_MASK_REPEATS = 4
+"""A mask holds next to the lowest value of its format, the same few numbers again and again. Scores and residuals that
+come so low are single values, each another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,10 @@ def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor])
     masked = torch.zeros_like(infinite)
     for tensor in operands:
         if is_measurable(tensor) and tensor.is_floating_point():
-            lowest = torch.finfo(tensor.dtype).min * _MASK_FRACTION
-            masked = masked | (tensor <= lowest)
+            lowest = tensor <= torch.finfo(tensor.dtype).min * _MASK_FRACTION
+            levels = tensor[lowest].unique().numel()
+            if int(lowest.sum()) >= _MASK_REPEATS * levels:
+                masked = masked | lowest
     return bool((masked | ~infinite).all())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -67,11 +67,18 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return (tensor,) if is_plain(tensor) else ()
 
 
+def floats(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the real floating tensors that hold a tensor's values, detached: complex ones as pairs, 8-bit ones widened."""
+    for part in map(Tensor.detach, filter(is_measurable, dense_parts(tensor))):
+        if part.is_complex():
+            yield torch.view_as_real(part.resolve_conj())
+        else:
+            yield part.float() if part.dtype.itemsize == 1 else part
+
+
 def has_bad(tensor: Tensor) -> bool:
     """Return whether a tensor of any kind holds a NaN or Inf. Synchronises the device."""
-    return any(
-        is_measurable(part) and bool(bad_mask(part.detach()).any()) for part in dense_parts(tensor)
-    )
+    return any(bool(bad_mask(part).any()) for part in floats(tensor))
 
 
 def bad_mask(tensor: Tensor) -> Tensor:
@@ -142,16 +149,13 @@ def nonfinite_names(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
 
     A norm decides quickly; a norm that overflowed on finite values is confirmed tensor by tensor.
     """
-    dense = [
-        (name, part.detach())
-        for name, tensor in named
-        for part in dense_parts(tensor)
-        if is_measurable(part)
-    ]
+    dense = [(name, part) for name, tensor in named for part in floats(tensor)]
     if not dense:
         return ()
-    norms = [_norm(part) for _, part in dense]
-    suspicious = bad_mask(torch.stack([norm.to(norms[0].device) for norm in norms])).tolist()
+    norms = [torch.linalg.vector_norm(p, dtype=_norm_format(p.dtype)) for _, p in dense]
+    suspicious = bad_mask(
+        torch.stack([norm.to(norms[0].device).float() for norm in norms])
+    ).tolist()
     bad = {
         name: None
         for (name, part), odd in zip(dense, suspicious, strict=True)
@@ -160,11 +164,5 @@ def nonfinite_names(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
     return tuple(bad)
 
 
-def _norm(values: Tensor) -> Tensor:
-    if values.is_complex():
-        return torch.linalg.vector_norm(values).float()
-    if values.dtype.itemsize == 1:  # 8-bit floats have no reductions
-        values = values.float()
-    return torch.linalg.vector_norm(
-        values, dtype=torch.promote_types(values.dtype, torch.float32)
-    ).float()
+def _norm_format(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanstop.core.localize import eager
-from nanstop.core.numerics import bad_mask, is_measurable, nonfinite_names
+from nanstop.core.numerics import floats, has_bad, nonfinite_names
 from nanstop.core.step import Batch, Step
 from nanstop.records import Fidelity, Finiteness, Replay
 
@@ -99,7 +99,7 @@ def _gradients(step: Step) -> list[tuple[str, Tensor]]:
 
 def _bad(loss: Tensor | None, grads: list[tuple[str, Tensor]]) -> tuple[str, ...]:
     names = tuple(f"grad:{name}" for name in nonfinite_names(grads))
-    if loss is not None and is_measurable(loss) and bool(bad_mask(loss).any()):
+    if loss is not None and has_bad(loss):
         return ("loss", *names)
     return names
 
@@ -107,12 +107,8 @@ def _bad(loss: Tensor | None, grads: list[tuple[str, Tensor]]) -> tuple[str, ...
 def _digest(loss: Tensor | None, grads: list[Tensor]) -> str:
     """Return a digest of the loss and of each gradient's norm and sum, bit for bit; every NaN counts as the same."""
     scalars = [loss.detach().sum().double()] if loss is not None else []
-    for grad in grads:
-        if is_measurable(grad):
-            scalars += [
-                torch.linalg.vector_norm(grad.detach()).double(),
-                grad.detach().sum().double(),
-            ]
+    for part in (part for grad in grads for part in floats(grad)):
+        scalars += [torch.linalg.vector_norm(part).double(), part.sum().double()]
     values = torch.stack([s.to(scalars[0].device) for s in scalars]).tolist() if scalars else []
     packed = b"".join(b"nan" if math.isnan(v) else struct.pack("<d", v) for v in values)
     return hashlib.sha256(packed).hexdigest()[:16]
@@ -136,7 +132,8 @@ def rerun(
     runs = [attempt(step, micro, update=update) for _ in range(times)]
     failures = [run for run in runs if run.failed]
     same_bits = len({run.digest for run in runs}) == 1
-    same_loss = first_loss is None or _same_number(float(first_loss), runs[0].loss) or update
+    seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
+    same_loss = update or seen is None or _same_number(seen, runs[0].loss)
     fidelity: Fidelity
     if not failures:
         fidelity = "not_reproduced"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -175,7 +174,8 @@ class SnapshotKeeper:
     snapshot: Snapshot | None = None
     _windows: list[Step] = field(default_factory=list)
     _window_bytes: int = 0
-    _cost: float = 0.0
+    _spent: float = 0.0
+    _next_cost: float = 0.0
     _started: float = 0.0
     _num_updates: int = 0
     _num_since: int = 0
@@ -207,15 +207,17 @@ class SnapshotKeeper:
     def _due(self) -> bool:
         if self._num_updates == 0:
             return True
-        per_update = (time.perf_counter() - self._started) / self._num_updates
-        every = math.ceil(self._cost / (self.time_share * max(per_update, 1e-9)))
         # What stood in the way may have gone; asking again is cheap, but not on every update.
-        return self._num_since >= max(every, _RETRY if self.reason else 1)
+        if self.reason and self._num_since < _RETRY:
+            return False
+        allowed = self.time_share * (time.perf_counter() - self._started)
+        return self._spent + self._next_cost <= allowed
 
     def _take(self, trainable: Trainable) -> None:
         # Optimizer state of Adam's kind is twice the parameters and appears with the first update.
         parameters = sum(p.numel() * p.element_size() for p in trainable.parameters.values())
-        needed, free = max(trainable.num_bytes(), 3 * parameters), self.free_bytes()
+        present = trainable.num_bytes()
+        needed, free = max(present, 3 * parameters), self.free_bytes()
         if needed > self.memory_share * free:
             self.forget()
             self.reason = f"a snapshot needs {needed} bytes, {free} bytes of memory are free"
@@ -223,7 +225,9 @@ class SnapshotKeeper:
         start = time.perf_counter()
         snapshot = Snapshot(trainable)
         bad = snapshot.nonfinite()
-        self._cost = max(self._cost, time.perf_counter() - start)
+        cost = time.perf_counter() - start
+        self._spent += cost
+        self._next_cost = cost * needed / max(present, 1)
         if not bad:
             self.forget()
             self.snapshot, self.reason = snapshot, ""

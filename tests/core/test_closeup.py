@@ -128,6 +128,17 @@ def test_patch_that_meets_another_op_says_so():
     assert patch.missed
 
 
+def test_look_that_fails_does_not_end_the_run():
+    def fails(*_):
+        raise MemoryError("no room to look")
+
+    def fails_later(*_):
+        return fails
+
+    with Revisit(fails, fails_later):
+        assert torch.ones(2).sum() == 2
+
+
 def test_storage_names_keep_the_first():
     shared = torch.ones(3)
     assert list(storage_names({"a": shared, "b": shared[1:]}).values()) == ["a"]

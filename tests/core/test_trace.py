@@ -155,6 +155,17 @@ def test_in_place_writes_through_views():
     assert {op.module for op in backward} == {"body"}
 
 
+def test_accumulation_is_placed_at_the_parameter():
+    def twice(model, batch):
+        model(**batch).backward()
+        return model(**batch)
+
+    _, trace = recorded(Net(lambda x: x), twice)
+    added = [op for op in trace.ops if op.forward == "AccumulateGrad" and "add_" in op.name]
+    assert {op.module for op in added} == {"embed", "proj", "head"}
+    assert len(added) == 5
+
+
 def test_loss_outside_the_module_has_its_own_phase():
     _, trace = recorded(Net(lambda x: x), lambda m, b: m(**b).exp())
     assert next(op.name for op in trace.ops if op.phase == "loss") == "aten.exp.default"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,8 +18,6 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn.modules import module as hooks
 
-import nanstop
-
 _sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 current_node = torch._C._current_autograd_node
 graph_task = torch._C._current_graph_task_id
@@ -26,10 +25,11 @@ graph_task = torch._C._current_graph_task_id
 _ENGINE = "_engine_run_backward"
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _MODULE_CALL = hooks.Module._call_impl.__code__
-_WRAPPERS = ("torch", "nanstop", "bitsandbytes", "accelerate", "transformers.utils")
+_OWN = str(Path(__file__).parent.parent) + os.sep
+_WRAPPERS = ("torch", "bitsandbytes", "accelerate", "transformers.utils")
 """Packages whose frames stand around the line that a user would want to see."""
-_REACH = 8
-"""How many numbers below a node's own its forward op may be: in-place writes through views number several nodes."""
+_REACH = 2
+"""How many numbers count as a node's own: a write through a view gives its second to ``CopySlices``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Places:
         self._parent: dict[int, int] = {-1: -1}
         self._recomputing = -1
         self._is_wrapper: dict[CodeType, bool] = {}
-        self._wrapper_folders = tuple(_folder(name) for name in _WRAPPERS if _folder(name))
+        self._wrapper_folders = (_OWN, *filter(None, map(_folder, _WRAPPERS)))
         self.left_root = False
 
     def attach(self) -> None:
@@ -160,6 +160,6 @@ class Places:
 
 
 def _folder(package: str) -> str:
-    module = nanstop if package == "nanstop" else sys.modules.get(package)
+    module = sys.modules.get(package)
     paths = list(getattr(module, "__path__", ()))
     return paths[0] + os.sep if paths else ""

@@ -6,6 +6,7 @@ Counting is that of the recorder, without its ranges: such a run costs little mo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,10 @@ Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | Non
 
 
 class Revisit(TorchDispatchMode):
-    """Calls each of ``looks`` with every counted op of a run, and then what it returned with the op's result."""
+    """Calls each of ``looks`` with every counted op of a run, and then what it returned with the op's result.
+
+    A look that fails (out of memory, an operand of a kind not foreseen) is given up; the run goes on.
+    """
 
     def __init__(self, *looks: Look) -> None:
         super().__init__()
@@ -36,10 +40,15 @@ class Revisit(TorchDispatchMode):
             return func(*args, **kwargs)
         index = self._count
         self._count += 1
-        afterwards = [look(index, func, args, kwargs) for look in self._looks]
+        afterwards: list[Callable[[Any], None]] = []
+        for look in self._looks:
+            with suppress(Exception):
+                done = look(index, func, args, kwargs)
+                if done is not None:
+                    afterwards.append(done)
         result = func(*args, **kwargs)
         for done in afterwards:
-            if done is not None:
+            with suppress(Exception):
                 done(result)
         return result
 

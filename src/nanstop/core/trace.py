@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from nanstop.core import optable
 from nanstop.core.numerics import dense_parts, is_measurable
-from nanstop.core.places import Places, current_node, graph_task
+from nanstop.core.places import Place, Places, current_node, graph_task
 from nanstop.records import Phase
 
 UNMEASURED = -1
@@ -175,7 +175,11 @@ class Recorder(TorchDispatchMode):
             line, anew = places.line_in_backward()
             node = None if anew else current_node()
         if node is not None:
-            place = places.backward(node, line)
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                place = Place(self._owner(variable), None, "AccumulateGrad")
+            else:
+                place = places.backward(node, line)
             return Op(
                 index,
                 name,
@@ -189,6 +193,12 @@ class Recorder(TorchDispatchMode):
         outside = places.left_root and not places.inside
         phase: Phase = "recompute" if anew else "loss" if outside else "forward"
         return Op(index, name, self._named(phase), place.module, line, None, None)
+
+    def _owner(self, parameter: Tensor) -> str:
+        """Return the module of a parameter whose gradient is being accumulated."""
+        parts = dense_parts(parameter)
+        name = self._storage(parts[0]).name if parts else None
+        return (name or "").rpartition(".")[0]
 
     def _named(self, phase: Phase) -> Phase:
         return phase if self._phase == "forward" else self._phase

@@ -83,7 +83,7 @@ def failing_case(step: Step, *, phase: Phase, raised: bool) -> Case:
 
     The ones whose first loss was bad count even if they replay clean. A micro-batch that raised is the last one.
     """
-    if raised or phase != "forward":
+    if raised or phase in ("evaluate", "generate"):
         last = len(step.batches) - 1
         return Case(step, last, (last,), phase=phase)
     bad = [

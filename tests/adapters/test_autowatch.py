@@ -623,3 +623,20 @@ def test_what_another_watch_owns_is_left_alone(script):
     )
     script(source, session, BAD="forward")
     assert session.num_opened == 0
+
+
+def test_a_loop_that_watches_itself_is_watched_once(script):
+    source = (
+        HEAD
+        + """
+from nanstop.adapters.loop import watch_loop
+with watch_loop(net, optimizer, OWN) as w:
+    for step in range(4):
+        w.step(lambda ids: F.cross_entropy(net(ids).flatten(0, 1), ids.flatten()), batch(step))
+        w.update()
+"""
+    )
+    own, other = ScriptedSession(), ScriptedSession()
+    script(source, other, BAD="forward", OWN=own)
+    assert own.steps == [2]
+    assert other.num_opened == 0

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.adapters import autowatch
 from nanstop.adapters.loop_guard import Guard, OpenSession
 from nanstop.adapters.loop_step import LoopStep, Micro
 from nanstop.adapters.plain_view import PlainView
@@ -113,14 +114,15 @@ class LoopWatch:
             self._start = self._buffers.note()
         micro = FunctionMicro(self, loss_fn, batch)
         self._micros.append(micro)
-        try:
-            micro.loss = self.backward(loss_fn(batch))
-        except Exception as error:
-            if is_numeric(error):
-                self._open()
-                self.guard.raised(self._step(), error)
-            self._micros.remove(micro)
-            raise
+        with autowatch.paused():
+            try:
+                micro.loss = self.backward(loss_fn(batch))
+            except Exception as error:
+                if is_numeric(error):
+                    self._open()
+                    self.guard.raised(self._step(), error)
+                self._micros.remove(micro)
+                raise
         return micro.loss
 
     def backward(self, loss: Any) -> Tensor:
@@ -144,13 +146,11 @@ class LoopWatch:
         self._settle(scaler)
         self._clip = clip
         self._open()
-        norm = self._judged()
-        skipped_by_scaler = False
-        if norm is not None:
-            skipped_by_scaler = self._apply(clip, norm)
-            if scheduler is not None and not skipped_by_scaler:
-                scheduler.step()
-        applied = norm is not None and not skipped_by_scaler
+        with autowatch.paused():
+            norm = self._judged()
+            applied = norm is not None and self._apply(clip, norm)
+        if applied and scheduler is not None:
+            scheduler.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._micros.clear()
         self.guard.completed(applied=applied)
@@ -234,18 +234,18 @@ class LoopWatch:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def _apply(self, clip: float | None, norm: Tensor) -> bool:
-        """Clip and step; return whether the scaler left the update out."""
+        """Clip and step; return whether the update was applied: a scaler may leave it out."""
         scaler, optimizer = self.view.scaler, self._optimizer
         if clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters(), clip, norm)
         if scaler is None:
             optimizer.step()
-            return False
+            return True
         states = scaler._per_optimizer_states[id(optimizer)]
         found = any(bool(flag) for flag in states["found_inf_per_device"].values())
         scaler.step(optimizer)
         scaler.update()
-        return found
+        return not found
 
     def _update_again(self) -> None:
         norm, _ = self._unscaled()

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -372,7 +373,7 @@ def test_an_id_out_of_range_is_an_incident_and_raises_as_before(script):
     session = ScriptedSession()
     with pytest.raises(IndexError, match="index out of range in self"):
         script(source, session)
-    assert session.sources == [("exception",)]
+    assert (session.steps, session.sources) == ([2], [("exception",)])
     assert session.findings[0].fidelity == "bitwise"
 
 
@@ -640,3 +641,23 @@ with watch_loop(net, optimizer, OWN) as w:
     script(source, other, BAD="forward", OWN=own)
     assert own.steps == [2]
     assert other.num_opened == 0
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "if not math.isfinite(loss.item()): continue",
+        "if torch.isnan(loss): continue",
+        "if not torch.isfinite(loss.detach()): continue",
+        "if not math.isfinite(loss.detach()): raise KeyError(1)",
+    ],
+)
+def test_a_loss_that_the_script_gives_up_by_itself_is_an_incident(script, check):
+    source = PLAIN.replace("        loss.backward()", f"        {check}\n        loss.backward()")
+    session = ScriptedSession()
+    with pytest.raises(KeyError) if "raise" in check else nullcontext():
+        script("import math\n" + source, session, BAD="loss")
+    assert session.steps == [2]
+    assert session.findings[0].line == "return (rows * weight).sum() / weight.sum()"
+    assert script("import math\n" + source, own := ScriptedSession()) is not None
+    assert not own.steps

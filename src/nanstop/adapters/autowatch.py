@@ -73,8 +73,6 @@ def unwatch() -> None:
     """Put every replaced function back and finish what is being watched; without ``install`` before, do nothing."""
     global _open_session, _loops  # noqa: PLW0603
     _table.undo()
-    if _loops is not None:
-        _loops.end()
     if _open_session is not None:
         atexit.unregister(_finish)
         _finish()
@@ -146,4 +144,5 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 def _finish() -> None:
     """Finish the session of raw loops; the exit code of a script that calls ``sys.exit`` is its parent's to know."""
     if _loops is not None:
+        _loops.end()
         _loops.guard.finish(1 if getattr(sys, "last_value", None) is not None else 0)

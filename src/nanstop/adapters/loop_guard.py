@@ -146,6 +146,15 @@ class Guard:
         signal = Signal(source="exception", name=name, message=str(error)[:500], at=at)
         self._ask(step, (signal,), phase=phase_of(error), error=error)
 
+    def given_up(self, step: LoopStep) -> None:
+        """Report a micro-batch, the last of ``step``, that the script left out because its loss is not finite."""
+        at, loss = self.step_id(len(step.micros) - 1), step.micros[-1].loss
+        value = float(loss) if loss is not None else None
+        signal = Signal(
+            source="loss", name="loss", value=value, message="left out by the script", at=at
+        )
+        self._ask(step, (signal,), bad_params=_bad_weights(step.view))
+
     def completed(self, *, applied: bool = True) -> None:
         """Note that the window is over."""
         self._until_update.close()

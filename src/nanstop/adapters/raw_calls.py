@@ -43,13 +43,19 @@ _COMPILED = "the script compiles functions, so that ops outside the model are no
 
 
 class Calls:
-    """Stands in for the functions of torch by which a loop makes gradients. ``on_error`` is told what they raise.
+    """Stands in for the functions of torch by which a loop makes gradients.
 
+    ``on_error`` is told what they raise, ``on_given_up`` of a micro-batch that the script left out for its loss.
     ``paused`` above 0: every one of them is torch's own. ``met_failure``: from then on every op is recorded, unless
     ``compiles_functions``.
     """
 
-    def __init__(self, table: Table, on_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        on_error: Callable[[Exception], None],
+        on_given_up: Callable[[TapedMicro], None],
+    ) -> None:
         self.window = Window(closed=True)
         self.micro: TapedMicro | None = None
         self.buffers = BufferGroup()
@@ -57,6 +63,7 @@ class Calls:
         self.met_failure = False
         self._table = table
         self._on_error = on_error
+        self._on_given_up = on_given_up
         self._discovering = False
         self._thread: int | None = None
         self._scaled: tuple[Any, Tensor] | None = None
@@ -171,7 +178,15 @@ class Calls:
                 self._lingering.append(self.micro.tape)
             self.micro = None
 
+    def look_for_given_up(self) -> None:
+        """See whether the micro-batch that is open was left out by the script because its loss is not finite."""
+        micro = self.micro
+        if micro is not None and micro.given_up():
+            self.drop()
+            self._on_given_up(micro)
+
     def _begin(self, module: nn.Module) -> TapedMicro:
+        self.look_for_given_up()
         window = self.window
         if window.closed:
             window = self.window = Window(start=self.buffers.note())

@@ -48,7 +48,7 @@ class RawLoops:
     ) -> None:
         self.guard = Guard(open_session)
         self._table = table
-        self._calls = Calls(table, self._raised)
+        self._calls = Calls(table, self._raised, self._given_up)
         self._views: dict[tuple[int, ...], PlainView] = {}
         self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._stash: list[tuple[Tensor, Tensor]] = []
@@ -69,7 +69,9 @@ class RawLoops:
         self._calls.compiles_functions = True
 
     def end(self) -> None:
-        """Let go of what is under way."""
+        """Look once more at what is under way, and let go of it."""
+        if self._calls.idle:
+            self._calls.look_for_given_up()
         self._calls.drop()
         self._calls.window = Window(closed=True)
 
@@ -235,10 +237,24 @@ class RawLoops:
             _log.warning("the exception was not investigated (%s: %s)", type(own).__name__, own)
         self._calls.window.closed = True
 
+    def _given_up(self, micro: TapedMicro) -> None:
+        """Report a micro-batch that the script left out by itself; there is no update to hold back."""
+        window = self._calls.window
+        self._calls.met_failure = True
+        window.micros.append(micro)
+        try:
+            with self._calls.pause():
+                self.guard.given_up(self._step(window, None, ()))
+        except Exception as own:  # nanstop is never the reason a run dies
+            _log.warning("the loss was not investigated (%s: %s)", type(own).__name__, own)
+        finally:
+            window.micros.remove(micro)
+
     def _step(
         self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> LoopStep:
-        optimizer = optimizer or self._optimizer_of(parameters)
+        called = [p for root in window.roots.values() for p in root.parameters()]
+        optimizer = optimizer or self._optimizer_of(parameters or called)
         self.guard.num_updates = self._updates.get(optimizer, 0) if optimizer is not None else 0
         view = self._view(window, optimizer, parameters)
         self._open(window, view)

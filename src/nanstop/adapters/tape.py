@@ -33,6 +33,17 @@ from nanstop.core.step import Batch
 MAX_CALLS = 4096
 """Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""
 
+_LOOKS = frozenset(
+    {
+        Tensor.item,
+        Tensor.__float__,
+        *(
+            getattr(owner, f"is{kind}")
+            for owner in (torch, Tensor)
+            for kind in ("nan", "inf", "finite")
+        ),
+    }
+)
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
 )
@@ -44,7 +55,8 @@ Operand = tuple[Tensor, int, Slot | None]
 class Tape(TorchFunctionMode):
     """Records while it is on the stack of function modes; model calls and ``backward`` are added by ``call``.
 
-    ``num_ops``: how many ops on recorded results it saw. ``on_error`` is told what such an op raises.
+    ``num_ops``: how many ops on recorded results it saw. ``on_error`` is told what such an op raises. ``looked_at``: the
+    last scalar whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be replayed.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
@@ -53,6 +65,8 @@ class Tape(TorchFunctionMode):
         self.on_error = on_error
         self.num_ops = 0
         self.lingers = False
+        self.looked_at: tuple[Slot | None, Tensor] | None = None
+        self.losses: list[int] = []
         self.calls: list[Call] = []
         self.overflowed = False
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
@@ -80,6 +94,8 @@ class Tape(TorchFunctionMode):
             raise
         with by_torch_alone():
             self._end(call, operands, result)
+            if func in _LOOKS and args[0].dim() == 0:
+                self.looked_at = operands[0][2], args[0].detach()
         if not (call.count or call.writes or call.foreign) and self.calls[-1] is call:
             self.calls.pop()
         return result
@@ -154,7 +170,7 @@ class Tape(TorchFunctionMode):
 
     def needed(self) -> list[Call]:
         """Return, in order, the calls that the losses depend on."""
-        wanted: set[int] = set()
+        wanted = set(self.losses)
         chosen: list[Call] = []
         last = len(self.calls) - 1
         for place in range(last, -1, -1):
@@ -202,13 +218,26 @@ class TapedMicro:
         self.rng = rng
         self.loss: Tensor | None = None
         self.reason = ""
-        self._losses: list[int] = []
 
     def closed(self, raw: Sequence[Tensor]) -> None:
         """Note that ``backward`` was called for these raw (unscaled) losses."""
         slots = map(self.tape.slot, raw)
-        self._losses += [slot for slot in slots if slot is not None]
+        self.tape.losses += [slot for slot in slots if slot is not None]
         self.loss = total(raw if self.loss is None else [self.loss, *raw])
+
+    def given_up(self) -> bool:
+        """Return whether the script looked at a loss that is not finite and went on without a backward.
+
+        Synchronises the device where it looked at one.
+        """
+        if self.loss is not None or self.tape.looked_at is None:
+            return False
+        slot, seen = self.tape.looked_at
+        if slot is None or bool(seen.isfinite()):
+            return False
+        self.loss = seen
+        self.tape.losses.append(slot.index)
+        return True
 
     @property
     def batch(self) -> Batch:
@@ -225,7 +254,7 @@ class TapedMicro:
         values: dict[int, Tensor] = {}
         for call in self.tape.needed():
             call.play(values, replaced)
-        return total(values[slot] for slot in self._losses)
+        return total(values[slot] for slot in self.tape.losses)
 
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
         """Yield names and tensors: positionals as ``arg0``.., others by name, those of the loss alone as ``loss0``.."""

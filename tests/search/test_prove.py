@@ -1,5 +1,7 @@
 """Verdicts over scripted trials: what is proven, what only plausible, what is preferred, and what ends a search."""
 
+from dataclasses import replace
+
 import pytest
 
 from nanstop.records import Atom, FailureKey, Reference, Trial
@@ -7,7 +9,7 @@ from nanstop.rules.cures import safety_of
 from nanstop.search.prove import Budget, prove
 
 KEY = FailureKey(kind="+inf", phase="forward", op="aten.mul.Tensor", module="model.layers.0.norm")
-BASELINE = Trial(atoms=(), outcome="same_failure", key=KEY, micro=2, seconds=1.0)
+BASELINE = Trial(atoms=(), outcome="same_failure", key=KEY, micro=2, seconds=1.0, peak_bytes=2**22)
 REFERENCE = Reference(outcome="pass", loss=1.0, loss_tolerance=1e-3, cosine_tolerance=1e-3)
 BROKEN = Reference(outcome="same_failure")
 A, B, C = (Atom(remedy="island", target=name, value="float32") for name in "abc")
@@ -34,7 +36,7 @@ class Script:
         if isinstance(fields, BaseException):
             raise fields
         known = {"outcome": "pass", "micro": 2 if micro is None else micro} | fields
-        return Trial(atoms=atoms, seconds=self.seconds, **known)
+        return Trial(atoms=atoms, seconds=self.seconds, peak_bytes=2**23, **known)
 
 
 def run(trial, candidates, *, reference=REFERENCE, **options):
@@ -43,12 +45,20 @@ def run(trial, candidates, *, reference=REFERENCE, **options):
     )
 
 
+def test_cost_is_not_told_of_a_device_without_memory_figures():
+    quiet = replace(BASELINE, peak_bytes=None)
+    proof = prove(
+        "0001", quiet, [(A,)], Script({(A,): CLOSE}), reference=REFERENCE, safety_of=safety_of
+    )
+    assert (proof.verdict, proof.cost) == ("proven", "")
+
+
 def test_proven():
     proof = run(Script({(A,): CLOSE}), [(A,)], confirm=(0, 1))
     assert (proof.verdict, proof.minimal, proof.safety) == ("proven", (A,), "safe")
     assert [trial.micro for trial in proof.passing] == [2, 0, 1]
     assert [trial.outcome for trial in proof.ablations] == ["same_failure"]
-    assert proof.cost == "+50.0 % time"
+    assert proof.cost == "+50.0 % time, +4.0 MiB"
     assert proof.next_experiment == ""
 
 

@@ -24,6 +24,7 @@ from nanstop.rules.cures import describe, safety_of
 from nanstop.rules.reading import counted, number
 
 MAX_TENSORS = 6
+MAX_OUTPUTS = 3
 MAX_POSITIONS = 4
 MAX_UNTRIED = 3
 
@@ -92,12 +93,15 @@ def _event_blocks(event: OpEvent, where: str) -> tuple[Block, ...]:
 
 
 def _tensors(event: OpEvent) -> tuple[Block, ...]:
-    """Return a row of facts a tensor, in columns; outputs last, because they are what went wrong."""
-    rows = [_row("input", stats) for stats in event.inputs]
-    rows += [_row("output", stats) for stats in event.outputs]
-    left_out = len(rows) - MAX_TENSORS
-    if left_out > 0:
-        rows = [*rows[: MAX_TENSORS - len(event.outputs)], *rows[-len(event.outputs) :]]
+    """Return a row of facts a tensor, in columns; outputs last, because they are what went wrong.
+
+    Of an op with many outputs only the bad ones are shown.
+    """
+    bad = [stats for stats in event.outputs if not stats.finite]
+    outputs = list(dict.fromkeys(_row("output", s) for s in bad or event.outputs))[:MAX_OUTPUTS]
+    inputs = list(dict.fromkeys(_row("input", s) for s in event.inputs))
+    left_out = len(inputs) - (MAX_TENSORS - len(outputs))
+    rows = [*inputs[: MAX_TENSORS - len(outputs)], *outputs]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     blocks = [Block("tensor", "      ", tuple(_aligned(row, widths))) for row in rows]
     if left_out > 0:
@@ -191,8 +195,12 @@ def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
         return tuple(_untried(best.remedies))
     if proof.verdict == "none_found" or not proof.minimal:
         return tuple(_none_found(proof))
+    others: dict[str, str] = {}
+    for other in proof.alternatives:
+        others.setdefault(describe(other.atoms), _alternative(other))
+    others.pop(describe(proof.minimal), None)
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
-    cures += [(f"or {describe(other.atoms)}", _alternative(other)) for other in proof.alternatives]
+    cures += [(f"or {cure}", how) for cure, how in others.items()]
     return tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
 
 

@@ -168,9 +168,10 @@ def _facts(target: Any) -> Any:
 
         return facts_of(HfView(target), target)
     if isinstance(target, torch.nn.Module):
-        from nanstop.adapters.plain_view import PlainView, read_facts
+        from nanstop.adapters.facts import facts_of_loop
+        from nanstop.adapters.plain_view import PlainView
 
-        return read_facts(PlainView(target))
+        return facts_of_loop(PlainView(target))
     raise NanstopError(f"check() takes a trainer or a torch module, not {type(target).__name__}")
 
 

@@ -113,7 +113,7 @@ FORMAT_MAX: dict[str, float] = {
 class OpEvent:
     """One operation as torch dispatched it. ``op`` is printed as torch does: ``aten.mul.Tensor``.
 
-    ``wider``: the same op on the same inputs in a wider format (float16/bfloat16 -> float32, float32 -> float64).
+    ``wider``: the same op on the same inputs in a format of more range (float16 -> float32, others -> float64).
     ``reference``: the same op in the same format by reference mathematics (another kernel, eager instead of compiled).
     ``forward_op``: for a backward op, the forward op whose gradient it computes; ``module`` and ``source`` are that
     op's. ``legal``: why a non-finite value is meant to be there (a mask), else None.

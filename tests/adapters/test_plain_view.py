@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import tiny
-from nanstop.adapters.plain_view import PlainView, read_facts
+from nanstop.adapters.facts import facts_of_loop
+from nanstop.adapters.plain_view import PlainView
 
 
 class Plain(nn.Module):
@@ -82,7 +83,7 @@ def test_packed_layers_are_known_by_their_class():
 
     net = nn.Sequential(nn.Linear(2, 2), Linear4bit(2, 2))
     assert PlainView(net).quantized_layers() == ("1",)
-    assert read_facts(PlainView(net)).quantization == "Linear4bit"
+    assert facts_of_loop(PlainView(net)).quantization == "bitsandbytes-4bit"
 
 
 def test_weights_on_meta_are_no_ties():
@@ -94,11 +95,11 @@ def test_weights_on_meta_are_no_ties():
 def test_facts(llama):
     optimizer = torch.optim.AdamW(llama.parameters(), 1e-3, eps=1e-6)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    facts = read_facts(PlainView(llama, optimizer, scaler), clip=1.0, num_micro=2)
+    facts = facts_of_loop(PlainView(llama, optimizer, scaler), clip=1.0, num_micro=2)
     assert (facts.host, facts.clip, facts.num_micro, facts.scaler) == ("loop", 1.0, 2, 256.0)
     assert (facts.optimizer.name, facts.optimizer.lr, facts.optimizer.eps) == ("AdamW", 1e-3, 1e-6)
     assert (facts.vocab, facts.table_rows, facts.model_type) == (64, 64, "llama")
     assert [(g.dtype, g.trainable) for g in facts.param_groups] == [("float32", True)]
     assert sum(g.num_tensors for g in facts.param_groups) == len(list(llama.parameters()))
     assert not facts.compiled
-    assert read_facts(PlainView(torch.compile(llama, backend="eager"))).compiled
+    assert facts_of_loop(PlainView(torch.compile(llama, backend="eager"))).compiled

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.adapters._compat import free_host_bytes
+from nanstop.adapters.facts import facts_of_loop
 from nanstop.adapters.loop_step import LoopStep, learning_rates
-from nanstop.adapters.plain_view import PlainView, read_facts
+from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.signatures import phase_of
 from nanstop.core.sentinel import Reading, nonfinite, read_window
 from nanstop.core.snapshot import Rewind, SnapshotKeeper
@@ -57,7 +58,7 @@ class Guard:
     def open(self, view: PlainView, **known: Any) -> None:
         """Open the session once; ``known`` are further fields of ``RunFacts``."""
         if self.session is None:
-            self.facts = read_facts(view, **({"world_size": world_size()} | known))
+            self.facts = facts_of_loop(view, **({"world_size": world_size()} | known))
             self.session = self._open_session(view, self.facts)
             self.session.start()
 
@@ -88,7 +89,7 @@ class Guard:
         if norm is None:
             norm = torch.zeros((), device=next((t.device for t in (*found_inf, *losses)), None))
         reading = read_window(losses, norm, found_inf)
-        self._note(reading)
+        self._note(reading, step.view.scaler)
         signals = () if reading.quiet else self._signals(step, reading)
         if not signals:
             self._healthy(step, whole=can_redo)
@@ -184,7 +185,9 @@ class Guard:
             _log.warning("the failure was not investigated (%s: %s)", type(error).__name__, error)
             return None
 
-    def _note(self, reading: Reading) -> None:
+    def _note(self, reading: Reading, scaler: Any) -> None:
+        if scaler is not None:
+            self.session.series.add("scale", self.num_updates, scaler.get_scale())
         for loss in reading.losses:
             self.session.series.add("loss_raw", self.num_updates, loss)
         self.session.series.add("grad_norm", self.num_updates, reading.norm)

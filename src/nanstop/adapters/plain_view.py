@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.core.step import Batch
-from nanstop.records import OptimizerFacts, ParamGroup, RunFacts
 
 _PACKED = ("Linear4bit", "Linear8bitLt", "LinearNF4", "LinearFP4")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -42,7 +41,7 @@ class PlainView:
         present = self.attention()
         if present is None or self._switch() is None:
             return ()
-        model = self._model()
+        model = self.model
         supported = {"eager": True, "sdpa": getattr(model, "_supports_sdpa", True)}
         return tuple(k for k in _KERNELS if k != present and supported[k])
 
@@ -109,7 +108,7 @@ class PlainView:
         return next((v for v in batch.values() if _looks_like_ids(v)), None)
 
     def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
-        model = self._model()
+        model = self.model
         if not any(mark in type(m).__name__ for m in self.root.modules() for mark in _CAUSAL):
             return None
         mask = batch.get("attention_mask")
@@ -118,14 +117,15 @@ class PlainView:
             output = model(input_ids=ids, attention_mask=mask if same else None)
         return getattr(output, "logits", None)
 
-    def _model(self) -> nn.Module:
+    @property
+    def model(self) -> nn.Module:
         """Return the outermost module that carries a config, or the root."""
         return next(
             (m for m in self._nested() if getattr(m, "config", None) is not None), self.root
         )
 
     def _config(self) -> Any:
-        return getattr(self._model(), "config", None)
+        return getattr(self.model, "config", None)
 
     def _nested(self) -> Iterator[nn.Module]:
         module: Any = self.root
@@ -135,11 +135,11 @@ class PlainView:
             module = children.get("module") or children.get("_orig_mod")
 
     def _switch(self) -> Any:
-        return getattr(self._model(), "set_attn_implementation", None)
+        return getattr(self.model, "set_attn_implementation", None)
 
     def _declared(self, getter: str) -> str | None:
         """Return the name of the module that the model itself points at through ``getter``, if it has one."""
-        ask = getattr(self._model(), getter, None)
+        ask = getattr(self.model, getter, None)
         try:
             found = ask() if callable(ask) else None
         except (
@@ -148,76 +148,6 @@ class PlainView:
         ):  # transformers raises these for models without
             return None
         return next((n for n, m in self.root.named_modules() if m is found and n), None)
-
-
-def read_facts(view: PlainView, *, host: str = "loop", **known: Any) -> RunFacts:
-    """Return the standing facts of a run that structure tells; ``known`` are further fields of ``RunFacts``."""
-    root, scaler = view.root, view.scaler
-    table = view.embedding()
-    rows = root.get_submodule(table).weight.shape[0] if table is not None else None
-    config = view._config()
-    declared = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    facts: dict[str, Any] = {
-        "host": host,
-        "param_groups": _param_groups(root),
-        "scaler": float(scaler.get_scale()) if scaler is not None else None,
-        "attention": view.attention(),
-        "quantization": _quantization(view),
-        "peft": "lora" if any("lora_A" in n for n, _ in root.named_modules()) else None,
-        "optimizer": _optimizer_facts(view.optimizer),
-        "vocab": getattr(config, "vocab_size", None) or rows,
-        "table_rows": rows,
-        "model_type": getattr(config, "model_type", None),
-        "declared_dtype": str(declared).removeprefix("torch.") if declared is not None else None,
-        "gradient_checkpointing": any(
-            getattr(m, "gradient_checkpointing", False) for m in root.modules()
-        ),
-        "compiled": any(_is_compiled(m) for m in root.modules()),
-        "device": view.device_type,
-    }
-    return RunFacts(**(facts | known))
-
-
-def _param_groups(root: nn.Module) -> tuple[ParamGroup, ...]:
-    kinds: dict[tuple[str, bool], list[tuple[str, int]]] = {}
-    for name, p in root.named_parameters():
-        kind = (str(p.dtype).removeprefix("torch."), p.requires_grad)
-        kinds.setdefault(kind, []).append((name, p.numel()))
-    return tuple(
-        ParamGroup(
-            dtype=dtype,
-            trainable=trainable,
-            num_tensors=len(entries),
-            num_elements=sum(count for _, count in entries),
-            examples=tuple(name for name, _ in entries[:3]),
-        )
-        for (dtype, trainable), entries in kinds.items()
-    )
-
-
-def _optimizer_facts(optimizer: Optimizer | None) -> OptimizerFacts | None:
-    if optimizer is None:
-        return None
-    group = optimizer.param_groups[0]
-    betas = group.get("betas")
-    rate = group.get("lr")
-    return OptimizerFacts(
-        name=type(optimizer).__name__,
-        lr=float(rate) if rate is not None else None,
-        eps=group.get("eps"),
-        betas=tuple(betas) if betas is not None and len(betas) == 2 else None,
-        weight_decay=group.get("weight_decay"),
-        state_bits=8 if "8bit" in type(optimizer).__name__ else None,
-    )
-
-
-def _quantization(view: PlainView) -> str | None:
-    layers = view.quantized_layers()
-    return type(view.root.get_submodule(layers[0])).__name__ if layers else None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
 
 
 def _has_parameters(modules: Any) -> bool:

@@ -25,7 +25,9 @@ graph_task = torch._C._current_graph_task_id
 _ENGINE = "_engine_run_backward"
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _MODULE_CALL = hooks.Module._call_impl.__code__
-_OWN = str(Path(__file__).parent.parent) + os.sep
+_PACKAGE = Path(__file__).parent.parent
+_OWN = tuple(str(_PACKAGE / part) for part in ("adapters", "core", "remedies", "run", "facade.py"))
+_BEGINNING = str(Path(__file__).with_name("localize.py"))
 _WRAPPERS = ("torch", "bitsandbytes", "accelerate", "transformers.utils")
 """Packages whose frames stand around the line that a user would want to see."""
 _REACH = 2
@@ -56,7 +58,7 @@ class Places:
         self._parent: dict[int, int] = {-1: -1}
         self._recomputing = -1
         self._is_wrapper: dict[CodeType, bool] = {}
-        self._wrapper_folders = (_OWN, *filter(None, map(_folder, _WRAPPERS)))
+        self._wrapper_folders = (*_OWN, *filter(None, map(_folder, _WRAPPERS)))
         self.left_root = False
 
     def attach(self) -> None:
@@ -127,9 +129,9 @@ class Places:
         return NOWHERE
 
     def line(self) -> tuple[CodeType, int] | None:
-        """Return the innermost (code, line) that is no wrapper's."""
+        """Return the innermost (code, line) that is no wrapper's; what called the replay asked for none of its ops."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
+        while frame is not None and frame.f_code.co_filename != _BEGINNING:
             if not self._wrapper(frame.f_code):
                 return frame.f_code, frame.f_lineno
             frame = frame.f_back

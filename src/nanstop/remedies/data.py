@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -116,14 +116,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from _tensors(list(value.values()))
 
 
 def _rows(value: Any, kept: list[int], num_rows: int) -> Any:
     if isinstance(value, Tensor):
         return value[kept] if value.dim() and len(value) == num_rows else value
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: _rows(item, kept, num_rows) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         if len(value) == num_rows and not any(isinstance(item, Tensor) for item in value):

@@ -155,11 +155,15 @@ class _Replacement:
 
 
 def _moments_of(state: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return first and second moment and step count, float32, of torch's or bitsandbytes' Adam; zeros of any other."""
+    """Return first and second moment and step count, float32, of torch's or bitsandbytes' Adam; zeros of any other.
+
+    Moments that no Adam can have made (not finite, a negative second one) are not taken over.
+    """
     first = _moment(state, "exp_avg", "1", parameter)
     second = _moment(state, "exp_avg_sq", "2", parameter)
     steps = torch.tensor(float(state.get("step", 0)))
-    if first is None or second is None or not (first.isfinite() & second.isfinite()).all():
+    kept = first is not None and second is not None
+    if not kept or not (first.isfinite() & second.isfinite() & (second >= 0)).all():
         none = torch.zeros_like(parameter, dtype=torch.float32)
         return none, none.clone(), torch.zeros_like(steps)
     return first, second, steps

@@ -24,7 +24,7 @@ SYMPTOMS = ("NS302", "NS801", "NS802")
 COMPANIONS: dict[str, tuple[str, ...]] = {
     "NS201": ("NS101",),
     "NS209": ("NS101",),
-    "NS301": ("NS101", "NS102"),
+    "NS301": ("NS101", "NS102", "NS103"),
     "NS302": ("NS101", "NS102"),
     "NS402": ("NS102", "NS103"),
 }

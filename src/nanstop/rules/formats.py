@@ -12,8 +12,8 @@ SMALLEST: dict[str, float] = {
 }
 """Smallest positive (subnormal) value."""
 
-WIDER: dict[str, str] = {"float32": "float64"}
-"""The format that an op is repeated in to learn whether it overflowed; float32 for every narrow one."""
+WIDER: dict[str, str] = {"float32": "float64", "bfloat16": "float64"}
+"""The format that an op is repeated in to learn whether it overflowed: one with more range; else float32."""
 
 
 def wider(dtype: str) -> str:

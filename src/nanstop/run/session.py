@@ -53,8 +53,7 @@ _KINDS: Mapping[str, Kind] = {
     "stop": "stop",
 }
 _GAUGE_SHARE = 0.005
-"""Share of the run's time that the gauge may take, once it has looked for the first time."""
-_FIRST_GAUGE = 2
+"""Share of the run's time that the gauge may take, after its look at the first healthy step."""
 _HALF = ("float16", "bfloat16")
 
 
@@ -130,6 +129,7 @@ class Session:
         """Investigate a failure and return what to do. Synchronises the device; everything tried is undone."""
         signature = (phase, bool(bad_params), type(error), signals[0].source)
         if signature == self._last_signature and self._nothing_was_done():
+            self.logged()
             return self._again(self.reports[-1], step, case=None)
         self._last_signature = signature
         found = Investigation(
@@ -159,7 +159,7 @@ class Session:
         self._state = policies.completed(self._state)
         self._last_signature = None
 
-    def gauge_due(self, step: int) -> bool:
+    def gauge_due(self, _step: int) -> bool:
         """Return whether a healthy micro-batch should run under the recorder now.
 
         Only half formats absorb overflow at values that training meets, so others are not gauged.
@@ -169,9 +169,7 @@ class Session:
         )
         if not half or self.facts.world_size > 1:
             return False
-        if self._next_gauge is None:
-            return step >= _FIRST_GAUGE
-        return self._clock() >= self._next_gauge
+        return self._next_gauge is None or self._clock() >= self._next_gauge
 
     def gauge(self, step: Step) -> None:
         """Run one micro-batch of a healthy window under the recorder, undone; report overflow that was absorbed."""

@@ -1,0 +1,159 @@
+"""What the structure of a model and its optimizer tells of a run, whoever trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.adapters import _compat
+from nanstop.core.step import ModelView
+from nanstop.records import OptimizerFacts, ParamGroup, TokenRows
+
+_FAR = 8.0
+"""A row whose norm is this many times the median, or its inverse, was not trained with the others."""
+_MAX_ROWS = 64
+_TASKS = (
+    ("ForCausalLM", "causal_lm"),
+    ("LMHeadModel", "causal_lm"),
+    ("ForSequenceClassification", "sequence_classification"),
+    ("ForTokenClassification", "token_classification"),
+    ("ForQuestionAnswering", "question_answering"),
+    ("ForMaskedLM", "masked_lm"),
+    ("ForConditionalGeneration", "seq2seq_lm"),
+)
+
+
+def structure(view: ModelView, model: nn.Module) -> dict[str, Any]:
+    """Return fields of ``RunFacts``. ``model``: the one that carries the config, under any wrapper.
+
+    Reads embedding and head once for their rows' norms; otherwise nothing of the size of the model.
+    """
+    config = getattr(model, "config", None)
+    rows = _table_rows(view)
+    scaler = view.scaler
+    return {
+        "param_groups": _param_groups(view.root),
+        "scaler": float(scaler.get_scale()) if scaler is not None else None,
+        "attention": view.attention(),
+        "quantization": _quantization(view),
+        "peft": _peft(view.root),
+        "task": _task(model),
+        "optimizer": _optimizer(view.optimizer),
+        "vocab": getattr(config, "vocab_size", None) or rows,
+        "table_rows": rows,
+        "token_rows": _token_rows(view, getattr(config, "pad_token_id", None)),
+        "model_type": getattr(config, "model_type", None),
+        "declared_dtype": _compat.declared_dtype(config),
+        "gradient_checkpointing": any(
+            getattr(module, "gradient_checkpointing", False) for module in view.root.modules()
+        ),
+        "compiled": any(map(_is_compiled, view.root.modules())),
+        "device": view.device_type,
+    }
+
+
+def _table_rows(view: ModelView) -> int | None:
+    name = view.embedding()
+    weight = getattr(view.root.get_submodule(name), "weight", None) if name else None
+    return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+
+def _param_groups(root: nn.Module) -> tuple[ParamGroup, ...]:
+    groups: dict[tuple[str, bool], list[tuple[str, Tensor]]] = {}
+    for name, parameter in root.named_parameters():
+        key = str(parameter.dtype).removeprefix("torch."), parameter.requires_grad
+        groups.setdefault(key, []).append((name, parameter))
+    return tuple(
+        ParamGroup(
+            dtype=dtype,
+            trainable=trainable,
+            num_tensors=len(members),
+            num_elements=sum(p.numel() for _, p in members),
+            examples=tuple(name for name, _ in members[:4]),
+        )
+        for (dtype, trainable), members in groups.items()
+    )
+
+
+def _quantization(view: ModelView) -> str | None:
+    names = set(view.quantized_layers())
+    kinds = {type(m).__name__ for n, m in view.root.named_modules() if n in names}
+    if not kinds:
+        return None
+    return "bitsandbytes-8bit" if any("8bit" in kind for kind in kinds) else "bitsandbytes-4bit"
+
+
+def _peft(root: nn.Module) -> str | None:
+    configs = getattr(root, "peft_config", None)
+    if not isinstance(configs, Mapping) or not configs:
+        return None
+    kind = next(iter(configs.values())).peft_type
+    return str(getattr(kind, "value", kind))
+
+
+def _task(model: nn.Module) -> str | None:
+    name = type(model).__name__
+    return next((task for ending, task in _TASKS if name.endswith(ending)), None)
+
+
+def _optimizer(optimizer: Optimizer | None) -> OptimizerFacts | None:
+    if optimizer is None:
+        return None
+    group = optimizer.param_groups[0]
+    name = type(optimizer).__name__
+    bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
+    betas = group.get("betas")
+    return OptimizerFacts(
+        name=name,
+        lr=_number(group.get("lr")),
+        eps=_number(group.get("eps")),
+        betas=(float(betas[0]), float(betas[1])) if betas and len(betas) == 2 else None,
+        weight_decay=_number(group.get("weight_decay")),
+        state_bits=8 if bits == 8 or "8bit" in name else None,
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float, Tensor)) else None
+
+
+def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
+    found: list[TokenRows] = []
+    tied = {name for group in view.tied_groups() for name in group}
+    parameters = dict(view.root.named_parameters(remove_duplicate=False))
+    for module in dict.fromkeys(n for n in (view.embedding(), view.head()) if n is not None):
+        # An adapter's wrapper (PEFT) holds the table one level down.
+        names = (f"{module}.weight", f"{module}.base_layer.weight")
+        name = next((n for n in names if n in parameters), names[0])
+        weight = parameters.get(name)
+        usable = weight is not None and weight.dim() == 2 and weight.is_floating_point()
+        if usable and weight.device.type != "meta" and weight.shape[0] > 8:
+            found.append(_rows(name, weight, padding, tied=name in tied))
+    return tuple(found)
+
+
+def _rows(name: str, weight: Tensor, padding: int | None, *, tied: bool) -> TokenRows:
+    norms = torch.linalg.vector_norm(weight.detach(), dim=1, dtype=torch.float32).cpu()
+    usual = norms[norms.isfinite() & (norms > 0)]
+    median = float(usual.median()) if usual.numel() else 0.0
+    zero = norms == 0
+    if padding is not None and 0 <= padding < len(zero):
+        zero[padding] = False  # torch.nn.Embedding keeps the padding row at zero by design
+    far = ((norms > _FAR * median) | (norms < median / _FAR) | norms.isnan()) & (norms != 0)
+    return TokenRows(
+        parameter=name,
+        num_rows=weight.shape[0],
+        zero_rows=tuple(zero.nonzero().flatten().tolist()[:_MAX_ROWS]),
+        outlier_rows=tuple(far.nonzero().flatten().tolist()[:_MAX_ROWS]),
+        median_norm=median,
+        tied=tied,
+        trainable=weight.requires_grad,
+    )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None

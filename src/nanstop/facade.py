@@ -108,33 +108,36 @@ def watch(
     ``$NANSTOP_DIR``, else ``.nanstop``. Watching a trainer twice is one watch. With ``NANSTOP=off`` nothing is watched.
     Errors: ``NanstopError`` NS001 for anything that can't be watched.
     """
-    from nanstop.run.opening import incident_folder, opener, switched_off
+    from nanstop.run.opening import incident_folder, opener, run_store, switched_off
 
     chosen = _policy(policy)
-    store = Store(incident_folder(out))
     if _is_trainer(target):
         from nanstop.adapters.hf import watch_trainer
 
         if optimizer is not None:
             raise NanstopError("watch(trainer) takes no optimizer: the trainer has its own")
         if switched_off():
-            return Watch(_Off(), store)
+            return Watch(_Off(), Store(incident_folder(out)))
         known = vars(target).get("_nanstop_watch")
         if known is None:
-            store.reset()
+            store = run_store(out)
             inner = watch_trainer(target, opener(chosen, store, announcer(store.folder)))
             known = target._nanstop_watch = Watch(inner, store)
         return known
-    return _watch_loop(target, optimizer, chosen, store, accumulation)
+    return _watch_loop(target, optimizer, chosen, out, accumulation)
 
 
 def _watch_loop(
-    model: Any, optimizer: Any, policy: Policy, store: Store, accumulation: int | None
+    model: Any,
+    optimizer: Any,
+    policy: Policy,
+    out: str | os.PathLike[str] | None,
+    accumulation: int | None,
 ) -> LoopWatch:
     import torch
 
     from nanstop.adapters.loop import watch_loop
-    from nanstop.run.opening import opener
+    from nanstop.run.opening import incident_folder, opener, run_store, switched_off
 
     if not isinstance(model, torch.nn.Module):
         raise NanstopError(
@@ -146,7 +149,12 @@ def _watch_loop(
             "watch(model) needs the optimizer too",
             hint="nanstop.watch(model, optimizer), or nanstop.watch(trainer)",
         )
-    store.reset()
+    if switched_off():
+        from nanstop.run.idle import IdleSession
+
+        idle = watch_loop(model, optimizer, lambda *_: IdleSession(), accumulation=accumulation)
+        return LoopWatch(idle, Store(incident_folder(out)))
+    store = run_store(out)
     open_session = opener(policy, store, announcer(store.folder))
     return LoopWatch(watch_loop(model, optimizer, open_session, accumulation=accumulation), store)
 

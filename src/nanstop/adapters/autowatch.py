@@ -60,10 +60,9 @@ def _opener() -> OpenSession:
     def open_session(view: Any, facts: Any) -> Any:
         from nanstop.run.announce import announcer
         from nanstop.run.launch import watched_policy
-        from nanstop.run.opening import incident_folder, opener
-        from nanstop.run.store import Store
+        from nanstop.run.opening import opener, run_store
 
-        store = Store(incident_folder(), os.environ.get("NANSTOP_RUN"))
+        store = run_store()
         return opener(watched_policy(os.environ), store, announcer(store.folder))(view, facts)
 
     return open_session

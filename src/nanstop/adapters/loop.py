@@ -6,7 +6,8 @@ Loops without any call of nanstop are watched by ``raw_loop``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from nanstop.adapters.loop_guard import Guard, OpenSession
 from nanstop.adapters.loop_step import LoopStep, Micro
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.signatures import is_numeric
-from nanstop.adapters.tape_calls import tensors, total, version
+from nanstop.adapters.tape_calls import autocast_state, tensors, total, version
 from nanstop.core.rng import note_rng
 from nanstop.core.sentinel import total_norm
 from nanstop.core.snapshot import BufferNotes, ready_scaler
@@ -97,6 +98,7 @@ class LoopWatch:
         self._start: Any = None
         self._micros: list[Micro] = []
         self._clip: float | None = None
+        self._autocast: str | None = None
 
     @property
     def session(self) -> Any:
@@ -114,7 +116,7 @@ class LoopWatch:
             self._start = self._buffers.note()
         micro = FunctionMicro(self, loss_fn, batch)
         self._micros.append(micro)
-        with autowatch.paused():
+        with autowatch.paused(), self._first_look():
             try:
                 micro.loss = self.backward(loss_fn(batch))
             except Exception as error:
@@ -171,13 +173,25 @@ class LoopWatch:
         assert self.view.optimizer is not None
         return self.view.optimizer
 
+    @contextmanager
+    def _first_look(self) -> Iterator[None]:
+        """In the first micro-batch, note the autocast that the loss function runs the model under."""
+        if self.guard.session is not None or self._autocast is not None:
+            yield
+            return
+        handle = self.view.root.register_forward_pre_hook(lambda *_: self._note_autocast())
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _note_autocast(self) -> None:
+        _, on, dtype = autocast_state(self.view.device_type)
+        self._autocast = str(dtype).removeprefix("torch.") if on else None
+
     def _open(self) -> None:
-        device = self.view.device_type
-        on = torch.is_autocast_enabled(device)
-        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else None
-        self.guard.open(
-            self.view, autocast=dtype, clip=self._clip, num_micro=max(1, len(self._micros))
-        )
+        num_micro = max(1, len(self._micros))
+        self.guard.open(self.view, autocast=self._autocast, clip=self._clip, num_micro=num_micro)
 
     def _step(self) -> LoopStep:
         return LoopStep(

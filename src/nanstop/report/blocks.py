@@ -85,7 +85,8 @@ def _place_blocks(where: str) -> tuple[Block, ...]:
 
 
 def _event_blocks(event: OpEvent, where: str) -> tuple[Block, ...]:
-    place: tuple[str, ...] = (event.module or where or "outside any module",)
+    outside = "outside any module" if event.phase == "loss" else "the model's own forward"
+    place: tuple[str, ...] = (event.module or where or outside,)
     if event.source is not None:
         file = event.source.file.replace("\\", "/").rsplit("/", 1)[-1]
         place = (*place, f"{file}:{event.source.line}", event.source.text.strip())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from nanstop.core.batches import batch_facts
+from nanstop.core.batches import batch_facts, num_samples
 from nanstop.core.localize import localize
 from nanstop.core.replay import rerun
 from nanstop.records import (
@@ -20,6 +20,7 @@ from nanstop.records import (
     Incident,
     Localization,
     Phase,
+    Position,
     Proof,
     Replay,
     Report,
@@ -33,6 +34,7 @@ from nanstop.run.case import Case
 from nanstop.run.environment import environment
 from nanstop.run.policy import Policy
 from nanstop.run.proof import prove_case
+from nanstop.run.rows import bad_rows
 
 T = TypeVar("T")
 
@@ -98,6 +100,9 @@ class Investigation:
             "localization",
             lambda: localize(case.step, case.micro, update=case.update, phase=case.phase),
         )
+        if self.localization is not None and self.localization.positions is None:
+            samples = self.stage("samples", lambda: _samples(case))
+            self.localization = replace(self.localization, positions=samples)
 
     def explain(self, incident_id: str, history: Sequence[Series]) -> None:
         """Make the incident's record and diagnose it. No device work."""
@@ -156,3 +161,11 @@ class Investigation:
             audit=(replace(audit, incident=self.incident.id),),
             failures=tuple(self.failures),
         )
+
+
+def _samples(case: Case) -> tuple[Position, ...] | None:
+    """Return the samples that fail by themselves, unless that tells none from the others."""
+    bad, rows = bad_rows(case), num_samples(case.step.batches[case.micro])
+    if not bad or len(bad) == rows:
+        return None
+    return tuple(Position(sample=row) for row in bad)

@@ -27,6 +27,15 @@ def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
     return Path(out or os.environ.get("NANSTOP_DIR") or FOLDER)
 
 
+def run_store(out: str | os.PathLike[str] | None = None) -> Store:
+    """Return the store of this run, begun anew unless ``nanstop run`` has begun it in a process above."""
+    run_id = os.environ.get("NANSTOP_RUN")
+    store = Store(incident_folder(out), run_id)
+    if run_id is None:
+        store.reset()
+    return store
+
+
 def switched_off(environment: Mapping[str, str] | None = None) -> bool:
     """Return whether ``NANSTOP=off`` is set."""
     given = os.environ if environment is None else environment

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from nanstop.core.batches import num_samples
 from nanstop.core.step import Batch
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.remedies.table import applied, rebatch
+from nanstop.remedies.table import rebatch
 from nanstop.run.case import Case
 
 _MAX_ROWS = 32
@@ -15,21 +17,27 @@ _MAX_ROWS = 32
 def bad_rows(case: Case) -> tuple[int, ...] | None:
     """Return the samples that fail when all others are left out; None where samples cannot be told apart.
 
-    One undone run a sample.
+    One undone run a sample. A loss over several samples (a batch statistic, a pair) may not run on one alone, or may
+    fail on any: then nothing is said.
     """
-    batch = case.step.batches[case.micro]
-    rows = num_samples(batch)
+    rows = num_samples(case.step.batches[case.micro])
     if case.update or rows is None or not 1 < rows <= _MAX_ROWS:
         return None
+    fails = [_fails_alone(case, row, rows) for row in range(rows)]
+    if None in fails:
+        return None
+    return tuple(row for row, failed in enumerate(fails) if failed)
+
+
+def _fails_alone(case: Case, row: int, rows: int) -> bool | None:
+    """Return whether a sample fails by itself; None where it cannot be run so."""
+    batch = case.step.batches[case.micro]
     try:
-        return tuple(row for row in range(rows) if _fails_alone(case, batch, row, rows))
+        alone = without(batch, tuple(other for other in range(rows) if other != row))
     except NanstopError:
         return None
-
-
-def _fails_alone(case: Case, batch: Batch, row: int, rows: int) -> bool:
-    alone = without(batch, tuple(other for other in range(rows) if other != row))
-    return case.attempt(batch=alone, under=lambda: applied(case.step.view, ())).failed
+    run = case.attempt(batch=alone, under=nullcontext)
+    return None if run.error is not None else bool(run.bad)
 
 
 def without(batch: Batch, rows: tuple[int, ...]) -> Batch:

@@ -68,7 +68,8 @@ class Trials:
         """Run the failing micro-batch (or another one of the window) under ``atoms``."""
         micro = self._case.micro if micro is None else micro
         if micro in dropped_micros(atoms):
-            unchanged = not self._healthy_rows
+            healthy = self._healthy_rows
+            unchanged = None if healthy is None else not healthy
             return Trial(atoms=atoms, outcome="pass", micro=micro, rows_unchanged=unchanged)
         under = partial(applied, self._view, atoms)
         batch = rebatch(self._case.step.batches[micro], atoms, micro=micro)
@@ -133,10 +134,11 @@ class Trials:
         return place.key if place else None
 
     @cached_property
-    def _healthy_rows(self) -> tuple[int, ...]:
+    def _healthy_rows(self) -> tuple[int, ...] | None:
+        """The samples that do not fail by themselves; None where that is unknown."""
         rows, bad = num_samples(self._case.step.batches[self._case.micro]), bad_rows(self._case)
         if rows is None or bad is None:
-            return ()
+            return None
         return tuple(row for row in range(rows) if row not in bad)
 
     def _rows_unchanged(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> bool | None:

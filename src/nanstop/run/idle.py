@@ -1,0 +1,37 @@
+"""What adapters get in place of a session when ``NANSTOP=off``: it looks at nothing and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanstop.run.history import History
+from nanstop.run.session import Resolution
+
+
+class IdleSession:
+    """Answers every failure with "proceed"."""
+
+    def __init__(self) -> None:
+        self.series = History()
+        self.reports: list[Any] = []
+        self.findings: list[Any] = []
+
+    def start(self) -> None:
+        """Announce nothing."""
+
+    def failed(self, *_signals: Any, **_details: Any) -> Resolution:
+        """Return "proceed"."""
+        return Resolution(kind="proceed")
+
+    def completed(self, _step: int) -> None:
+        """Note nothing."""
+
+    def gauge_due(self, _step: int) -> bool:
+        """Return False."""
+        return False
+
+    def adopt(self, _atoms: Any) -> None:
+        """Nothing is ever resolved, so nothing is adopted."""
+
+    def finish(self, _exit_code: int = 0) -> None:
+        """Write nothing."""

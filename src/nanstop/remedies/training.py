@@ -162,11 +162,12 @@ def _moments_of(state: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tenso
     first = _moment(state, "exp_avg", "1", parameter)
     second = _moment(state, "exp_avg_sq", "2", parameter)
     steps = torch.tensor(float(state.get("step", 0)))
-    kept = first is not None and second is not None
-    if not kept or not (first.isfinite() & second.isfinite() & (second >= 0)).all():
-        none = torch.zeros_like(parameter, dtype=torch.float32)
-        return none, none.clone(), torch.zeros_like(steps)
-    return first, second, steps
+    if first is not None and second is not None:
+        possible = first.isfinite() & second.isfinite() & (second >= 0)
+        if bool(possible.all()):
+            return first, second, steps
+    none = torch.zeros_like(parameter, dtype=torch.float32)
+    return none, none.clone(), torch.zeros_like(steps)
 
 
 def _moment(state: dict[str, Any], name: str, digit: str, parameter: Tensor) -> Tensor | None:

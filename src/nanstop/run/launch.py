@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from nanstop.errors import NanstopError
 from nanstop.report.codec import to_json
 from nanstop.run.opening import incident_folder, switched_off
-from nanstop.run.policy import Policy
+from nanstop.run.policy import OnFailure, Policy
 from nanstop.run.store import Store, load_summary
 from nanstop.run.summary import Summary
 
@@ -74,7 +74,8 @@ def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -
 def watched_policy(environment: Mapping[str, str]) -> Policy:
     """Return the policy that ``watching`` wrote down."""
     allow = tuple(name for name in environment.get("NANSTOP_ALLOW", "").split(",") if name)
-    return Policy(on_failure=environment.get("NANSTOP_ON_FAILURE", "repair"), allow=allow)
+    word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
+    return Policy(on_failure=word, allow=allow)
 
 
 def resolve_command(args: Sequence[str]) -> list[str]:

@@ -237,9 +237,10 @@ def distance(gap: float) -> Specimen:
 
 def loaded_weights(element: float) -> Specimen:
     """One element of the second layer came as ``element``."""
-    model = nn.Sequential(diagonal(1.0), diagonal(1.0))
+    loaded = diagonal(1.0)
+    model = nn.Sequential(diagonal(1.0), loaded)
     with torch.no_grad():
-        model[1].weight[0, 0] = element
+        loaded.weight[0, 0] = element
     return Specimen(
         model=model,
         optimizer=_sgd(model),
@@ -250,19 +251,20 @@ def loaded_weights(element: float) -> Specimen:
 
 def reward_head(dtype: torch.dtype, num_steps: int = 2) -> Specimen:
     """A score head stored in ``dtype`` under AdamW with its default eps, gradients of about 1e-4."""
+    base, head = diagonal(0.01), nn.Linear(WIDTH, 1, bias=False).to(dtype)
     model = nn.Sequential()
-    model.add_module("base", diagonal(0.01))
-    model.add_module("score", nn.Linear(WIDTH, 1, bias=False).to(dtype))
-    model.base.requires_grad_(False)
-    nn.init.constant_(model.score.weight, 0.02)
+    model.add_module("base", base)
+    model.add_module("score", head)
+    base.requires_grad_(False)
+    nn.init.constant_(head.weight, 0.02)
 
     def loss_fn(batch: Batch) -> Tensor:
-        score = model.score(model.base(batch["x"]).to(dtype)).float()
+        score = head(base(batch["x"]).to(dtype)).float()
         return (score - 0.01).pow(2).mean() + 0.5
 
     return Specimen(
         model=model,
-        optimizer=torch.optim.AdamW(model.score.parameters(), lr=1e-3),
+        optimizer=torch.optim.AdamW(head.parameters(), lr=1e-3),
         loss_fn=loss_fn,
         batches=({"x": ones()},) * num_steps,
         log_filter=True,

@@ -104,7 +104,8 @@ def trains_half(specimen: Specimen) -> bool:
 
 def has_zero_rows(specimen: Specimen) -> bool:
     """Return whether the embedding has a row of zeros."""
-    return bool((specimen.model.get_input_embeddings().weight == 0.0).all(-1).any())
+    tables = (m for m in specimen.model.modules() if isinstance(m, torch.nn.Embedding))
+    return any(bool((table.weight == 0.0).all(-1).any()) for table in tables)
 
 
 def _pair(

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import pytest
@@ -661,3 +662,160 @@ def test_a_loss_that_the_script_gives_up_by_itself_is_an_incident(script, check)
     assert session.findings[0].line == "return (rows * weight).sum() / weight.sum()"
     assert script("import math\n" + source, own := ScriptedSession()) is not None
     assert not own.steps
+
+
+class _Odd:
+    """A batch that objects to being looked at."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        raise RuntimeError("no length")
+
+    def __bool__(self):
+        raise RuntimeError("no truth")
+
+
+class _Drawn(Mapping):
+    """A batch whose values are drawn when they are read."""
+
+    def __init__(self):
+        self.num_reads = 0
+
+    def __getitem__(self, name):
+        self.num_reads += 1
+        return torch.randn(4, 4)
+
+    def __iter__(self):
+        return iter(["rows"])
+
+    def __len__(self):
+        return 1
+
+
+ODD = """
+import torch
+from dataclasses import dataclass, field
+from torch import nn
+
+@dataclass
+class Out:
+    rows: object
+    later: object = field(init=False)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def __len__(self):
+        return 0
+
+    def forward(self, batch):
+        return Out(self.inner(batch["rows"] if hasattr(batch, "keys") else batch.rows))
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+READS = []
+for step in range(4):
+    drawn = DRAWN()
+    for batch in (drawn, ODD(torch.ones(4, 4))):
+        optimizer.zero_grad()
+        rows = net(batch).rows
+        if step == 2 and BAD:
+            rows = rows / (rows - rows)
+        rows.square().mean().backward()
+        optimizer.step()
+    READS.append(drawn.num_reads)
+"""
+
+
+def test_objects_of_the_script_are_left_alone(script):
+    given = {"DRAWN": _Drawn, "ODD": _Odd, "BAD": False}
+    plain, session = script(ODD, **given), ScriptedSession()
+    watched = script(ODD, session, **given)
+    assert watched["READS"] == [1, 1, 1, 1]
+    assert same(weights(plain), weights(watched))
+    assert not session.steps
+
+
+def test_odd_objects_do_not_hide_a_failure(script):
+    session = ScriptedSession()
+    ending = script(ODD, session, DRAWN=_Drawn, ODD=_Odd, BAD=True)
+    assert session.steps == [4, 5]
+    assert session.findings[1].op == "aten.div.Tensor"
+    assert all(w.isfinite().all() for w in weights(ending))
+
+
+@pytest.mark.parametrize("inner", ["nn.Sequential(nn.Linear(4, 4), nn.Tanh())", "Scored()"])
+def test_a_compiled_model_and_one_without_parameters(script, inner):
+    source = f"""
+import torch
+from torch import nn
+
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, rows):
+        return self.inner(rows)
+
+torch.manual_seed(0)
+net = {inner}
+compiled = torch.compile(net, backend="eager")
+act = nn.Sequential(nn.Sigmoid())
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    out = act(compiled(torch.randn(8, 4)))
+    if step == 2 and BAD:
+        out = out / (out - out)
+    out.square().mean().backward()
+    optimizer.step()
+"""
+    plain, session = script(source, BAD=False), ScriptedSession()
+    assert same(weights(plain), weights(script(source, session, BAD=False)))
+    assert not session.steps
+    ending = script(source, session, BAD=True)
+    assert session.steps == [2]
+    assert session.findings[0].op == "aten.div.Tensor"
+    assert all(w.isfinite().all() for w in weights(ending))
+
+
+INSIDE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+optimizers = {p: torch.optim.SGD([p], 0.1) for p in net.parameters()}
+
+def update(parameter):
+    optimizers[parameter].step()
+    optimizers[parameter].zero_grad()
+
+for parameter in net.parameters():
+    parameter.register_post_accumulate_grad_hook(update)
+for step in range(4):
+    rows = torch.randn(8, 4)
+    if step == 2 and BAD:
+        rows[0] = float("inf")
+    net(rows).square().mean().backward()
+"""
+
+
+def test_updates_inside_backward_are_observed_and_never_repeated(script):
+    plain, session = script(INSIDE, BAD=False), ScriptedSession()
+    assert same(weights(plain), weights(script(INSIDE, session, BAD=False)))
+    assert "inside backward" in session.facts.veto
+    assert session.completed_steps == [0, 1, 2, 3]
+    assert not session.steps
+    bad = ScriptedSession("proceed")
+    plain, watched = script(INSIDE, BAD=True), script(INSIDE, bad, BAD=True)
+    assert bad.steps == [2, 3]
+    assert all("inside backward" in refusal for refusal in bad.refusals)
+    numbers = [[torch.nan_to_num(w) for w in weights(one)] for one in (plain, watched)]
+    assert same(*numbers)

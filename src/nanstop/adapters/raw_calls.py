@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
 from nanstop.adapters.loop_step import Micro, UnseenMicro
@@ -19,6 +21,7 @@ from nanstop.adapters.raw_window import (
     BufferGroup,
     Window,
     device_of,
+    has_parameters,
     inner_module,
     is_trainable,
     on_one_rank,
@@ -40,12 +43,14 @@ _FREE_SECONDS = 250e-6
 
 _NOT_TAPED = "the loss is computed outside the model, which is recorded from now on"
 _COMPILED = "the script compiles functions, so that ops outside the model are not recorded"
+_log = logging.getLogger("nanstop")
 
 
 class Calls:
     """Stands in for the functions of torch by which a loop makes gradients.
 
-    ``on_error`` is told what they raise, ``on_given_up`` of a micro-batch that the script left out for its loss.
+    ``on_error`` is told what they raise, ``on_given_up`` of a micro-batch that the script left out for its loss,
+    ``on_updated`` of optimizers that have updated weights inside a backward.
     ``paused`` above 0: every one of them is torch's own. ``met_failure``: from then on every op is recorded, unless
     ``compiles_functions``.
     """
@@ -55,6 +60,7 @@ class Calls:
         table: Table,
         on_error: Callable[[Exception], None],
         on_given_up: Callable[[TapedMicro], None],
+        on_updated: Callable[[list[Optimizer]], None],
     ) -> None:
         self.window = Window(closed=True)
         self.micro: TapedMicro | None = None
@@ -64,6 +70,9 @@ class Calls:
         self._table = table
         self._on_error = on_error
         self._on_given_up = on_given_up
+        self._on_updated = on_updated
+        self.in_backward = False
+        self.updated_inside: list[Optimizer] = []
         self._discovering = False
         self._thread: int | None = None
         self._scaled: tuple[Any, Tensor] | None = None
@@ -138,8 +147,9 @@ class Calls:
         if not torch.is_grad_enabled():
             with self._untaped():
                 return original(module, *args, **kwargs)
-        with by_torch_alone():
-            micro = self._begin(module)
+        micro = self._begun(module)
+        if micro is None:
+            return original(module, *args, **kwargs)
         micro.tape.stop()
         try:
             with self.pause(), self._not_looking():
@@ -184,6 +194,20 @@ class Calls:
         if micro is not None and micro.given_up():
             self.drop()
             self._on_given_up(micro)
+
+    def _begun(self, module: nn.Module) -> TapedMicro | None:
+        """Return the micro-batch that a model call belongs to; None for a module that holds no parameter."""
+        try:
+            with by_torch_alone():
+                return self._begin(module) if has_parameters(module) else None
+        except Exception as error:  # nanstop is never the reason a run dies
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: Exception) -> None:
+        _log.warning("this loop is not watched any more (%s: %s)", type(error).__name__, error)
+        self.drop()
+        self.paused += 1
 
     def _begin(self, module: nn.Module) -> TapedMicro:
         self.look_for_given_up()
@@ -235,28 +259,53 @@ class Calls:
         """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: closes a micro-batch."""
         if not self.idle:
             return original(loss, *args, **kwargs)
-        window, micro = self.window, self.micro
+        micro = self.micro
         raw = list(tensors(self._unscaled(loss)))
-        if micro is None or window.closed:
+        if micro is None or self.window.closed:
             self._unseen(raw)
-            with self.pause():
-                return original(loss, *args, **kwargs)
+            with self._inside_backward():
+                result = original(loss, *args, **kwargs)
+            self._look_for_updates()
+            return result
         self._num_ops = micro.tape.num_ops
         micro.tape.stop()
         try:
-            with self.pause():
+            with self._inside_backward():
                 result = micro.tape.call(original, (loss, *args), kwargs, keep=True)
         except Exception as error:
             self._on_error(error)
             raise
-        micro.closed(raw)
-        if not any(m is micro for m in window.micros):
-            self.keep(micro)
+        self._close(micro, raw)
+        self._look_for_updates()
         if kwargs.get("retain_graph") or (len(args) > 1 and args[1]):
             self._tape_ops(micro)
         else:
             self.drop()
         return result
+
+    def _look_for_updates(self) -> None:
+        if self.updated_inside:
+            self._on_updated(self.updated_inside)
+            self.updated_inside.clear()
+
+    def _close(self, micro: TapedMicro, raw: list[Tensor]) -> None:
+        try:
+            micro.closed(raw)
+            if not any(m is micro for m in self.window.micros):
+                self.keep(micro)
+        except Exception as error:  # losses of several devices, say
+            self._give_up(error)
+
+    @contextmanager
+    def _inside_backward(self) -> Iterator[None]:
+        """Leave everything to torch inside; ``updated_inside`` are optimizers that hooks on gradients call there."""
+        self.updated_inside.clear()
+        self.in_backward = True
+        try:
+            with self.pause():
+                yield
+        finally:
+            self.in_backward = False
 
     def _unscaled(self, loss: Any) -> Any:
         known, self._scaled = self._scaled, None

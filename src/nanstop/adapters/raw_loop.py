@@ -31,9 +31,11 @@ from nanstop.adapters.raw_window import Window, one_root
 from nanstop.adapters.signatures import is_numeric
 from nanstop.adapters.table import Table
 from nanstop.adapters.tape import TapedMicro
+from nanstop.adapters.tape_calls import total
 from nanstop.core.sentinel import total_norm
 from nanstop.errors import NanstopError
 
+_INSIDE = "a hook on gradients updates the weights inside backward"
 _log = logging.getLogger("nanstop")
 
 
@@ -48,7 +50,7 @@ class RawLoops:
     ) -> None:
         self.guard = Guard(open_session)
         self._table = table
-        self._calls = Calls(table, self._raised, self._given_up)
+        self._calls = Calls(table, self._raised, self._given_up, self._updated_inside)
         self._views: dict[tuple[int, ...], PlainView] = {}
         self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._stash: list[tuple[Tensor, Tensor]] = []
@@ -158,6 +160,8 @@ class RawLoops:
 
     def after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Put held back gradients where the script left them; an optimizer's post-hook."""
+        if self._calls.in_backward:
+            self._calls.updated_inside.append(optimizer)
         if not self._calls.idle:
             return
         for parameter, gradient in self._stash:
@@ -250,6 +254,15 @@ class RawLoops:
         finally:
             window.micros.remove(micro)
 
+    def _updated_inside(self, optimizers: list[Optimizer]) -> None:
+        """Report a window whose update was made inside its backward: nothing can be held back or run again."""
+        window = self._calls.window
+        losses = [m.loss for m in window.micros if m.loss is not None]
+        window.micros = [UnseenMicro(_INSIDE, total(losses))]
+        window.updated_inside = True
+        self._judge(_parameters(optimizers[0]), None, optimizers[0], can_redo=False)
+        self._ended(optimizers[0])
+
     def _step(
         self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> LoopStep:
@@ -282,6 +295,7 @@ class RawLoops:
             clip=window.clip,
             num_micro=max(1, len(window.micros)),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
+            veto=_INSIDE if window.updated_inside else "yes",
         )
 
     def _optimizer_of(self, parameters: Sequence[Tensor]) -> Optimizer | None:

@@ -36,7 +36,10 @@ class BufferGroup:
 
 @dataclass(slots=True)
 class Window:
-    """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it."""
+    """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it.
+
+    ``updated_inside``: that update was made by hooks, inside the backward.
+    """
 
     micros: list[Micro] = field(default_factory=list)
     roots: dict[int, nn.Module] = field(default_factory=dict)
@@ -46,6 +49,7 @@ class Window:
     clip: float | None = None
     vetoed: bool = False
     closed: bool = False
+    updated_inside: bool = False
 
 
 def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:
@@ -76,6 +80,10 @@ def inner_module(module: nn.Module) -> nn.Module:
 def is_trainable(module: nn.Module) -> bool:
     with by_torch_alone():
         return any(p.requires_grad for p in module.parameters())
+
+
+def has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
 
 
 def device_of(module: nn.Module) -> str:

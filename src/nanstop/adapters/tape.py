@@ -57,6 +57,7 @@ class Tape(TorchFunctionMode):
 
     ``num_ops``: how many ops on recorded results it saw. ``on_error`` is told what such an op raises. ``looked_at``: the
     last scalar whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be replayed.
+    ``problem``: why it records nothing any more.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
@@ -68,34 +69,28 @@ class Tape(TorchFunctionMode):
         self.looked_at: tuple[Slot | None, Tensor] | None = None
         self.losses: list[int] = []
         self.calls: list[Call] = []
-        self.overflowed = False
+        self.problem = ""
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
         self._started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.lingers:
+        if self.lingers or self.problem:
             return func(*args, **kwargs)
         operands: list[Operand] = []
-        with by_torch_alone():
-            noted = self._note(args, operands), self._note(kwargs, operands) if kwargs else kwargs
-            if all(slot is None for _, _, slot in operands):
-                call = None
-            else:
-                self.num_ops += 1
-                call = self._begin(func, noted)
+        call = self._before(func, args, kwargs, operands)
         if call is None:
             return func(*args, **kwargs)
+        self.num_ops += 1
         try:
             result = func(*args, **kwargs)
         except Exception as error:
             self.on_error(error)
             raise
-        with by_torch_alone():
-            self._end(call, operands, result)
-            if func in _LOOKS and args[0].dim() == 0:
-                self.looked_at = operands[0][2], args[0].detach()
+        self._after(call, operands, result)
+        if func in _LOOKS:
+            self._looked(operands[0])
         if not (call.count or call.writes or call.foreign) and self.calls[-1] is call:
             self.calls.pop()
         return result
@@ -112,14 +107,50 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated)."""
         operands: list[Operand] = []
-        with by_torch_alone():
-            noted = self._note(args, operands), self._note(kwargs, operands)
-            call = self._begin(recorded or function, noted)
-        call.rng, call.keep = rng, keep
+        # Not `or`: a module may have a length of its own, which is 0 or which raises.
+        repeated = function if recorded is None else recorded
+        call = self._before(repeated, args, kwargs, operands, always=True)
+        if call is not None:
+            call.rng, call.keep = rng, keep
         result = function(*args, **kwargs)
-        with by_torch_alone():
-            self._end(call, operands, result)
+        if call is not None:
+            self._after(call, operands, result)
         return result
+
+    def _before(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: Any,
+        operands: list[Operand],
+        *,
+        always: bool = False,
+    ) -> Call | None:
+        """Note a call that is about to be made; None for an op on nothing recorded, or where that fails."""
+        try:
+            with by_torch_alone():
+                noted = self._note(args, operands), self._note(kwargs, operands)
+                if not always and all(slot is None for _, _, slot in operands):
+                    return None
+                return self._begin(function, noted)
+        except Exception as error:  # objects of the script: looking at one may raise anything
+            self._give_up(error)
+            return None
+
+    def _after(self, call: Call, operands: list[Operand], result: Any) -> None:
+        try:
+            with by_torch_alone():
+                self._end(call, operands, result)
+        except Exception as error:  # as above
+            self._give_up(error)
+
+    def _looked(self, operand: Operand) -> None:
+        with by_torch_alone():
+            if operand[0].dim() == 0:
+                self.looked_at = operand[2], operand[0].detach()
+
+    def _give_up(self, error: Exception) -> None:
+        self.problem = f"a call cannot be recorded ({type(error).__name__}: {error})"
 
     def slot(self, tensor: Any) -> int | None:
         """Return the slot of a tensor that a recorded call returned, else None."""
@@ -132,7 +163,7 @@ class Tape(TorchFunctionMode):
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)  # before the call: one that raises is repeated, too
         else:
-            self.overflowed = True
+            self.problem = f"more than {MAX_CALLS} calls before backward"
         return call
 
     def _end(self, call: Call, operands: list[Operand], result: Any) -> None:
@@ -244,8 +275,8 @@ class TapedMicro:
         return {name: constant.tensor for name, constant in self._inputs()}
 
     def obstacle(self) -> str:
-        if self.tape.overflowed:
-            return f"more than {MAX_CALLS} calls before backward"
+        if self.tape.problem:
+            return self.tape.problem
         found = next((c.obstacle for c in self.tape.needed() if c.obstacle), "")
         return self.reason if found and self.reason else found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
@@ -92,18 +93,21 @@ class Call:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a result or an argument list, always in the same order."""
+    """Yield the tensors in a result or an argument list, always in the same order.
+
+    A mapping that is neither a dict nor a ``UserDict`` is left alone: reading one may load or draw its values.
+    """
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for entry in value:
             yield from tensors(entry)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, UserDict)):
         for entry in value.values():
             yield from tensors(entry)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from tensors(getattr(value, field.name))
+            yield from tensors(getattr(value, field.name, None))  # one without a value yet
 
 
 def total(losses: Iterable[Tensor]) -> Tensor:

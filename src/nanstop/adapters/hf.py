@@ -64,6 +64,7 @@ class TrainerWatch:
         self._clip: Any = None
         self._window: Window | None = None
         self._training = False
+        self._attached = False
         self._pending: int | None = None
         self._num_logs = 0
         self._applied = True
@@ -81,12 +82,18 @@ class TrainerWatch:
         self.patches.undo()
 
     def open(self) -> None:
-        """Open the session once, now that model and optimizer are those that train."""
+        """Open the session, or begin it anew: once a training, when model and optimizer are those that train."""
+        if self._attached:
+            return
+        self._attached = True
+        self.host.attach()
+        self.facts = facts_of(self.view, self.trainer)
+        # A snapshot of an earlier training holds another optimizer's state.
+        self.keeper = SnapshotKeeper(_compat.free_host_bytes)
         if self.session is None:
-            self.host.attach()
-            self.facts = facts_of(self.view, self.trainer)
             self.session = self._open_session(self.view, self.facts)
-            self.session.start()
+        self.session.facts = self.facts
+        self.session.start()
 
     def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
         """Return the id of the trainer's present step, or of the one given."""
@@ -112,7 +119,7 @@ class TrainerWatch:
     # ---- calls of the host
 
     def _on_train(self, *args: Any, **kwargs: Any) -> Any:
-        self._training, self._window, exit_code = True, None, 0
+        self._training, self._window, self._attached, exit_code = True, None, False, 0
         accelerator = self.trainer.accelerator
         if not self.patches.holds(accelerator, "clip_grad_norm_"):
             self._clip = accelerator.clip_grad_norm_
@@ -160,7 +167,8 @@ class TrainerWatch:
             return norm
         norm, reading = self._settle(window, parameters, norm_type)
         self._note(window, reading)
-        self._applied = not window.skip
+        overflow = reading is not None and reading.found_inf
+        self._applied = not window.skip and not overflow  # the scaler leaves that update out itself
         if window.skip:
             self.carrier.skip(window)
         else:
@@ -286,6 +294,7 @@ class TrainerWatch:
     def _end(self, exit_code: int) -> None:
         self._step_done()
         self.carrier.begin_window()
+        self.carrier.close()
         verdict = self.judge.of_weights() if exit_code == 0 else None
         if verdict is not None:
             self.report(None, verdict)

@@ -32,11 +32,13 @@ class Carrier:
         self.host = host
         self.trainer = host.trainer
         self._overflow_set: list[Any] = []
+        self._until_update = ExitStack()
 
     def redo(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]], *, num_logged: int) -> None:
         """Run the window again from zero gradients, each micro-batch under its remedies.
 
         Afterwards gradients, losses, random state and the trainer's books are those of a run that met no fault.
+        Remedies of an earlier redo of this window stay. A window that nothing is left of is skipped.
         ``num_logged``: how many of its losses the loop has already added to its running sum.
         """
         window = step.window
@@ -44,13 +46,12 @@ class Carrier:
         standing = tuple(atom for atom in _union(atoms) if spans_update(atom))
         with ExitStack() as stack:
             stack.enter_context(under(step.view, standing))
-            window.atoms = {
-                micro: tuple(a for a in mine if a not in standing) for micro, mine in atoms.items()
-            }
+            window.atoms = _joined(window.atoms, atoms, without=standing)
             for index, micro in enumerate(window.micros):
                 micro.loss = step.run(index)
             if standing:
                 self.after_update(stack.pop_all().close)
+        window.skip = step.left_out == frozenset(range(len(window.micros)))
         self._relog(window, num_logged)
 
     def skip(self, window: Window) -> None:
@@ -91,8 +92,13 @@ class Carrier:
         self.host.position = None
 
     def after_update(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, when the host's next optimizer step is over."""
-        _once(self.trainer.optimizer, "step", callback)
+        """Call ``callback`` once, when the host's next optimizer step is over, or at ``close`` if none comes."""
+        self._until_update.callback(callback)
+        _once(self.trainer.optimizer, "step", self._until_update.close)
+
+    def close(self) -> None:
+        """Undo what was to last until an update that does not come any more: training was broken off."""
+        self._until_update.close()
 
     def _prepare(self) -> None:
         clear_gradients(self.host.root)
@@ -131,6 +137,23 @@ class Carrier:
 
 def _union(atoms: Mapping[int, tuple[Atom, ...]]) -> tuple[Atom, ...]:
     return tuple(dict.fromkeys(atom for micro in sorted(atoms) for atom in atoms[micro]))
+
+
+def _joined(
+    earlier: Mapping[int, tuple[Atom, ...]],
+    later: Mapping[int, tuple[Atom, ...]],
+    *,
+    without: tuple[Atom, ...],
+) -> dict[int, tuple[Atom, ...]]:
+    """Return both sets of remedies by micro-batch, each remedy once."""
+    return {
+        micro: tuple(
+            atom
+            for atom in dict.fromkeys((*earlier.get(micro, ()), *later.get(micro, ())))
+            if atom not in without
+        )
+        for micro in sorted({*earlier, *later})
+    }
 
 
 def _once(owner: Any, name: str, callback: Callable[[], None]) -> None:

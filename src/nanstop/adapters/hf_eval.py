@@ -35,7 +35,7 @@ class EvaluationGuard:
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> Any:
         watch = self._watch
-        if watch.session is None or watch.host.busy:
+        if watch.host.busy:
             return self._predict(model, inputs, prediction_loss_only, ignore_keys)
         rng, kept = note_rng(), copy.copy(inputs)
 
@@ -58,6 +58,7 @@ class EvaluationGuard:
             outputs = self._predict(model, inputs, prediction_loss_only, ignore_keys)
         except Exception as error:
             if is_numeric(error):
+                watch.open()
                 watch.report(step(None), watch.judge.of_exception(error, "evaluate"))
             raise
         loss = outputs[0]
@@ -65,6 +66,7 @@ class EvaluationGuard:
             return outputs
         if not bool(loss.isfinite().all()):
             self._reported = True
+            watch.open()
             watch.report(step(loss), self._verdict(float(loss.mean())))
         return outputs
 
@@ -72,7 +74,8 @@ class EvaluationGuard:
         self._reported = False
         metrics = self._evaluate(*args, **kwargs)
         bad = [v for k, v in metrics.items() if k.endswith("_loss") and not math.isfinite(v)]
-        if bad and not self._reported and self._watch.session is not None:
+        if bad and not self._reported:
+            self._watch.open()
             self._watch.report(None, self._verdict(bad[0]))
         return metrics
 

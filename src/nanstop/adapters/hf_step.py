@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -219,11 +220,28 @@ class HfStep:
         host.position = (window, micro)
         state = host.trainer.state
         present, state.global_step = state.global_step, window.index
+        atoms = window.atoms.get(micro, ())
         try:
-            with under(self.view, window.atoms.get(micro, ())):
-                return host.replay(noted, batch)
+            if micro in self.left_out:
+                _compat.advance_position(host.trainer)
+                return torch.zeros((), device=host.trainer.args.device)
+            with under(self.view, atoms):
+                return host.replay(noted, self._kept(micro, atoms) if batch is None else batch)
         finally:
             state.global_step = present
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """Micro-batches of the window that a remedy leaves out."""
+        return _left_out(tuple(chain.from_iterable(self.window.atoms.values())))
+
+    def _kept(self, micro: int, atoms: tuple[Atom, ...]) -> Batch | None:
+        """Return the recorded batch without the samples that are left out, None where none is."""
+        if not any(atom.remedy == "drop_sample" for atom in atoms):
+            return None
+        from nanstop.remedies.table import rebatch
+
+        return rebatch(self.batches[micro], atoms, micro=micro)
 
     def update(self) -> None:
         trainer = self.host.trainer
@@ -287,6 +305,15 @@ def under(view: ModelView, atoms: tuple[Atom, ...]) -> AbstractContextManager[An
     from nanstop.remedies.table import applied
 
     return applied(view, atoms)
+
+
+def _left_out(atoms: tuple[Atom, ...]) -> frozenset[int]:
+    """Return the micro-batches that are left out of their window."""
+    if not atoms:
+        return frozenset()
+    from nanstop.remedies.table import dropped_micros
+
+    return dropped_micros(atoms)
 
 
 def spans_update(atom: Atom) -> bool:

@@ -47,8 +47,8 @@ class Judge:
         """Return what is wrong, or None.
 
         A scaler's overflow with finite losses is its everyday work; only a row of them is reported. An infinite norm
-        of finite gradients is no failure of any gradient. The phase is always "forward": an investigation has to run
-        every micro-batch from there to find the one that failed, and says itself where the failure was born.
+        of finite gradients is no failure of any gradient. The phase is where the first sign was seen; an investigation
+        says itself where the failure was born.
         """
         if reading.quiet:
             self._overflows = 0
@@ -66,9 +66,11 @@ class Judge:
             scale = float(_compat.run_scaler(self._host.trainer).get_scale())
             self._overflows = 0
             signal = Signal(source="scaler", value=scale, threshold=PATIENCE, at=self._at())
-            return self.with_weights((signal,), "forward")
+            return self.with_weights((signal,), "backward")
         bad = nonfinite_gradients(self._host.root.named_parameters())
-        return self.with_weights(self._named("grad", bad, reading.norm), "forward") if bad else None
+        return (
+            self.with_weights(self._named("grad", bad, reading.norm), "backward") if bad else None
+        )
 
     def of_exception(self, error: BaseException, phase: Phase, micro: int | None = None) -> Verdict:
         """Return the incident that an exception with a numeric signature is."""

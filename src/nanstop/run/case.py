@@ -25,7 +25,7 @@ class Rewind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``failing``: micro-batches of the window that fail, ``micro`` the first of them.
+    """``failing``: micro-batches of the window that fail, ``micro`` the first of them. ``phase``: what its forward is.
 
     ``update``: the forward and backward are clean and it is the optimizer update of this step that breaks the weights;
     ``before`` then holds the steps between the snapshot and this one.
@@ -83,15 +83,16 @@ def failing_case(step: Step, *, phase: Phase, raised: bool) -> Case:
 
     The ones whose first loss was bad count even if they replay clean. A micro-batch that raised is the last one.
     """
-    if raised or phase in ("evaluate", "generate"):
+    forward: Phase = phase if phase in ("evaluate", "generate") else "forward"
+    if raised or forward != "forward":
         last = len(step.batches) - 1
-        return Case(step, last, (last,), phase=phase)
+        return Case(step, last, (last,), phase=forward)
     bad = [
         micro
         for micro, loss in enumerate(step.losses)
         if (loss is not None and not bool(loss.isfinite().all())) or attempt(step, micro).failed
     ]
-    return Case(step, bad[0] if bad else 0, tuple(bad) or (0,), phase=phase)
+    return Case(step, bad[0] if bad else 0, tuple(bad) or (0,))
 
 
 def breaking_update(rewind: Rewind) -> Case | None:

@@ -15,6 +15,7 @@ from nanstop.records import (
     AuditEntry,
     BatchFact,
     Diagnosis,
+    Environment,
     Evidence,
     FailureKey,
     Incident,
@@ -37,6 +38,8 @@ from nanstop.run.proof import prove_case
 from nanstop.run.rows import bad_rows
 
 T = TypeVar("T")
+
+_UNKNOWN = Environment(nanstop="unknown", python="unknown")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +115,7 @@ class Investigation:
             phase=self.phase,
             signals=self.signals,
             facts=self.facts,
-            environment=environment(),
+            environment=self.stage("environment", environment) or _UNKNOWN,
             batch=self.batch,
             bad_params=self.bad_params,
             bad_state=self.bad_state,

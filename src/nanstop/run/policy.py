@@ -159,10 +159,10 @@ def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_vet
         return f"{world_size} processes train together and cannot agree yet: observed only"
     if policy.on_failure == "stop":
         return ""
-    if not can_veto:
-        return "this trainer's update cannot be held back: observed only"
     if key.phase in ("evaluate", "generate"):
         return f"no update is at stake in phase {key.phase}: observed only"
+    if not can_veto:
+        return "this trainer's update cannot be held back: observed only"
     return ""
 
 

@@ -35,7 +35,9 @@ from nanstop.run import policy as policies
 from nanstop.run.case import Case, Rewind, breaking_update, failing_case
 from nanstop.run.history import History
 from nanstop.run.investigation import Investigation
+from nanstop.run.known import KnownFailures, left_alone, names_samples
 from nanstop.run.policy import Policy, PolicyState
+from nanstop.run.rows import atoms_for
 from nanstop.run.store import Store
 from nanstop.run.summary import FindingRow, Summary, summary_row
 
@@ -89,9 +91,8 @@ class Session:
         self.view = view
         self.facts = facts
         self.series = History()
-        self.reports: list[Report] = []
         self.findings: list[Diagnosis] = []
-        self._keys: dict[str, FailureKey] = {}
+        self._known = KnownFailures()
         self._announce = announce
         self._clock = clock
         self._began = clock()
@@ -101,9 +102,17 @@ class Session:
         self._steps = 0
         self._next_gauge: float | None = None
         self._last_signature: tuple[object, ...] | None = None
+        self._exit: int | None = None
+
+    @property
+    def reports(self) -> list[Report]:
+        """The incidents so far, the one that was last seen at the end."""
+        return self._known.reports
 
     def start(self) -> None:
-        """Announce the standing findings and what cannot be done in this run. No device work."""
+        """Begin a training (again): announce standing findings and what cannot be done in it. No device work."""
+        self._exit, self._last_signature = None, None
+        self._state = policies.completed(self._state)
         for finding in examine(Evidence(facts=self.facts), "static").diagnoses:
             self._found(finding)
         if self.facts.world_size > 1 and self.policy.on_failure != "observe":
@@ -113,7 +122,7 @@ class Session:
             )
         if self.facts.veto != "yes":
             self._announce(f"the update cannot be held back here: {self.facts.veto}")
-        self._write_summary(None)
+        self._write_summary()
 
     def failed(
         self,
@@ -127,14 +136,19 @@ class Session:
         bad_state: Sequence[str] = (),
     ) -> Resolution:
         """Investigate a failure and return what to do. Synchronises the device; everything tried is undone."""
+        at_step = _place(step, signals).step
+        known = self._known.explaining(bad_params, at_step=at_step, over=step is None)
+        if known is not None:
+            # A training that is over has nothing left to decide.
+            return self._again(known, step, None) if step else Resolution(kind="proceed")
         signature = (phase, bool(bad_params), type(error), signals[0].source)
-        if signature == self._last_signature and self._nothing_was_done():
+        if signature == self._last_signature and self.reports and left_alone(self.reports[-1]):
             self.logged()
-            return self._again(self.reports[-1], step, case=None)
+            return self._again(self.reports[-1], step, None)
         self._last_signature = signature
         found = Investigation(
             facts=self.facts,
-            at=_place(step),
+            at=_place(step, signals),
             phase=phase,
             signals=tuple(signals),
             raised=error is not None,
@@ -145,13 +159,11 @@ class Session:
             return self._investigate(found, step, rewind)
         except KeyboardInterrupt:
             found.failures.append("investigation: interrupted by the user")
-            if found.incident is None:
-                self._explain(found)
-            action = Action(kind="continue", reason="the investigation was interrupted")
-            report = found.report(AuditEntry(at=_place(step), action=action))
-            self._keys[report.incident.id] = found.key
-            self._keep(report)
+            self._record(found, Action(kind="continue", reason="the investigation was interrupted"))
             raise
+        except Exception as failure:  # nanstop is never the reason a run dies
+            found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
+            return self._decide(found, step, None)
 
     def completed(self, step: int) -> None:
         """Note that an update was applied. No device work."""
@@ -206,10 +218,14 @@ class Session:
 
     def finish(self, exit_code: int = 0) -> None:
         """Undo what was adopted and write the last summary."""
-        self._adopted.close()
-        self._write_summary(exit_code)
-        if self._in_force:
-            self._announce(f"this run was kept finite by: {describe(self._in_force)}")
+        in_force, self._in_force, self._exit = self._in_force, (), exit_code
+        try:
+            self._adopted.close()
+        except Exception as error:
+            self._announce(f"a remedy could not be undone ({type(error).__name__}: {error})")
+        self._write_summary()
+        if in_force:
+            self._announce(f"this run was kept finite by: {describe(in_force)}")
 
     def report(self) -> RunReport:
         """Return everything that happened so far."""
@@ -226,11 +242,14 @@ class Session:
             return self._decide(found, step, None)
         with case.in_place():
             found.look(case)
-            known = self._known(found.key)
-            if known is not None and self._passes(case, known):
+            known = self._known.like(found.key)
+            if known is not None and found.stage("repeat", lambda: self._passes(case, known)):
                 return self._again(known, step, case)
             self._explain(found)
             found.prove(case, self.policy)
+            if known is not None and names_samples(known):
+                # The samples are new, the failure is not.
+                return self._again(known, step, case, proof=found.proof)
         return self._decide(found, step, case)
 
     def _case(self, found: Investigation, step: Step | None, rewind: Rewind | None) -> Case | None:
@@ -245,28 +264,36 @@ class Session:
         )
 
     def _explain(self, found: Investigation) -> None:
-        found.explain(self.store.open_incident()[0], self.series.records())
+        # On a device whose context is gone, not even a number can be read any more.
+        history = found.stage("history", self.series.records) or ()
+        found.explain(self.store.open_incident()[0], history)
 
     def _decide(self, found: Investigation, step: Step | None, case: Case | None) -> Resolution:
         nothing = Proof(incident=found.incident_id, verdict="none_found", minimal=())
         action = self._choose(found.key, step, case, found.proof or nothing)
-        report = found.report(AuditEntry(at=_place(step), action=action))
-        self._keys[report.incident.id] = found.key
-        self._keep(report)
+        report = self._record(found, action, step)
         self._announce(report)
         return self._resolve(action, case, report)
 
-    def _again(self, known: Report, step: Step | None, case: Case | None) -> Resolution:
-        """Fold a repeat into the report of the first: the remedy proven then is the one used now."""
-        key = (
-            known.localization.key
-            if known.localization
-            else FailureKey(kind="nan", phase="forward")
-        )
-        action = self._choose(key, step, case, None)
+    def _record(self, found: Investigation, action: Action, step: Step | None = None) -> Report:
+        if found.incident is None:
+            self._explain(found)
+        at = step.id if step is not None else found.at
+        report = found.report(AuditEntry(at=at, action=action))
+        self._keep(report, found.key)
+        return report
+
+    def _again(
+        self, known: Report, step: Step | None, case: Case | None, proof: Proof | None = None
+    ) -> Resolution:
+        """Fold a repeat into the report of the first: its remedy is used, unless it has a ``proof`` of its own."""
+        key = self._known.key_of(known)
+        if proof is None and not names_samples(known):
+            proof = known.proof
+        action = self._choose(key, step, case, proof)
         entry = AuditEntry(at=_place(step), action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
-        self._keep(report)
+        self._keep(report, key)
         if action.kind == "adopt":
             self._announce(f"{known.incident.id}: adopted for the rest: {describe(action.atoms)}")
         elif action.kind == "stop":
@@ -286,24 +313,19 @@ class Session:
             can_veto=self.facts.veto == "yes" and step is not None,
             weights_broken=case is not None and case.update,
         )
+        if step is None and action.kind == "observe" and self.policy.on_failure != "observe":
+            return replace(action, reason="there is no step to run again: observed only")
         return action
-
-    def _known(self, key: FailureKey) -> Report | None:
-        return next((r for r in self.reports if self._keys[r.incident.id].same_as(key)), None)
 
     def _passes(self, case: Case, known: Report) -> bool:
         """Return whether the remedy proven for the earlier failure passes here too (True where none was found then)."""
+        if names_samples(known):
+            return case.phase != "forward"
         atoms = known.proof.minimal if known.proof else ()
+        new = tuple(atom for atom in atoms if atom not in self._in_force)
         return not atoms or not any(
-            case.attempt(micro, under=lambda: applied(self.view, atoms)).failed
+            case.attempt(micro, under=lambda: applied(self.view, new)).failed
             for micro in case.failing
-        )
-
-    def _nothing_was_done(self) -> bool:
-        """Return whether the step before failed and was left alone: then this one is no news."""
-        return bool(self.reports) and self.reports[-1].audit[-1].action.kind in (
-            "observe",
-            "continue",
         )
 
     def _resolve(self, action: Action, case: Case | None, report: Report) -> Resolution:
@@ -312,7 +334,7 @@ class Session:
         if action.kind == "adopt":
             self.adopt(action.atoms)
         elif kind == "redo" and case is not None:
-            atoms = dict.fromkeys(case.failing, action.atoms)
+            atoms = {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}
         return Resolution(
             kind=kind,
             atoms=atoms,
@@ -321,11 +343,10 @@ class Session:
             incident=report.incident.id,
         )
 
-    def _keep(self, report: Report) -> None:
-        others = [known for known in self.reports if known.incident.id != report.incident.id]
-        self.reports = [*others, report]
+    def _keep(self, report: Report, key: FailureKey) -> None:
+        self._known.put(report, key)
         self.store.write_report(report)
-        self._write_summary(None)
+        self._write_summary()
 
     def _examine_healthy(self, evidence: Evidence) -> None:
         for finding in examine(evidence, "gauge").diagnoses:
@@ -336,9 +357,9 @@ class Session:
         if (finding.code, finding.where) not in known:
             self.findings.append(finding)
             self._announce(finding)
-            self._write_summary(None)
+            self._write_summary()
 
-    def _write_summary(self, exit_code: int | None) -> None:
+    def _write_summary(self) -> None:
         self.store.write_summary(
             Summary(
                 incidents=tuple(summary_row(report) for report in self.reports),
@@ -346,12 +367,14 @@ class Session:
                     FindingRow(code=f.code, title=f.title, where=f.where, confidence=f.confidence)
                     for f in self.findings
                 ),
-                exit=exit_code,
+                exit=self._exit,
                 steps=self._steps,
                 seconds=self._clock() - self._began,
             )
         )
 
 
-def _place(step: Step | None) -> StepId:
-    return step.id if step is not None else StepId(run="", step=0)
+def _place(step: Step | None, signals: Sequence[Signal] = ()) -> StepId:
+    if step is not None:
+        return step.id
+    return next((one.at for one in signals if one.at is not None), StepId(run="", step=0))

@@ -19,7 +19,7 @@ from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
 from nanstop.remedies.precision import reference
 from nanstop.remedies.table import applied, dropped_micros, rebatch
 from nanstop.run.case import Case
-from nanstop.run.rows import bad_rows, without
+from nanstop.run.rows import atoms_for, bad_rows, without
 
 _HEALTHY_FACTOR = 3.0
 _FORMAT_FACTOR = 8.0
@@ -67,12 +67,13 @@ class Trials:
     def trial(self, atoms: tuple[Atom, ...], micro: int | None = None) -> Trial:
         """Run the failing micro-batch (or another one of the window) under ``atoms``."""
         micro = self._case.micro if micro is None else micro
-        if micro in dropped_micros(atoms):
+        mine = atoms_for(self._case, atoms, micro) if micro in self._case.failing else atoms
+        if micro in dropped_micros(mine):
             healthy = self._healthy_rows
             unchanged = None if healthy is None else not healthy
             return Trial(atoms=atoms, outcome="pass", micro=micro, rows_unchanged=unchanged)
         under = partial(applied, self._view, atoms)
-        batch = rebatch(self._case.step.batches[micro], atoms, micro=micro)
+        batch = rebatch(self._case.step.batches[micro], mine, micro=micro)
         run = self._case.attempt(micro, batch=batch, under=under)
         key = self._key_under(atoms, micro, run) if run.failed else None
         loss_gap, cosine = (None, None) if run.failed else self._gaps(micro, run)

@@ -819,3 +819,27 @@ def test_updates_inside_backward_are_observed_and_never_repeated(script):
     assert all("inside backward" in refusal for refusal in bad.refusals)
     numbers = [[torch.nan_to_num(w) for w in weights(one)] for one in (plain, watched)]
     assert same(*numbers)
+
+
+@pytest.mark.parametrize("kind", ["skip", "proceed"])
+def test_one_backward_for_two_optimizers_is_one_failure(script, kind):
+    source = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in net]
+for step in range(4):
+    net.zero_grad()
+    loss = net(torch.randn(8, 4)).square().mean()
+    if step == 2:
+        loss = loss.log() * float("nan")
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+"""
+    session = ScriptedSession(kind)
+    ending = script(source, session)
+    assert session.steps == ([2] if kind == "skip" else [2, 3])
+    assert all(w.isfinite().all() for w in weights(ending)) == (kind == "skip")

@@ -34,10 +34,14 @@ _log = logging.getLogger("nanstop")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``apply``: whether the update may be applied. ``redone``: whether the gradients were made anew."""
+    """``apply``: whether the update may be applied. ``redone``: whether the gradients were made anew.
+
+    ``failed``: whether the window was found bad, whatever was done about it.
+    """
 
     apply: bool = True
     redone: bool = False
+    failed: bool = False
 
 
 class Guard:
@@ -104,11 +108,11 @@ class Guard:
             bad_state=nonfinite(step.trainable().state_tensors()),
         )
         if resolution is None or resolution.kind == "proceed":
-            return Verdict()
+            return Verdict(failed=True)
         if resolution.kind == "stop":
             raise NanstopError(f"training stopped: {resolution.reason}", code="NS000")
         if resolution.kind == "skip" or not can_redo:
-            return Verdict(apply=False)
+            return Verdict(apply=False, failed=True)
         return self._make_anew(step, resolution, rewind)
 
     def _healthy(self, step: LoopStep, *, whole: bool) -> None:
@@ -137,8 +141,8 @@ class Guard:
         problem = step.obstacle() or step.redo(resolution.atoms, self._until_update)
         if problem:
             _log.warning("the window could not be redone, its update is left out: %s", problem)
-            return Verdict(apply=False)
-        return Verdict(apply=self._is_clean(step), redone=True)
+            return Verdict(apply=False, failed=True)
+        return Verdict(apply=self._is_clean(step), redone=True, failed=True)
 
     def raised(self, step: LoopStep, error: Exception) -> None:
         """Report an exception that says that a number was bad; the caller raises it again unchanged."""

@@ -209,6 +209,8 @@ class RawLoops:
         first, seen = not window.judged, {id(p) for p in parameters}
         if not first and seen <= window.judged and not window.closed:
             return verdict
+        if window.closed and window.failed:  # of another optimizer: one failure, already looked into
+            return Verdict(apply=not window.vetoed, failed=True)
         window.judged |= seen
         try:
             with self._calls.pause(), torch.no_grad():
@@ -222,7 +224,8 @@ class RawLoops:
             name = type(error).__name__
             _log.warning("this loop is not watched any more (%s: %s)", name, error)
             self._calls.paused += 1
-        self._calls.met_failure |= verdict != Verdict()
+        self._calls.met_failure |= verdict.failed
+        window.failed |= verdict.failed
         window.vetoed |= not verdict.apply
         return verdict
 

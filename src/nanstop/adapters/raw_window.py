@@ -47,6 +47,7 @@ class Window:
     judged: set[int] = field(default_factory=set)
     scaler: Any = None
     clip: float | None = None
+    failed: bool = False
     vetoed: bool = False
     closed: bool = False
     updated_inside: bool = False

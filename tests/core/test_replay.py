@@ -158,3 +158,11 @@ def test_sparse_gradients_have_a_digest():
     assert plain.digest != double.digest
     bad = attempt(step_of(model, lambda m, b: m(b["input_ids"]).sum() * NAN), 0)
     assert bad.bad == ("loss", "grad:weight")
+
+
+def test_a_generator_of_the_runs_own_is_seen_where_the_failure_does_not_come_back():
+    own = torch.Generator().manual_seed(0)
+    private = step_of(Net(lambda x: x * torch.rand(1, generator=own)))
+    assert rerun(private, 0, incident="", first_loss=torch.tensor(NAN)).private_rng
+    public = step_of(Net(lambda x: x * torch.rand(1, generator=torch.default_generator)))
+    assert not rerun(public, 0, incident="", first_loss=torch.tensor(NAN)).private_rng

@@ -47,6 +47,10 @@ AUTOCAST = Atom(remedy="outer_autocast", value="float16")
             (Atom(remedy="drop_sample", target="0:3"), Atom(remedy="drop_sample", target="1:0")),
             "leave out sample 3 of micro-batch 0 and sample 0 of micro-batch 1",
         ),
+        (
+            [Atom(remedy="drop_sample", target=f"0:{row}") for row in (5, 0, 1, 2, 9, 8)],
+            "leave out samples 0-2, 5 and 8-9 of micro-batch 0",
+        ),
         ((Atom(remedy="drop_micro", target="2"),), "leave out micro-batch 2"),
         (
             (Atom(remedy="init_rows", target="lm_head.weight", value="mean"),),

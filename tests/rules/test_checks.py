@@ -5,6 +5,7 @@ import math
 import pytest
 
 from nanstop.records import (
+    Atom,
     Evidence,
     Position,
     RangeRow,
@@ -15,6 +16,7 @@ from nanstop.records import (
     TokenRows,
 )
 from nanstop.rules.catalogue import CATALOGUE
+from nanstop.rules.diagnose import diagnose
 from nanstop.rules.ns302_loss_scale_collapse import consecutive_falls
 from rules.evidence import (
     batch_fact,
@@ -327,3 +329,33 @@ def test_range_row_at_the_end_of_the_format_is_certain():
 def test_facts_of_the_incident_stand_in_for_standing_facts():
     met = incident(half_head())
     assert check("NS102", Evidence(incident=met)).code == "NS102"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"inputs": (stats("float32"),)}, "born here: NaN from finite inputs"),
+        ({"inputs": (stats("float32", posinf=1),)}, "born here: NaN from an input that is Inf already"),
+        ({"scalars": (float("nan"),)}, "born here: NaN from the constant nan"),
+    ],
+)  # fmt: skip
+def test_what_an_undefined_operation_was_given(fields, said):
+    given = event(
+        op="aten.mul.Tensor", dtype="float32", bad={"nan": 1}, wider="nonfinite", **fields
+    )
+    (found,) = [d for d in diagnose(evidence(localization(given)), "incident") if d.code == "NS204"]
+    assert found.cause == f"{said}, the same in a wider format"
+
+
+def test_float32_runs_are_not_offered_float32():
+    found = diagnose(evidence(), "incident")[0]
+    assert (found.code, found.remedies) == ("NS000", ())
+    autocast = diagnose(evidence(facts=RunFacts(autocast="bfloat16")), "incident")[0]
+    assert autocast.remedies == ((Atom(remedy="fp32_logits"),),)
+
+
+def test_labels_that_are_ignored_are_no_ids():
+    ignored = batch_fact("loss1", minimum=-100.0, num_supervised=3)
+    assert diagnose(evidence(batch=[ignored]), "incident")[0].code == "NS000"
+    ids = batch_fact("input_ids", minimum=-100.0)
+    assert diagnose(evidence(batch=[ids]), "incident")[0].code == "NS502"

@@ -58,6 +58,11 @@ def _supervised(name: str, value: Tensor) -> Tensor | None:
     """Return which entries the loss counts: labels that are not -100, or a completion's own tokens (TRL)."""
     if value.dim() == 0 or value.shape[0] == 0:
         return None
-    if name == "labels" and not value.is_floating_point():
+    if not value.is_floating_point() and (name == "labels" or _holds_ignored(name, value)):
         return value != _IGNORED
     return value != 0 if name == "completion_mask" else None
+
+
+def _holds_ignored(name: str, value: Tensor) -> bool:
+    """Return whether a tensor that its loop gave no name of its own must be labels: no token id is -100."""
+    return "ids" not in name and bool((value == _IGNORED).any())

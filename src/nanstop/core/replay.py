@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from nanstop.core.localize import eager
 from nanstop.core.numerics import floats, has_bad, nonfinite_names
@@ -142,15 +143,39 @@ def rerun(
     else:
         same_error = raised == (runs[0].error is not None)
         fidelity = "bitwise" if same_bits and same_loss and same_error else "same_failure"
+    unsteady = fidelity in ("not_reproduced", "different")
     return Replay(
         incident=incident,
         fidelity=fidelity,
         runs=len(runs),
+        private_rng=unsteady and _draws_privately(step, micro, update=update),
         loss=runs[0].loss,
         digest=runs[0].digest,
         eager=_eager(step, micro, update=update),
         seconds=sum(run.seconds for run in runs),
     )
+
+
+class _Draws(TorchFunctionMode):
+    """Looks for calls that are given a random generator other than torch's own, which a replay cannot put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.private = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = kwargs.get("generator")
+        self.private |= given is not None and given is not torch.default_generator
+        return func(*args, **kwargs)
+
+
+def _draws_privately(step: Step, micro: int, *, update: bool) -> bool:
+    """Return whether the step draws from a generator of the run's own. Runs it once more; compiled code is not looked into."""
+    draws = _Draws()
+    if not step.facts.compiled:
+        attempt(step, micro, update=update, under=lambda: draws)
+    return draws.private
 
 
 def _same_number(first: float, second: float | None) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -61,6 +62,7 @@ CURES: Mapping[str, Cure] = MappingProxyType(
 )
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
+_SAMPLE = re.compile(r"\d+:\d+")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
 
 
@@ -103,8 +105,8 @@ def describe(atoms: Sequence[Atom]) -> str:
 
 
 def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
-    if remedy == "drop_sample":
-        named = [_sample(target) for target in targets]
+    if remedy == "drop_sample" and all(_SAMPLE.fullmatch(target) for target in targets):
+        named = _samples(targets)
     elif remedy == "drop_micro":
         named = list(targets)
     else:
@@ -113,9 +115,24 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
     return CURES[remedy].text.format(targets=_joined(named), value=value)
 
 
-def _sample(target: str) -> str:
-    micro, _, row = target.partition(":")
-    return f"sample {row} of micro-batch {micro}"
+def _samples(targets: Sequence[str]) -> list[str]:
+    """Return "samples 0-3 and 5 of micro-batch 1" for each micro-batch."""
+    rows: dict[str, list[int]] = {}
+    for target in targets:
+        micro, _, row = target.partition(":")
+        rows.setdefault(micro, []).append(int(row))
+    return [f"{_numbered(found)} of micro-batch {micro}" for micro, found in rows.items()]
+
+
+def _numbered(rows: list[int]) -> str:
+    spans: list[list[int]] = []
+    for row in sorted(rows):
+        if spans and row == spans[-1][-1] + 1:
+            spans[-1][1:] = [row]
+        else:
+            spans.append([row])
+    said = _joined(["-".join(map(str, span)) for span in spans])
+    return f"sample {said}" if len(rows) == 1 else f"samples {said}"
 
 
 def _joined(names: Sequence[str]) -> str:

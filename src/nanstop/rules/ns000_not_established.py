@@ -39,6 +39,7 @@ from __future__ import annotations
 from nanstop.records import Atom, Diagnosis, Evidence
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import BF16, Candidates, fp32_trainables, kernels
+from nanstop.rules.formats import HALF
 from nanstop.rules.reading import failing_batch, op_name, standing
 
 
@@ -102,7 +103,8 @@ def _next_experiment(evidence: Evidence) -> str:
 def _candidates(evidence: Evidence) -> Candidates:
     facts = standing(evidence)
     narrow = facts.autocast or any(group.dtype == "float16" for group in facts.param_groups)
-    logits: Candidates = ((Atom(remedy="fp32_logits"),),)
+    half = facts.autocast or any(group.dtype in HALF for group in facts.param_groups)
+    logits: Candidates = ((Atom(remedy="fp32_logits"),),) if half else ()
     return (*kernels(facts), *fp32_trainables(facts), *logits, *(BF16 if narrow else ()))
 
 

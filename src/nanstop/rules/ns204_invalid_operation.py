@@ -37,11 +37,13 @@ with cures of their own. NS304: the forward pass is finite and the derivative is
 
 from __future__ import annotations
 
-from nanstop.records import Diagnosis, Evidence
+import math
+
+from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import without_rows
 from nanstop.rules.formats import NARROW
-from nanstop.rules.reading import FORWARD, bad_output, born, op_name
+from nanstop.rules.reading import FORWARD, bad_output, born, number, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -53,16 +55,28 @@ def check(evidence: Evidence) -> Diagnosis | None:
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:
         return None
-    kind = "NaN" if output.nan else "Inf"
     tested = "not repeated in a wider format" if untested else "the same in a wider format"
     return Diagnosis(
         code="NS204",
         title=f"`{op_name(event.op)}` is undefined for its inputs",
-        cause=f"born here: {kind} from finite inputs, {tested}",
+        cause=f"born here: {_made(event, output)}, {tested}",
         confidence="likely" if untested else "certain",
         remedies=without_rows(evidence),
         where=event.module,
     )
+
+
+def _made(event: OpEvent, output: TensorStats) -> str:
+    """Return what came out of what: an operand from outside the step may be the culprit, a constant above all."""
+    kind = "NaN" if output.nan else "Inf"
+    constants = [value for value in event.scalars if not math.isfinite(value)]
+    if constants:
+        return f"{kind} from the constant {number(constants[0])}"
+    given = [stats for stats in event.inputs if not stats.finite]
+    if not given:
+        return f"{kind} from finite inputs"
+    word = "NaN" if any(stats.nan for stats in given) else "Inf"
+    return f"{kind} from an input that is {word} already"
 
 
 RULE = Rule(

@@ -75,7 +75,8 @@ def _problem(fact: BatchFact, facts: RunFacts) -> str | None:
     if rows is not None and fact.maximum is not None and fact.maximum >= rows:
         return f"`{fact.name}` reaches {number(fact.maximum)}, the table has {rows} rows"
     low = fact.minimum
-    if low is not None and low < 0 and not (low == IGNORED_LABEL and "label" in fact.name):
+    is_labels = "label" in fact.name or fact.num_supervised is not None
+    if low is not None and low < 0 and not (low == IGNORED_LABEL and is_labels):
         return f"`{fact.name}` holds {number(low)}"
     return None
 

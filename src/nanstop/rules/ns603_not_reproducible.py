@@ -54,7 +54,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="the failure does not come back",
         cause=f"{counted(replay.runs, 'replay')} from the same weights, batch and random state: clean",
         confidence="likely" if replay.runs > 1 else "possible",
-        lines=("left are a race, memory that was never filled, or hardware",),
+        lines=(
+            "left are state of the script that a replay cannot put back (a counter, an iterator), "
+            "a race, memory that was never filled, or hardware",
+        ),
     )
 
 

@@ -293,8 +293,8 @@ class TrainerWatch:
 
     def _end(self, exit_code: int) -> None:
         self._step_done()
-        self.carrier.begin_window()
         self.carrier.close()
+        self.carrier.begin_window()
         verdict = self.judge.of_weights() if exit_code == 0 else None
         if verdict is not None:
             self.report(None, verdict)

@@ -86,6 +86,7 @@ class Carrier:
 
     def begin_window(self) -> None:
         """Take back the overflow flag of a skipped step, or the learning rate would wait for good."""
+        self._until_update = ExitStack()
         for optimizer in self._overflow_set:
             optimizer._is_overflow = False
         self._overflow_set.clear()
@@ -93,8 +94,7 @@ class Carrier:
 
     def after_update(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, when the host's next optimizer step is over, or at ``close`` if none comes."""
-        self._until_update.callback(callback)
-        _once(self.trainer.optimizer, "step", self._until_update.close)
+        self._until_update.callback(_once(self.trainer.optimizer, "step", callback))
 
     def close(self) -> None:
         """Undo what was to last until an update that does not come any more: training was broken off."""
@@ -132,7 +132,7 @@ class Carrier:
             state["stage"] = OptState.UNSCALED
             state["found_inf_per_device"] = {device: torch.ones((), device=device)}
         kept = scaler.state_dict()
-        _once(scaler, "update", lambda: scaler.load_state_dict(kept))
+        self._until_update.callback(_once(scaler, "update", lambda: scaler.load_state_dict(kept)))
 
 
 def _union(atoms: Mapping[int, tuple[Atom, ...]]) -> tuple[Atom, ...]:
@@ -156,19 +156,34 @@ def _joined(
     }
 
 
-def _once(owner: Any, name: str, callback: Callable[[], None]) -> None:
-    """Replace a method on the instance for its next call; afterwards put back what was there and call ``callback``."""
+def _once(owner: Any, name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Replace a method on the instance for its next call; afterwards put back what was there and call ``callback``.
+
+    Returns what does both without that call, should it not come.
+    """
     own = vars(owner)
     had, previous, method = name in own, own.get(name), getattr(owner, name)
+    waiting = True
+
+    def put_back() -> None:
+        nonlocal waiting
+        if waiting and had:
+            own[name] = previous
+        elif waiting:
+            del own[name]
+        waiting = False
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if had:
-            own[name] = previous
-        else:
-            del own[name]
+        put_back()
         try:
             return method(*args, **kwargs)
         finally:
             callback()
 
+    def give_up() -> None:
+        if waiting:
+            put_back()
+            callback()
+
     own[name] = call
+    return give_up

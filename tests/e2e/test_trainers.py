@@ -1,0 +1,446 @@
+"""Plain user scripts with a planted fault, each beside its healthy twin: found, named, cured or left out, and finished."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import hf_cases as cases
+import nanstop
+import tiny
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
+NAN = float("nan")
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, *_args, **_details):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+class Points(torch.utils.data.Dataset):
+    """``bad``: samples with a NaN among their inputs."""
+
+    def __init__(self, bad=(), size=64) -> None:
+        self.bad, self.size = bad, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index):
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        y = x.sum()
+        if index in self.bad:
+            x[2] = NAN
+        return {"x": x, "labels": y}
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.b = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1)
+
+    def forward(self, x, labels=None):
+        y = self.b(torch.relu(self.norm(self.a(x)))).squeeze(-1)
+        return {"loss": (y - labels).square().mean(), "logits": y}
+
+
+def points(out, bad=(), *, model=None, trainer=InOrder, **settings):
+    cases.seed()
+    details = {k: settings.pop(k) for k in ("eval_dataset", "data_collator") if k in settings}
+    settings = {"per_device_train_batch_size": 4} | settings
+    return trainer(
+        model=model or Perceptron(),
+        args=TrainingArguments(**tiny.training_args(out, **settings)),
+        train_dataset=Points(bad),
+        **details,
+    )
+
+
+def rare_overflow(out, marked, *, dtype=torch.float16, trainer=InOrder, **settings):
+    """A Llama whose gated product leaves float16 at one token, which only the ``marked`` samples have."""
+    model = tiny.llama()
+    with torch.no_grad():
+        rows = model.model.embed_tokens.weight
+        rows[:, 0], rows[2], rows[2, 0] = 0.0, 0.0, 0.02
+        mlp = model.model.layers[0].mlp
+        for weight, value in ((mlp.gate_proj.weight, 80.0), (mlp.up_proj.weight, 800.0)):
+            weight[0], weight[0, 0] = 0.0, value
+        mlp.down_proj.weight[:, 0] = 1e-6
+
+    class Rows(tiny.TokenRows):
+        def __getitem__(self, index):
+            ids = super().__getitem__(index)["input_ids"].clone()
+            if index in marked:
+                ids[5] = 2
+            return {"input_ids": ids, "labels": ids}
+
+    cases.seed()
+    settings = {"optim": "sgd", "learning_rate": 1e-4} | settings
+    args = TrainingArguments(**tiny.training_args(out, **settings))
+    return trainer(model=model.to(dtype), args=args, train_dataset=Rows())
+
+
+def train(trainer, **policy):
+    watch = nanstop.watch(trainer, policy=nanstop.Policy(**policy), out=trainer.args.output_dir)
+    cases.seed()
+    trainer.train()
+    return watch
+
+
+def rows_of(watch):
+    return json.loads((watch.folder / "summary.json").read_text())["incidents"]
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def weights(trainer):
+    return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+
+
+def assert_finite(trainer):
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+# ---- number formats, repaired
+
+
+OVERFLOWING = [
+    (kind, checkpointing)
+    for kind in ("sft", "dpo", "reward", "grpo", "rloo")
+    for checkpointing in (None, *((True, False) if kind in ("sft", "dpo") else ()))
+]
+
+
+def overflowing(kind, out, checkpointing, *, precision="scaler"):
+    trainer = cases.build(kind, out, precision=precision, checkpointing=checkpointing)
+    mlp = trainer.model.model.layers[1].mlp
+    with torch.no_grad():
+        mlp.gate_proj.weight[0], mlp.up_proj.weight[0] = 60.0, 60.0
+        mlp.down_proj.weight[:, 0] = 1e-6
+    return trainer
+
+
+@pytest.mark.parametrize(("kind", "checkpointing"), OVERFLOWING)
+def test_a_float16_product_is_kept_in_float32_from_the_first_step_on(tmp_path, kind, checkpointing):
+    exact = overflowing(kind, tmp_path / "exact", checkpointing, precision="fp32")
+    cases.seed()
+    exact.train()
+    trainer = overflowing(kind, tmp_path / "half", checkpointing)
+    watch = train(trainer)
+    (row,) = rows_of(watch)
+    assert (row["code"], row["op"], row["phase"]) == ("NS201", "aten.mul.Tensor", "forward")
+    assert (row["module"], row["step"], row["micro"]) == ("model.layers.1.mlp", 0, 0)
+    assert row["source"].rsplit("/", 1)[-1].startswith("modeling_llama.py:")
+    assert (row["verdict"], row["action"]) == ("proven", "adopt")
+    assert row["remedy"] == "keep `model.layers.1.mlp` in float32"
+    assert watch.report().steps == trainer.state.global_step == 5
+    assert_finite(trainer)
+    if kind in ("sft", "dpo", "reward"):
+        assert losses(trainer)[0] == pytest.approx(losses(exact)[0], rel=1e-2)
+    assert "forward" not in vars(trainer.model.model.layers[1].mlp)
+
+
+def test_a_rare_overflow_is_redone_where_it_strikes_and_adopted_when_it_comes_again(tmp_path):
+    exact = rare_overflow(tmp_path / "exact", (14, 22), dtype=torch.float32)
+    cases.seed()
+    exact.train()
+    trainer = rare_overflow(tmp_path / "half", (14, 22), save_strategy="steps", save_steps=4)
+    watch = train(trainer)
+    (row,) = rows_of(watch)
+    assert (row["code"], row["step"], row["micro"], row["count"]) == ("NS201", 3, 1, 2)
+    kinds = [entry.action.kind for entry in watch.incidents[0].audit]
+    assert kinds == ["redo", "adopt"]
+    assert losses(trainer) == pytest.approx(losses(exact), rel=2e-3)
+    for step in (4, 8):
+        saved = load_file(tmp_path / "half" / f"checkpoint-{step}" / "model.safetensors")
+        assert {value.dtype for value in saved.values()} == {torch.float16}
+        assert all(value.isfinite().all() for value in saved.values())
+
+
+def test_adamw_in_float16_is_rolled_back_and_the_checkpoints_stay_in_the_users_format(tmp_path):
+    def half(out, dtype):
+        cases.seed()
+        args = tiny.training_args(out, optim="adamw_torch", save_strategy="steps", save_steps=4)
+        model = tiny.llama().to(dtype)
+        return Trainer(model=model, args=TrainingArguments(**args), train_dataset=tiny.TokenRows())
+
+    exact = half(tmp_path / "exact", torch.float32)
+    cases.seed()
+    exact.train()
+    trainer = half(tmp_path / "half", torch.float16)
+    watch = train(trainer)
+    (row,) = rows_of(watch)
+    assert row["codes"][:2] == ["NS402", "NS102"]
+    assert (row["step"], row["phase"], row["action"]) == (0, "optimizer", "rollback")
+    assert losses(trainer) == pytest.approx(losses(exact), rel=1e-3)
+    saved = load_file(tmp_path / "half" / "checkpoint-8" / "model.safetensors")
+    assert all(value.isfinite().all() for value in saved.values())
+    assert all(torch.equal(saved[name], p) for name, p in trainer.model.named_parameters())
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float16}
+
+
+def test_a_second_training_is_cured_as_the_first_was(tmp_path):
+    trainer = rare_overflow(tmp_path, (0, 5), max_steps=3)
+    watch = train(trainer)
+    trainer.train()
+    (row,) = rows_of(watch)
+    assert row["count"] == 2
+    assert all(map(math.isfinite, losses(trainer)))
+    assert_finite(trainer)
+
+
+# ---- data, left out
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_samples_left_out_leave_the_gradient_of_the_others(tmp_path, accumulation):
+    """The reference never had the bad samples: its collator drops them."""
+    bad = (9, 13, 15)
+
+    def collate(samples):
+        kept = [sample for sample in samples if sample["x"].isfinite().all()]
+        return torch.utils.data.default_collate(kept)
+
+    settings = {
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": -1,
+        "num_train_epochs": 1,
+        "data_collator": torch.utils.data.default_collate,
+    }
+    reference = points(tmp_path / "a", bad, **settings | {"data_collator": collate})
+    cases.seed()
+    reference.train()
+    trainer = points(tmp_path / "b", bad, **settings)
+    watch = train(trainer, allow=("drop_sample",))
+    (row,) = rows_of(watch)
+    assert (row["code"], row["action"], row["verdict"]) == ("NS501", "quarantine", "proven")
+    assert losses(trainer) == losses(reference)
+    mine, others = weights(trainer), weights(reference)
+    assert all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def test_a_micro_batch_is_left_out_and_a_window_of_nothing_else_is_skipped(tmp_path):
+    trainer = points(tmp_path, (*range(12, 16), *range(24, 32)))
+    watch = train(trainer, allow=("drop_micro",))
+    (row,) = rows_of(watch)
+    assert (row["code"], row["step"], row["micro"], row["count"]) == ("NS501", 1, 1, 2)
+    assert watch.report().steps == 8
+    assert_finite(trainer)
+
+
+def test_generation_goes_on_at_the_right_place_after_a_micro_batch_was_left_out(tmp_path):
+    """GRPO counts its buffered slices inside ``training_step``."""
+    plain = cases.build("grpo", tmp_path / "plain")
+    cases.seed()
+    plain.train()
+    trainer = cases.build("grpo", tmp_path / "faulty")
+    original = trainer.compute_loss
+
+    def compute_loss(model, inputs, *args, **details):
+        loss = original(model, inputs, *args, **details)
+        first = trainer.state.global_step == 2 and trainer._step % 2 == 0
+        return loss + torch.log(loss.detach() * 0) if first else loss
+
+    trainer.compute_loss = compute_loss
+    watch = train(trainer, allow=("drop_micro",))
+    (row,) = rows_of(watch)
+    assert (row["step"], row["micro"], row["action"]) == (2, 0, "quarantine")
+    assert trainer._step == plain._step
+
+
+def test_an_id_out_of_range_is_one_lost_update(tmp_path):
+    class Rows(tiny.TokenRows):
+        def __getitem__(self, index):
+            ids = super().__getitem__(index)["input_ids"].clone()
+            if index in (0, 11, 31):
+                ids[3] = 99
+            return {"input_ids": ids, "labels": ids}
+
+    cases.seed()
+    args = TrainingArguments(**tiny.training_args(tmp_path))
+    trainer = InOrder(model=tiny.llama(), args=args, train_dataset=Rows())
+    watch = train(trainer)
+    (row,) = rows_of(watch)
+    assert (row["code"], row["module"], row["count"]) == ("NS502", "model.embed_tokens", 3)
+    assert [entry.at.step for entry in watch.incidents[0].audit] == [0, 2, 7]
+    assert row["remedy"].startswith("leave out sample 0 of micro-batch 0")
+    assert trainer.state.global_step == 8
+    assert_finite(trainer)
+
+
+# ---- what the policy says
+
+
+@pytest.mark.parametrize(
+    ("word", "action", "steps", "count"), [("skip", "skip", 8, 1), ("stop", "stop", 2, 1)]
+)
+def test_words_of_the_policy(tmp_path, word, action, steps, count):
+    trainer = points(tmp_path, (13,))
+    watch = train(trainer, on_failure=word)
+    (row,) = rows_of(watch)
+    assert (row["action"], row["count"]) == (action, count)
+    assert trainer.state.global_step == steps
+    assert_finite(trainer)
+
+
+def test_an_observed_failure_is_one_incident_and_never_a_checkpoint(tmp_path):
+    trainer = points(tmp_path, (13,), save_strategy="steps", save_steps=1)
+    watch = train(trainer, on_failure="observe")
+    (row,) = rows_of(watch)
+    assert (row["code"], row["action"], row["step"]) == ("NS501", "observe", 1)
+    assert not all(p.isfinite().all() for p in trainer.model.parameters())
+    trainer.save_model(str(tmp_path / "final"))
+    saved = sorted(tmp_path.glob("*/*.safetensors"))
+    assert [file.parent.name for file in saved] == ["checkpoint-1"]
+    for file in saved:
+        assert all(value.isfinite().all() for value in load_file(file).values())
+
+
+def test_a_run_that_only_fails_stops_with_the_weights_it_had(tmp_path):
+    trainer = points(tmp_path, range(16, 64))
+    watch = train(trainer)
+    (row,) = rows_of(watch)
+    assert (row["step"], row["count"], row["action"]) == (2, 4, "stop")
+    assert trainer.state.global_step == 6
+    assert_finite(trainer)
+
+
+def test_weights_that_came_broken_are_one_incident(tmp_path):
+    model = Perceptron()
+    with torch.no_grad():
+        model.b.weight[0, 3] = NAN
+    watch = train(points(tmp_path, model=model))
+    (row,) = rows_of(watch)
+    assert (row["code"], row["module"], row["step"], row["action"]) == ("NS401", "b", 0, "stop")
+
+
+# ---- around training
+
+
+def test_a_failing_evaluation_is_named_and_changes_nothing(tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 2}
+    plain = points(tmp_path / "plain", eval_dataset=Points(size=16), **settings)
+    cases.seed()
+    plain.train()
+    trainer = points(tmp_path / "bad", eval_dataset=Points((5,), size=16), **settings)
+    watch = train(trainer)
+    (row,) = rows_of(watch)
+    assert (row["code"], row["phase"], row["count"]) == ("NS501", "evaluate", 4)
+    assert (row["action"], row["step"]) == ("observe", 2)
+    assert losses(trainer) == losses(plain)
+
+
+def test_an_evaluation_before_training_is_watched_too(tmp_path):
+    trainer = points(tmp_path, eval_dataset=Points((5,), size=16))
+    watch = nanstop.watch(trainer, out=tmp_path)
+    trainer.evaluate()
+    (row,) = rows_of(watch)
+    assert (row["code"], row["phase"], row["step"]) == ("NS501", "evaluate", 0)
+    trainer.train()
+    assert watch.report().steps == 8
+    assert json.loads((tmp_path / "summary.json").read_text())["exit"] == 0
+
+
+def test_an_interrupt_in_the_middle_of_an_investigation_ends_the_run_as_its_own(
+    tmp_path, monkeypatch
+):
+    from nanstop.run import investigation
+
+    trainer = rare_overflow(tmp_path, (12,))
+    seen = {}
+
+    def interrupted(case, *_args, **_details):
+        seen.update(weights(trainer))
+        with case.step.isolated():
+            case.step.run(0)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(investigation, "prove_case", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer)
+    (row,) = rows_of(trainer._nanstop_watch)
+    assert (row["code"], row["step"]) == ("NS201", 3)
+    assert trainer.state.global_step == 3
+    mine = weights(trainer)
+    assert all(torch.equal(mine[name], seen[name]) for name in mine)
+    assert json.loads((tmp_path / "summary.json").read_text())["exit"] == 1
+
+
+def test_a_standing_remedy_does_not_outlive_a_run_that_is_broken_off(tmp_path):
+    """bfloat16 holds until the update; the user's interrupt comes just before that."""
+
+    class Steep(InOrder):
+        def compute_loss(self, model, inputs, *args, **details):
+            loss = super().compute_loss(model, inputs, *args, **details)
+            return loss * (1e6 if bool((inputs["input_ids"] == 2).any()) else 1.0)
+
+    class Interrupt(TrainerCallback):
+        formats, methods = frozenset(), {}
+
+        def on_train_begin(self, args, state, control, optimizer=None, **_):
+            self.methods = dict(vars(optimizer))
+
+        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            if state.global_step == 3:
+                self.formats = frozenset(p.dtype for p in model.parameters())
+                raise KeyboardInterrupt
+
+    trainer, interrupt = rare_overflow(tmp_path, (14,), trainer=Steep), Interrupt()
+    trainer.add_callback(interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        train(trainer, allow=("bf16",))
+    assert interrupt.formats == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float16}
+    assert vars(trainer.optimizer)["step"] is interrupt.methods["step"]
+    assert_finite(trainer)
+
+
+def test_a_budget_that_ends_says_so(tmp_path):
+    watch = train(rare_overflow(tmp_path, (12,)), budget_trials=1)
+    (report,) = watch.incidents
+    assert report.proof.verdict != "proven"
+    assert "the budget ended" in report.proof.next_experiment
+    assert report.audit[0].action.kind == "skip"
+
+
+# ---- healthy
+
+
+def test_frightening_but_legal_values_are_no_incident_and_change_nothing(tmp_path):
+    class Frightening(InOrder):
+        def compute_loss(self, model, inputs, *args, **details):
+            outputs = model(**inputs)
+            nothing = torch.full_like(outputs.logits, NAN)
+            nothing = torch.where(nothing.isnan(), torch.zeros(()), nothing)
+            self.last = torch.log(torch.zeros(3)).max()
+            hidden = outputs.logits.masked_fill(nothing == 0, -math.inf).exp().sum()
+            return outputs.loss + nothing.sum() + hidden
+
+    def build(out):
+        cases.seed()
+        args = TrainingArguments(**tiny.training_args(out))
+        return Frightening(model=tiny.llama(), args=args, train_dataset=tiny.TokenRows())
+
+    plain = build(tmp_path / "plain")
+    cases.seed()
+    plain.train()
+    trainer = build(tmp_path / "watched")
+    watch = train(trainer)
+    assert watch.incidents == ()
+    assert losses(trainer) == losses(plain)
+    mine, others = weights(trainer), weights(plain)
+    assert all(torch.equal(mine[name], others[name]) for name in mine)

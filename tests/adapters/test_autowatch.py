@@ -843,3 +843,89 @@ for step in range(4):
     ending = script(source, session)
     assert session.steps == ([2] if kind == "skip" else [2, 3])
     assert all(w.isfinite().all() for w in weights(ending)) == (kind == "skip")
+
+
+FUNCTION = """
+import torch
+from torch import nn
+
+class Log(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, power=1):
+        ctx.save_for_backward(rows)
+        return torch.tensor(rows.detach().numpy()).log() * power
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / ctx.saved_tensors[0], None
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    rows = torch.randn(8, 4)
+    if step == 2 and BAD:
+        rows[1] = 1e4
+    optimizer.zero_grad()
+    loss = -Log.apply(net(rows)).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_custom_function_outside_the_model_is_played_again(script):
+    source = FUNCTION
+    plain, session = script(source, BAD=False), ScriptedSession()
+    assert same(weights(plain), weights(script(source, session, BAD=False)))
+    assert not session.steps
+    ending = script(source, session, BAD=True)
+    assert session.steps == [2]
+    assert [found.fidelity for found in session.findings] == ["bitwise"]
+    assert all(w.isfinite().all() for w in weights(ending))
+    assert "apply" in vars(torch.autograd.Function)
+    assert type(vars(torch.autograd.Function)["apply"]) is classmethod
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does
+def test_a_custom_function_inside_a_compiled_model_stays_compiled(script):
+    source = """
+import torch
+from torch import nn
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows):
+        return rows * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, rows):
+        return Twice.apply(self.inner(rows))
+
+torch.manual_seed(0)
+torch._dynamo.reset()
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+GRAPHS = []
+
+def counting(graph, inputs):
+    GRAPHS.append(len(graph.graph.nodes))
+    return graph.forward
+
+compiled = torch.compile(net, backend=counting, fullgraph=True)
+for step in range(4):
+    optimizer.zero_grad()
+    compiled(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+    plain, session = script(source), ScriptedSession()
+    watched = script(source, session)
+    assert same(weights(plain), weights(watched))
+    assert watched["GRAPHS"] == plain["GRAPHS"] != []

@@ -24,6 +24,7 @@ _log = logging.getLogger("nanstop")
 _table = Table()
 _open_session: OpenSession | None = None
 _loops: Any = None
+_live: Any = None
 _num_pauses = 0
 _compiles_functions = False
 
@@ -51,7 +52,21 @@ def install(open_session: OpenSession) -> None:
 
 def start() -> None:
     """Install as the environment says that ``nanstop run`` has set for its children."""
+    _begin_live()
     install(_open_session or _opener())
+
+
+def _begin_live() -> None:
+    """Begin, once, what outlives this process: its steps, and its operations where they are to be recorded."""
+    global _live  # noqa: PLW0603
+    if _live is not None or "torch" not in sys.modules:
+        return
+    from nanstop.run import live
+
+    try:
+        _live = live.begin()
+    except OSError as error:  # a full or missing folder of temporary files
+        _log.warning("nanstop: nothing of this process will outlive it (%s)", error)
 
 
 def _opener() -> OpenSession:
@@ -63,7 +78,9 @@ def _opener() -> OpenSession:
         from nanstop.run.opening import opener, run_store
 
         store = run_store()
-        return opener(watched_policy(os.environ), store, announcer(store.folder))(view, facts)
+        opened = _live.opened if _live is not None else lambda _: None
+        policy, announce = watched_policy(os.environ), announcer(store.folder)
+        return opener(policy, store, announce, opened=opened)(view, facts)
 
     return open_session
 
@@ -136,7 +153,9 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 
             scope.callback(watch_trainer(trainer, _open_session).close)
         except Exception as error:  # nanstop is never the reason a run dies
-            _log.warning("this trainer is not watched (%s: %s)", type(error).__name__, error)
+            _log.warning(
+                "nanstop: this trainer is not watched (%s: %s)", type(error).__name__, error
+            )
         return trainer.train(*args, **kwargs)
 
 

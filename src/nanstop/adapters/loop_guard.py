@@ -140,7 +140,9 @@ class Guard:
             step.set_rates()
         problem = step.obstacle() or step.redo(resolution.atoms, self._until_update)
         if problem:
-            _log.warning("the window could not be redone, its update is left out: %s", problem)
+            _log.warning(
+                "nanstop: the window could not be redone, its update is left out: %s", problem
+            )
             return Verdict(apply=False, failed=True)
         return Verdict(apply=self._is_clean(step), redone=True, failed=True)
 
@@ -186,7 +188,9 @@ class Guard:
         except NanstopError:
             raise
         except Exception as error:  # nanstop is never the reason a run dies
-            _log.warning("the failure was not investigated (%s: %s)", type(error).__name__, error)
+            _log.warning(
+                "nanstop: the failure was not investigated (%s: %s)", type(error).__name__, error
+            )
             return None
 
     def _note(self, reading: Reading, scaler: Any) -> None:

@@ -87,6 +87,7 @@ class Calls:
         self._table.replace(torch.Tensor, "backward", self.backward)
         self._table.replace(torch.autograd, "backward", self.backward)
         self._table.replace(torch.amp.GradScaler, "scale", self.scale)
+        self._table.replace(torch.autograd.Function, "apply", self.apply_function)
         self.look_for_roots()
 
     @property
@@ -199,13 +200,22 @@ class Calls:
         """Return the micro-batch that a model call belongs to; None for a module that holds no parameter."""
         try:
             with by_torch_alone():
-                return self._begin(module) if has_parameters(module) else None
+                if not has_parameters(module):
+                    return None
+                if device_of(module) != "meta":
+                    return self._begin(module)
+                self.not_watching("a model on `meta` has no values")
+                return None
         except Exception as error:  # nanstop is never the reason a run dies
             self._give_up(error)
             return None
 
     def _give_up(self, error: Exception) -> None:
-        _log.warning("this loop is not watched any more (%s: %s)", type(error).__name__, error)
+        self.not_watching(f"{type(error).__name__}: {error}")
+
+    def not_watching(self, reason: str) -> None:
+        """Leave everything to torch from here on, and say why."""
+        _log.warning("nanstop: this loop is not watched any more (%s)", reason)
         self.drop()
         self.paused += 1
 
@@ -238,6 +248,21 @@ class Calls:
             micro.reason = "the script has a torch function mode of its own"
 
     # ---- losses
+
+    def apply_function(self, original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``autograd.Function.apply``, which no function mode sees: a tape gets it as one call."""
+        micro = self.micro
+        if not self.idle or micro is None or not micro.tape.stop():
+            return original(kind, *args, **kwargs)
+        try:
+            with self.pause():
+                return micro.tape.call(original, (kind, *args), kwargs)
+        except Exception as error:
+            self._on_error(error)
+            raise
+        finally:
+            if micro is self.micro:
+                micro.tape.start()
 
     def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         """Stand in for ``GradScaler.scale``: keeps the loss as it was before it."""

@@ -209,7 +209,9 @@ class RawLoops:
         first, seen = not window.judged, {id(p) for p in parameters}
         if not first and seen <= window.judged and not window.closed:
             return verdict
-        if window.closed and window.failed:  # of another optimizer: one failure, already looked into
+        if (
+            window.closed and window.failed
+        ):  # of another optimizer: one failure, already looked into
             return Verdict(apply=not window.vetoed, failed=True)
         window.judged |= seen
         try:
@@ -221,9 +223,7 @@ class RawLoops:
             _log.error("%s", error)
             raise SystemExit(3) from error
         except Exception as error:  # nanstop is never the reason a run dies
-            name = type(error).__name__
-            _log.warning("this loop is not watched any more (%s: %s)", name, error)
-            self._calls.paused += 1
+            self._calls.not_watching(f"{type(error).__name__}: {error}")
         self._calls.met_failure |= verdict.failed
         window.failed |= verdict.failed
         window.vetoed |= not verdict.apply
@@ -241,7 +241,9 @@ class RawLoops:
                 self._calls.keep(micro)
                 self.guard.raised(self._step(self._calls.window, None, ()), error)
         except Exception as own:  # nanstop is never the reason a run dies
-            _log.warning("the exception was not investigated (%s: %s)", type(own).__name__, own)
+            _log.warning(
+                "nanstop: the exception was not investigated (%s: %s)", type(own).__name__, own
+            )
         self._calls.window.closed = True
 
     def _given_up(self, micro: TapedMicro) -> None:
@@ -253,7 +255,7 @@ class RawLoops:
             with self._calls.pause():
                 self.guard.given_up(self._step(window, None, ()))
         except Exception as own:  # nanstop is never the reason a run dies
-            _log.warning("the loss was not investigated (%s: %s)", type(own).__name__, own)
+            _log.warning("nanstop: the loss was not investigated (%s: %s)", type(own).__name__, own)
         finally:
             window.micros.remove(micro)
 

@@ -19,6 +19,7 @@ class Table:
     ) -> None:
         """Have ``stand_in(original, *args)`` called for ``owner.name(*args)``; once for each attribute.
 
+        Of a class method, both get the class as their first argument.
         ``also``: further owners of the same function, which get the same replacement.
         """
         if (id(owner), name) in self._replaced:
@@ -26,13 +27,16 @@ class Table:
         own = name in vars(owner)
         original = vars(owner)[name] if own else _inherited(owner, name)
 
-        @functools.wraps(getattr(owner, name))
+        of_class = isinstance(original, classmethod)
+        called = original.__func__ if of_class else original
+
+        @functools.wraps(called)
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            return stand_in(original, *args, **kwargs)
+            return stand_in(called, *args, **kwargs)
 
         for each in (owner, *also):
             self._replaced[id(each), name] = each, own, original
-            setattr(each, name, replacement)
+            setattr(each, name, classmethod(replacement) if of_class else replacement)
 
     def restore(self, owner: Any, name: str) -> None:
         """Put one attribute back."""

@@ -27,6 +27,7 @@ MAX_TENSORS = 6
 MAX_OUTPUTS = 3
 MAX_POSITIONS = 4
 MAX_UNTRIED = 3
+MAX_SOURCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,13 @@ def _event_blocks(event: OpEvent, where: str) -> tuple[Block, ...]:
     place: tuple[str, ...] = (event.module or where or outside,)
     if event.source is not None:
         file = event.source.file.replace("\\", "/").rsplit("/", 1)[-1]
-        place = (*place, f"{file}:{event.source.line}", event.source.text.strip())
+        place = (*place, f"{file}:{event.source.line}", _shortened(event.source.text.strip()))
     return (Block("where", "  --> ", tuple(cell for cell in place if cell)), *_tensors(event))
+
+
+def _shortened(line: str) -> str:
+    """Return a line of source code, its end left out where it is very long."""
+    return line if len(line) <= MAX_SOURCE else f"{line[: MAX_SOURCE - 3].rstrip()}..."
 
 
 def _tensors(event: OpEvent) -> tuple[Block, ...]:

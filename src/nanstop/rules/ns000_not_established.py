@@ -102,10 +102,10 @@ def _next_experiment(evidence: Evidence) -> str:
 
 def _candidates(evidence: Evidence) -> Candidates:
     facts = standing(evidence)
-    narrow = facts.autocast or any(group.dtype == "float16" for group in facts.param_groups)
-    half = facts.autocast or any(group.dtype in HALF for group in facts.param_groups)
-    logits: Candidates = ((Atom(remedy="fp32_logits"),),) if half else ()
-    return (*kernels(facts), *fp32_trainables(facts), *logits, *(BF16 if narrow else ()))
+    formats = {facts.autocast, *(group.dtype for group in facts.param_groups)}
+    logits: Candidates = ((Atom(remedy="fp32_logits"),),) if formats.intersection(HALF) else ()
+    narrow = BF16 if "float16" in formats else ()
+    return (*kernels(facts), *fp32_trainables(facts), *logits, *narrow)
 
 
 def _where(evidence: Evidence) -> str:

@@ -55,8 +55,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=f"{counted(replay.runs, 'replay')} from the same weights, batch and random state: clean",
         confidence="likely" if replay.runs > 1 else "possible",
         lines=(
-            "left are state of the script that a replay cannot put back (a counter, an iterator), "
-            "a race, memory that was never filled, or hardware",
+            "left are what the script itself counts or iterates, a race, unfilled memory, or hardware",
         ),
     )
 

@@ -56,6 +56,17 @@ def test_the_ring_keeps_the_last_ones_in_order(tmp_path):
     assert times[-1] <= time.monotonic()
 
 
+def test_a_training_that_is_over_keeps_its_step(tmp_path):
+    file = FlightFile(tmp_path / "1.flight")
+    file.step(4)
+    assert not read(file.path).resting
+    file.rest()
+    found = read(file.path)
+    assert (found.resting, found.step) == (True, 5)
+    file.step(5)
+    assert not read(file.path).resting
+
+
 def test_long_names_and_many_operands_fit(tmp_path):
     file = FlightFile(tmp_path / "1.flight", num_ops=2)
     many = [("float32", (index, 123456)) for index in range(100)]

@@ -31,6 +31,7 @@ _HEADER = struct.Struct("<8sIIII")  # magic, version, pid, number of operation r
 _SEAL = struct.Struct("<IQH")  # checksum of the rest, sequence number from 1, length of the body
 _STEP = struct.Struct("<qd")
 _OP = struct.Struct("<qB")
+_RESTING = -1
 _STEP_BYTES = 32
 _END_BYTES = 1024
 _OP_BYTES = 512  # its last byte says whether the operation returned
@@ -62,7 +63,7 @@ class Flight:
     """What is left of a process.
 
     ``steps``: (optimizer step from 0, when it was completed on this machine's monotonic clock), oldest first, the last
-    ``NUM_STEPS`` of them. ``ended``: type and message of the exception that ended it, two empty strings for an orderly
+    ``NUM_STEPS`` of them. ``resting``: no training was under way. ``ended``: type and message of the exception that ended it, two empty strings for an orderly
     end, None if it never came to that. ``torn``: records that were cut off half-way.
     """
 
@@ -71,6 +72,7 @@ class Flight:
     ended: tuple[str, str] | None
     ops: tuple[OpRecord, ...]
     torn: int
+    resting: bool = False
 
     @property
     def step(self) -> int:
@@ -101,10 +103,17 @@ class FlightFile:
 
     def step(self, step: int) -> None:
         """Note that optimizer step ``step`` is complete."""
+        self._step = step + 1
+        self._note(step)
+
+    def rest(self) -> None:
+        """Note that a training is over: until the next step no step is due."""
+        self._note(_RESTING)
+
+    def _note(self, step: int) -> None:
         if os.getpid() != self._pid:
             return
         self._num_steps_seen += 1
-        self._step = step + 1
         at = _STEPS_AT + self._num_steps_seen % NUM_STEPS * _STEP_BYTES
         self._write(at, self._num_steps_seen, _STEP.pack(step, time.monotonic()))
 
@@ -157,9 +166,11 @@ def read(path: str | os.PathLike[str]) -> Flight:
     if ends:
         kind, _, message = ends[0][1].decode(errors="replace").partition(_FIELD)
         ended = (kind, message)
+    noted = [_STEP.unpack(body[: _STEP.size]) for _, body, _ in steps]
     return Flight(
         pid=pid,
-        steps=tuple(_STEP.unpack(body[: _STEP.size]) for _, body, _ in steps),
+        steps=tuple((step, at) for step, at in noted if step >= 0),
+        resting=bool(noted) and noted[-1][0] < 0,
         ended=ended,
         ops=tuple(_op(*record) for record in ops),
         torn=torn_steps + torn_end + torn_ops,

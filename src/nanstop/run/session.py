@@ -92,6 +92,8 @@ class Session:
         self.facts = facts
         self.series = History()
         self.findings: list[Diagnosis] = []
+        self.beat: Callable[[int | None], None] = lambda _: None
+        """Told each completed step, and None when a training is over."""
         self._known = KnownFailures()
         self._announce = announce
         self._clock = clock
@@ -168,6 +170,7 @@ class Session:
     def completed(self, step: int) -> None:
         """Note that an update was applied. No device work."""
         self._steps = max(self._steps, step + 1)
+        self.beat(step)
         self._state = policies.completed(self._state)
         self._last_signature = None
 
@@ -219,6 +222,7 @@ class Session:
     def finish(self, exit_code: int = 0) -> None:
         """Undo what was adopted and write the last summary."""
         in_force, self._in_force, self._exit = self._in_force, (), exit_code
+        self.beat(None)
         try:
             self._adopted.close()
         except Exception as error:

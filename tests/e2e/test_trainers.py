@@ -282,6 +282,51 @@ def test_an_id_out_of_range_is_one_lost_update(tmp_path):
     assert_finite(trainer)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "scaler"])
+def test_a_trainer_that_clips_by_means_of_its_own_is_watched_as_well(tmp_path, precision):
+    calls = []
+
+    def build(out, **bad):
+        trainer = cases.build("trainer", out, precision=precision)
+        trainer._clip_grad_norm = lambda model: clip(trainer, model)
+        return trainer
+
+    def clip(trainer, model):
+        calls.append(trainer.state.global_step)
+        trainer.optimizer.scaler and trainer.optimizer.scaler.unscale_(trainer.optimizer.optimizer)
+        return nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    plain = cases.run(build(tmp_path / "plain"))
+    session = cases.ScriptedSession(["redo"])
+    watched = cases.run(build(tmp_path / "bad"), session=session, fault={"bad": (3,)})
+    assert plain.differences(watched) == []
+    assert [failure.step.id.step for failure in session.failures] == [1]
+    assert calls == [0, 1, 2, 3, 4, 0, 1, 1, 2, 3, 4]
+
+
+def test_an_exception_that_nothing_cures_ends_the_script_as_its_own_in_the_end(tmp_path):
+    class Broken(InOrder):
+        def compute_loss(self, model, inputs, *args, **details):
+            return super().compute_loss(model, inputs, *args, **details) + torch.eye(2)[9].sum()
+
+    trainer = points(tmp_path, trainer=Broken)
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):
+        train(trainer)
+    (row,) = rows_of(trainer._nanstop_watch)
+    assert (row["action"], row["count"]) == ("stop", 4)
+
+
+def test_an_ordinary_mistake_of_the_script_is_none_of_ours(tmp_path):
+    class Mistaken(InOrder):
+        def compute_loss(self, *_args, **_details):
+            return list(_details)[9]
+
+    trainer = points(tmp_path, trainer=Mistaken)
+    with pytest.raises(IndexError, match="list index out of range"):
+        train(trainer)
+    assert trainer._nanstop_watch.incidents == ()
+
+
 # ---- what the policy says
 
 

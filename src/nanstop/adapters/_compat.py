@@ -24,6 +24,14 @@ def run_scaler(trainer: Any) -> Any:
     return scaler if scaler is not None and scaler.is_enabled() else None
 
 
+def unscale(trainer: Any) -> None:
+    """Unscale the gradients unless that has been done in this window: the scaler refuses a second time."""
+    scaler = run_scaler(trainer)
+    states = scaler._per_optimizer_states.values() if scaler is not None else ()
+    if not any(state["stage"].name == "UNSCALED" for state in states):
+        trainer.accelerator.unscale_gradients()
+
+
 def present_scale(trainer: Any) -> Tensor | None:
     """Return a copy of the loss scale on its device, or None. No synchronisation, unlike ``get_scale``."""
     scaler = run_scaler(trainer)

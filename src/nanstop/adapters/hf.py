@@ -62,6 +62,7 @@ class TrainerWatch:
         self._open_session = open_session
         self._train = trainer.train
         self._clip: Any = None
+        self._clip_method = trainer._clip_grad_norm
         self._window: Window | None = None
         self._training = False
         self._attached = False
@@ -74,6 +75,7 @@ class TrainerWatch:
         self.patches.set(self.trainer, "train", self._on_train)
         self.patches.set(self.trainer, "training_step", self._on_training_step)
         self.patches.set(self.trainer, "_prepare_inputs", self.host.prepare)
+        self.patches.set(self.trainer, "_clip_grad_norm", self._on_clip_method)
         EvaluationGuard(self).install()
         CheckpointGuard(self).install()
 
@@ -165,20 +167,40 @@ class TrainerWatch:
             if verdict is not None:
                 self.report(self._step(window), verdict)
             return norm
+        norm = self._close(window, parameters, norm_type)
+        if not window.skip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    def _on_clip_method(self, model: Any) -> Any:
+        norm = self._clip_method(model)
+        window = self._window
+        unseen = window is not None and window.closed and not self.host.busy
+        if window is None or not unseen or not _compat.is_plain(self.trainer):
+            return norm
+        # A trainer that clips by means of its own.
+        self._window, self._pending = None, window.index
+        self._close(window, list(model.parameters()), 2.0)
+        if not window.redone or window.skip:
+            return norm
+        # Reading the new gradients has unscaled them, which the trainer's own method does as well, and may do once.
+        self.carrier.redo(self._step(window), {}, num_logged=len(window.micros))
+        return self._clip_method(model)
+
+    # ---- the window
+
+    def _close(self, window: Window, parameters: list[Tensor], norm_type: float) -> Tensor:
+        """Settle a window and return the norm of its gradients: the host may clip and apply them, or skips the step."""
         norm, reading = self._settle(window, parameters, norm_type)
         self._note(window, reading)
         overflow = reading is not None and reading.found_inf
         self._applied = not window.skip and not overflow  # the scaler leaves that update out itself
         if window.skip:
             self.carrier.skip(window)
-        else:
-            if window.replayable:
-                window.trim()
-                self.keeper.before_update(self.host.trainable, self._step(window))
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        elif window.replayable:
+            window.trim()
+            self.keeper.before_update(self.host.trainable, self._step(window))
         return norm
-
-    # ---- the window
 
     def _current_window(self) -> Window:
         window, index = self._window, self.trainer.state.global_step
@@ -215,7 +237,7 @@ class TrainerWatch:
                 return norm, reading
             verdict = None
             try:
-                self.trainer.accelerator.unscale_gradients()
+                _compat.unscale(self.trainer)
                 norm = total_norm(parameters, norm_type)
             except Exception as error:
                 if not is_numeric(error):
@@ -256,6 +278,7 @@ class TrainerWatch:
         resolution = self.report(step if window.replayable else None, verdict)
         if resolution is None or resolution.kind == "proceed":
             return False
+        window.redone = resolution.kind in ("redo", "rollback")
         try:
             if resolution.kind == "redo":
                 self.carrier.redo(step, resolution.atoms, num_logged=num_logged)
@@ -271,6 +294,8 @@ class TrainerWatch:
         except Exception as error:
             # A remedy that fails must not end the run that it was to save.
             _log.warning("the window could not be redone (%s: %s)", type(error).__name__, error)
+        if resolution.kind == "stop" and verdict.error is not None:
+            return False  # the script ends as it would have: by its own exception
         window.skip = True
         if resolution.kind == "stop":
             self.trainer.control.should_training_stop = True

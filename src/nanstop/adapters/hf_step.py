@@ -50,6 +50,7 @@ class Window:
     micros: list[Micro] = field(default_factory=list)
     atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict)
     skip: bool = False
+    redone: bool = False
 
     @property
     def closed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _SIGNATURES = (
     "probability tensor contains either",
-    "index out of range",
+    "index out of range in self",
     "out of bounds",
     "device-side assert",
     "unscale fp16 gradients",

@@ -122,7 +122,15 @@ def names(record):
 
 
 def test_summary_keys():
-    assert names(Summary) == ["schema", "incidents", "findings", "exit", "steps", "seconds"]
+    assert names(Summary) == [
+        "schema",
+        "incidents",
+        "findings",
+        "exit",
+        "steps",
+        "seconds",
+        "ended",
+    ]
     assert names(FindingRow) == ["code", "title", "where", "confidence"]
     assert names(IncidentRow) == [
         "code",

@@ -10,24 +10,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from types import FrameType
 from typing import Any, cast
 
 from nanstop.errors import NanstopError
 from nanstop.report.codec import to_json
+from nanstop.run.announce import announcer
 from nanstop.run.opening import incident_folder, switched_off
 from nanstop.run.policy import OnFailure, Policy
+from nanstop.run.remains import Ending
 from nanstop.run.store import Store, load_summary
-from nanstop.run.summary import Summary
+from nanstop.run.summary import Summary, summary_row
+from nanstop.run.supervise import Patience, supervised
 
 INJECTION = Path(__file__).parent.parent / "adapters" / "injection"
 """The folder that holds nothing but ``sitecustomize.py``."""
 
+GRACE_SECONDS = 2.0
+"""How long the child may take to end by a signal before we pass ours on; a repeated one is passed on at once."""
+
 _PYTHON_FILES = (".py", ".pyw", ".pyz", ".zip")
+_NOTHING_SEEN = (
+    "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
+)
 _LAUNCHERS = ("accelerate", "deepspeed", "python", "torchrun", "trl")
 
 
@@ -37,27 +47,39 @@ def launch(
     policy: Policy,
     out: str | os.PathLike[str] | None = None,
     as_json: bool = False,
+    record: bool = False,
+    patience: Patience | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run ``command`` watched and return its exit code; 128 + n, as a shell says it, if signal n ended it.
 
-    ``as_json``: the run's summary follows on stdout. ``environment``: of the child, the present one by default; what
+    ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it runs. ``patience``: when
+    a run without progress is ended; None for never. ``environment``: of the child, the present one by default; what
     watching needs is added. Errors: ``NanstopError`` NS001 for a command that cannot be started.
     """
     resolved = resolve_command(command)
     given = dict(os.environ if environment is None else environment)
     if switched_off(given):
-        return _run(resolved, given)
+        return _shell_code(_run(resolved, given, subprocess.Popen.wait)[0])
     folder = Path(out or given.get("NANSTOP_DIR") or incident_folder()).absolute()
     run_id = secrets.token_hex(8)
     store = Store(folder, run_id)
     store.reset()
     began = time.monotonic()
-    code = _run(resolved, given | watching(policy, folder, run_id, given.get("PYTHONPATH", "")))
-    summary = _close(store, code, time.monotonic() - began)
+    watched = given | watching(policy, folder, run_id, given.get("PYTHONPATH", ""))
+    with supervised(store, record=record, patience=patience) as supervisor:
+        code, interrupted = _run(resolved, {**watched, **supervisor.variables}, supervisor.wait)
+        summary = _summary_so_far(store)
+        ending, report = supervisor.ended(
+            code, interrupted=interrupted, failed=bool(summary.incidents)
+        )
+    if report is not None:
+        announcer(folder)(report)
+        summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
+    summary = _close(store, summary, ending, _shell_code(code), time.monotonic() - began)
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
-    return code
+    return _shell_code(code)
 
 
 def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -> dict[str, str]:
@@ -125,30 +147,49 @@ def _missing(name: str) -> NanstopError:
     )
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    wait: Callable[[subprocess.Popen[Any]], int],
+) -> tuple[int, bool]:
+    """Return the exit code as ``Popen`` says it, and whether the command was asked to end through us."""
     try:
         child = subprocess.Popen(command, env=dict(environment))
     except OSError as error:
         raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
-    with _forwarding(child):
-        code = child.wait()
+    with _forwarding(child) as forwarded:
+        code = wait(child)
+    return code, bool(forwarded)
+
+
+def _shell_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
 @contextmanager
-def _forwarding(child: subprocess.Popen[Any]) -> Iterator[None]:
-    """Pass SIGTERM and SIGINT on. What is typed at the terminal reaches the child without us."""
+def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
+    """Pass SIGTERM and SIGINT on; yield those that came. What is typed at the terminal reaches the child without us.
+
+    So does what `timeout` or a scheduler sends to the whole group, and nothing tells that from a signal to us alone: the
+    child gets time to end by itself, because a second one would interrupt it while it saves its work.
+    """
+    pending: dict[int, Timer] = {}
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        if not (number == signal.SIGINT and _typed()):
-            child.send_signal(number)
+        if number == signal.SIGINT and _typed():
+            return
+        wait = 0.0 if number in pending else GRACE_SECONDS
+        pending[number] = Timer(wait, child.send_signal, (number,))
+        pending[number].start()
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield pending
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for timer in pending.values():
+            timer.cancel()
 
 
 def _typed() -> bool:
@@ -159,12 +200,23 @@ def _typed() -> bool:
         return False
 
 
-def _close(store: Store, code: int, seconds: float) -> Summary:
-    """Write down how the run ended; an empty summary if nothing of it was ever watched."""
+def _summary_so_far(store: Store) -> Summary:
+    """Return what the run's processes have written; an empty summary if nothing of it was ever watched."""
     try:
-        summary = load_summary(store.folder / "summary.json")
+        return load_summary(store.folder / "summary.json")
     except NanstopError:
-        summary = Summary()
-    summary = replace(summary, exit=code, seconds=max(summary.seconds, seconds))
+        return Summary()
+
+
+def _close(store: Store, summary: Summary, ending: Ending, code: int, seconds: float) -> Summary:
+    """Write down how the run ended."""
+    steps = ending.remains.flight.step if ending.remains is not None else 0
+    summary = replace(
+        summary,
+        ended=ending.kind,
+        exit=code,
+        steps=max(summary.steps, steps),
+        seconds=max(summary.seconds, seconds),
+    )
     store.write_summary(summary)
     return summary

@@ -45,7 +45,10 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """``summary.json``: the whole run. ``exit`` is None while it goes on; ``steps`` are optimizer steps."""
+    """``summary.json``: the whole run. ``exit`` is None while it goes on; ``steps`` are optimizer steps.
+
+    ``ended``: how ``nanstop run`` saw its command end (``remains.EndKind``), None before that and without it.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
@@ -54,6 +57,7 @@ class Summary:
     exit: int | None = None
     steps: int = 0
     seconds: float = 0.0
+    ended: str | None = None
 
 
 def summary_row(report: Report) -> IncidentRow:
@@ -93,6 +97,7 @@ def merge(own: Summary, other: Summary) -> Summary:
         own,
         incidents=tuple(sorted(rows, key=lambda row: row.folder)),
         findings=tuple(findings),
+        ended=own.ended or other.ended,
         exit=own.exit if own.exit is not None else other.exit,
         steps=max(own.steps, other.steps),
         seconds=max(own.seconds, other.seconds),

@@ -1,0 +1,238 @@
+"""The parent of a training: waits for it, notices that it stands still, and says how it ended.
+
+A death that leaves no Python exception (a signal, the out-of-memory killer, a hang) becomes an incident like any other,
+told from the flight file, Python's own report of a fatal signal and the counters of the kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanstop.records import Report
+from nanstop.run import live
+from nanstop.run.files import write_whole
+from nanstop.run.memory import killed_by_kernel, num_oom_kills
+from nanstop.run.obituary import obituary
+from nanstop.run.remains import Ending, Remains, classify, collect
+from nanstop.run.store import Store
+
+ARMED = "record-next-run"
+"""A file of this name in the incident folder: a run died without a word, and the next one is recorded."""
+STACKS = "stacks.txt"
+
+MIN_STEPS = 4
+"""Completed steps before anything is known of how long one takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """A run hangs when no step was completed for ``steps`` times the median step time, ``seconds`` at least.
+
+    ``poll``: seconds between two looks. ``grace``: seconds from asking a process to end to ending it.
+    """
+
+    steps: float
+    seconds: float = 60.0
+    poll: float = 1.0
+    grace: float = 10.0
+
+
+class Supervisor:
+    """Watches one command from outside. Made by ``supervised``, which cleans up after it."""
+
+    def __init__(
+        self, store: Store, folder: Path | None, *, record: bool, patience: Patience | None
+    ):
+        self.recording = record or (store.folder / ARMED).exists()
+        self._store = store
+        self._folder = folder
+        self._patience = patience
+        self._oom_kills = num_oom_kills()
+        self._hung: Remains | None = None
+        self._direct = 0
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables by which the processes below leave something behind."""
+        if self._folder is None:
+            return {}
+        recording = {live.RECORD: "1"} if self.recording else {}
+        return {live.FOLDER: str(self._folder), **recording}
+
+    def wait(self, child: subprocess.Popen[Any]) -> int:
+        """Return the child's exit code as ``Popen`` says it, after ending it if it hangs."""
+        self._direct = child.pid
+        if self._patience is None or self._folder is None:
+            return child.wait()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(timeout=self._patience.poll)
+            self._hung = self._standing_still(self._patience)
+            if self._hung is not None:
+                return self._end(child, self._patience)
+
+    def ended(
+        self, code: int, *, interrupted: bool = False, failed: bool = False
+    ) -> tuple[Ending, Report | None]:
+        """Return how the command ended and, where no exception tells the story, the report of it, written.
+
+        ``interrupted`` and ``failed`` as in ``classify``. A run that died is recorded from its next start on, until one ends cleanly.
+        """
+        remains = collect(self._folder) if self._folder is not None else ()
+        evidence = self._memory_evidence(remains, code)
+        ending = classify(
+            code,
+            remains,
+            direct=self._direct,
+            hung=self._hung,
+            interrupted=interrupted,
+            killed_for_memory=bool(evidence),
+            failed=failed,
+        )
+        if ending.kind == "clean":
+            with suppress(OSError):
+                (self._store.folder / ARMED).unlink()
+        if ending.kind not in ("signal", "oom_killed", "out_of_memory", "hang"):
+            return ending, None
+        report = self._write(ending, evidence)
+        if not self.recording and ending.kind != "out_of_memory":
+            with suppress(OSError):
+                write_whole(self._store.folder / ARMED, b"")
+        return ending, report
+
+    def _write(self, ending: Ending, evidence: Sequence[str]) -> Report:
+        incident_id, path = self._store.open_incident()
+        report = obituary(
+            ending,
+            incident_id=incident_id,
+            run_id=self._store.run_id or "",
+            evidence=evidence,
+            recorded=self.recording,
+        )
+        if ending.remains is not None and ending.remains.stacks:
+            with suppress(OSError):
+                write_whole(path / STACKS, ending.remains.stacks.encode())
+        self._store.write_report(report)
+        return report
+
+    def _memory_evidence(self, remains: Sequence[Remains], code: int) -> tuple[str, ...]:
+        """Return what says that the kernel killed a process for want of memory; nothing for an orderly end."""
+        if code == 0:
+            return ()
+        found = []
+        before, now = self._oom_kills, num_oom_kills()
+        if before is not None and now is not None and now > before:
+            found.append(
+                f"the control group counted {now - before} out-of-memory kill(s) in this run"
+            )
+        pids = (self._direct, *(one.flight.pid for one in remains))
+        line = killed_by_kernel(pids)
+        return (*found, f"kernel log: {line}") if line else tuple(found)
+
+    def _standing_still(self, patience: Patience) -> Remains | None:
+        """Return the process that completed a step last, if that is too long ago."""
+        assert self._folder is not None
+        training = [one for one in collect(self._folder) if _is_training(one)]
+        if not training or any(one.flight.resting for one in training):
+            return None
+        last = max(training, key=lambda one: one.flight.steps[-1][1])
+        times = [at for _, at in last.flight.steps]
+        usual = statistics.median(b - a for a, b in itertools.pairwise(times))
+        limit = max(patience.steps * usual, patience.seconds)
+        return last if time.monotonic() - times[-1] > limit else None
+
+    def _end(self, child: subprocess.Popen[Any], patience: Patience) -> int:
+        """Take the stacks of every training process, then end the command; return its exit code."""
+        assert self._folder is not None
+        assert self._hung is not None
+        pids = [one.flight.pid for one in collect(self._folder) if one.flight.ended is None]
+        for pid in pids:
+            _ask_for_stacks(pid, self._folder)
+        hung = self._hung.flight.pid
+        self._hung = next(
+            (one for one in collect(self._folder) if one.flight.pid == hung), self._hung
+        )
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in dict.fromkeys((child.pid, *pids)):
+                with suppress(OSError):
+                    os.kill(pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(timeout=patience.grace)
+        return child.wait()
+
+
+@contextmanager
+def supervised(
+    store: Store, *, record: bool = False, patience: Patience | None = None
+) -> Iterator[Supervisor]:
+    """Yield the supervisor of one command; what its processes leave is deleted at the end.
+
+    ``record``: note every operation, which costs time. ``patience``: None never calls a run hung. Without a folder for
+    temporary files only the exit code tells how the command ended.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="nanstop-live-"))
+    except OSError:
+        folder = None
+    try:
+        yield Supervisor(store, folder, record=record, patience=patience)
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_training(one: Remains) -> bool:
+    return (
+        one.flight.ended is None and len(one.flight.steps) >= MIN_STEPS and _alive(one.flight.pid)
+    )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _ask_for_stacks(pid: int, folder: Path) -> None:
+    """Have a process write the stack of every thread; by py-spy, where it is installed, if Python does not answer."""
+    file = folder / f"{pid}.stacks"
+    if live.STACKS_SIGNAL > 0:
+        with suppress(OSError):
+            os.kill(pid, live.STACKS_SIGNAL)
+        if _within(2.0, lambda: file.exists() and file.stat().st_size > 0):
+            time.sleep(0.2)  # the rest of what is being written
+            return
+    spy = shutil.which("py-spy")
+    if spy is not None:
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                [spy, "dump", "--pid", str(pid)],
+                capture_output=True,
+                text=True,
+                timeout=15,
+                check=False,
+            )
+            file.write_text(done.stdout)
+
+
+def _within(seconds: float, happened: Callable[[], bool]) -> bool:
+    limit = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.05)
+    return True

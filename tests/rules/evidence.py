@@ -88,3 +88,13 @@ def batch_fact(name="input_ids", dtype="int64", micro=1, **fields):
 
 def series(name, values, steps=None):
     return Series(name=name, steps=tuple(steps or range(len(values))), values=tuple(values))
+
+
+def ended(kind, *signals, op=None):
+    """Evidence of a process that died: (name, message) of its "exit" signals, and its last operation."""
+    key = FailureKey(
+        kind=kind, phase="forward", op=op.op if op else "", module=op.module if op else ""
+    )
+    found = Localization(key=key, first_bad=None, origin="unknown", growth=(op,) if op else ())
+    told = tuple(Signal(source="exit", name=name, message=message) for name, message in signals)
+    return Evidence(incident=incident(signals=told), localization=found)

@@ -20,6 +20,7 @@ from nanstop.rules.diagnose import diagnose
 from nanstop.rules.ns302_loss_scale_collapse import consecutive_falls
 from rules.evidence import (
     batch_fact,
+    ended,
     event,
     evidence,
     group,
@@ -70,7 +71,14 @@ UPDATE = localization(
 )
 GRPO = RunFacts(zero_loss_by_design="on-policy GRPO")
 
+GEMM = event(op="aten.mm.default", dtype="bfloat16", outputs=(), source=SourceLine(file="m.py", line=3, function="f", text="a @ b"))  # fmt: skip
+
 FIRES = [
+    ("NS601", ended("signal", ("SIGFPE", ""), ("frame", "m.py:3 in f"), op=GEMM), "certain"),
+    ("NS601", ended("signal", ("SIGKILL", "")), "possible"),
+    ("NS604", ended("oom", ("SIGKILL", ""), ("evidence", "the control group counted 1 kill")), "certain"),
+    ("NS604", ended("oom", ("OutOfMemoryError", "CUDA out of memory."), op=GEMM), "certain"),
+    ("NS605", ended("timeout", ("hang", "no step for 9 s"), ("frame", "m.py:3 in wait")), "certain"),
     ("NS000", evidence(), "possible"),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="gemma3_text")), "likely"),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", declared_dtype="bfloat16")), "possible"),
@@ -120,6 +128,10 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("NS601", ended("oom", ("SIGKILL", ""))),
+    ("NS601", evidence(localization(event()))),
+    ("NS604", ended("signal", ("SIGKILL", ""))),
+    ("NS605", ended("signal", ("SIGFPE", ""), op=GEMM)),
     ("NS000", Evidence(facts=FP16)),
     ("NS101", Evidence(facts=RunFacts(autocast="bfloat16", model_type="gemma3"))),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="llama", declared_dtype="float16"))),
@@ -359,3 +371,23 @@ def test_labels_that_are_ignored_are_no_ids():
     assert diagnose(evidence(batch=[ignored]), "incident")[0].code == "NS000"
     ids = batch_fact("input_ids", minimum=-100.0)
     assert diagnose(evidence(batch=[ids]), "incident")[0].code == "NS502"
+
+
+def test_a_dead_process_is_told_by_its_last_operation():
+    told = check("NS601", ended("signal", ("SIGFPE", ""), ("frame", "m.py:3 in f"), op=GEMM))
+    assert told.title == "process killed by SIGFPE in `mm`"
+    assert told.where == "model.layers.1.mlp"
+    assert told.lines == (
+        "last operation aten.mm.default: bfloat16 [4]",
+        "at m.py:3 a @ b",
+        "innermost Python frame m.py:3 in f",
+    )
+    unknown = check("NS601", ended("signal", ("SIGSEGV", "")))
+    assert unknown.title == "process killed by SIGSEGV"
+    assert "--record" in unknown.lines[-1]
+
+
+def test_a_process_killed_from_outside_blames_no_operation():
+    told = check("NS601", ended("signal", ("SIGKILL", ""), op=GEMM))
+    assert (told.title, told.where) == ("process killed by SIGKILL", "")
+    assert told.lines[0].startswith("it was at aten.mm.default")

@@ -22,8 +22,11 @@ from nanstop.rules import (
     ns501_non_finite_input,
     ns502_id_out_of_range,
     ns503_no_supervised_tokens,
+    ns601_process_killed,
     ns602_kernel_defect,
     ns603_not_reproducible,
+    ns604_out_of_memory,
+    ns605_hang,
     ns801_log_hides_failure,
     ns802_zero_loss_by_design,
 )
@@ -49,8 +52,11 @@ CATALOGUE: tuple[Rule, ...] = (
     ns501_non_finite_input.RULE,
     ns502_id_out_of_range.RULE,
     ns503_no_supervised_tokens.RULE,
+    ns601_process_killed.RULE,
     ns602_kernel_defect.RULE,
     ns603_not_reproducible.RULE,
+    ns604_out_of_memory.RULE,
+    ns605_hang.RULE,
     ns801_log_hides_failure.RULE,
     ns802_zero_loss_by_design.RULE,
 )

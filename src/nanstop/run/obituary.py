@@ -136,11 +136,8 @@ def _source(text: str) -> SourceLine | None:
 
 
 def _signals(ending: Ending, evidence: Sequence[str], at: StepId) -> list[Signal]:
-    kind, message = ending.signal, ""
-    if ending.remains is not None and ending.kind == "out_of_memory":
-        kind, message = ending.remains.flight.ended or ("", "")
-    name = kind or ending.kind
-    found = [Signal(source="exit", name=name, message=_first_line(message), at=at)]
+    name, message = ending.signal or ending.kind, _first_line(ending.message)
+    found = [Signal(source="exit", name=name, message=message, at=at)]
     found += [Signal(source="exit", name="evidence", message=one, at=at) for one in evidence]
     found += [
         Signal(source="exit", name="frame", message=frame, at=at)

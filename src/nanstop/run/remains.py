@@ -87,10 +87,11 @@ class Remains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """``signal``: name of the signal, or "". ``remains``: those of the process that is to blame, if it left any."""
+    """``signal``: name of the signal or of the exception, or "". ``message``: of what it was seen by. ``remains``: those of the process to blame."""
 
     kind: EndKind
     signal: str = ""
+    message: str = ""
     remains: Remains | None = None
 
 
@@ -116,19 +117,19 @@ def classify(
     remains: Sequence[Remains],
     *,
     direct: int = 0,
-    hung: Remains | None = None,
+    hung: tuple[Remains, str] | None = None,
     interrupted: bool = False,
     killed_for_memory: bool = False,
     failed: bool = False,
 ) -> Ending:
     """Return how a command ended. ``code``: as ``Popen`` says it, negative for a signal.
 
-    ``direct``: pid of the command itself. ``hung``: the process that stood still. ``interrupted``: it was asked to end through us. ``failed``: incidents were
+    ``direct``: pid of the command itself. ``hung``: the process that stood still, and for how long, in words. ``interrupted``: it was asked to end through us. ``failed``: incidents were
     recorded while it ran. A command that itself only reports the death of a child (torchrun, a shell) is judged by what
     the child left.
     """
     if hung is not None:
-        return Ending(kind="hang", remains=hung)
+        return Ending(kind="hang", remains=hung[0], message=hung[1])
     name = signal_name(code)
     if code == 0:
         return Ending(kind="clean")
@@ -144,7 +145,8 @@ def classify(
         return Ending(kind=kind, signal="SIGKILL", remains=_vanished(remains))
     short = next((one for one in remains if one.out_of_memory), None)
     if short is not None:
-        return Ending(kind="out_of_memory", remains=short)
+        kind, message = short.flight.ended or ("", "")
+        return Ending(kind="out_of_memory", signal=kind, message=message, remains=short)
     return Ending(kind="nonfinite" if failed else "exception")
 
 

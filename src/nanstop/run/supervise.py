@@ -60,7 +60,7 @@ class Supervisor:
         self._folder = folder
         self._patience = patience
         self._oom_kills = num_oom_kills()
-        self._hung: Remains | None = None
+        self._hung: tuple[Remains, str] | None = None
         self._direct = 0
 
     @property
@@ -141,8 +141,8 @@ class Supervisor:
         line = killed_by_kernel(pids)
         return (*found, f"kernel log: {line}") if line else tuple(found)
 
-    def _standing_still(self, patience: Patience) -> Remains | None:
-        """Return the process that completed a step last, if that is too long ago."""
+    def _standing_still(self, patience: Patience) -> tuple[Remains, str] | None:
+        """Return the process that completed a step last, and how long ago, if that is too long."""
         assert self._folder is not None
         training = [one for one in collect(self._folder) if _is_training(one)]
         if not training or any(one.flight.resting for one in training):
@@ -151,7 +151,10 @@ class Supervisor:
         times = [at for _, at in last.flight.steps]
         usual = statistics.median(b - a for a, b in itertools.pairwise(times))
         limit = max(patience.steps * usual, patience.seconds)
-        return last if time.monotonic() - times[-1] > limit else None
+        still = time.monotonic() - times[-1]
+        if still <= limit:
+            return None
+        return last, f"no step for {still:.3g} s, the median step took {usual:.3g} s"
 
     def _end(self, child: subprocess.Popen[Any], patience: Patience) -> int:
         """Take the stacks of every training process, then end the command; return its exit code."""
@@ -160,10 +163,9 @@ class Supervisor:
         pids = [one.flight.pid for one in collect(self._folder) if one.flight.ended is None]
         for pid in pids:
             _ask_for_stacks(pid, self._folder)
-        hung = self._hung.flight.pid
-        self._hung = next(
-            (one for one in collect(self._folder) if one.flight.pid == hung), self._hung
-        )
+        before, message = self._hung
+        same = (one for one in collect(self._folder) if one.flight.pid == before.flight.pid)
+        self._hung = next(same, before), message
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in dict.fromkeys((child.pid, *pids)):
                 with suppress(OSError):

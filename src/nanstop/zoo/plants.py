@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import torch
@@ -345,3 +348,35 @@ def policy_gradient(stale: float) -> Specimen:
         batches=({"x": x, "advantage": torch.tensor([1.0, 0.0, -1.0])},),
         zero_loss_by_design="on-policy GRPO: every ratio is 1 and the advantages sum to 0",
     )
+
+
+def child_process(ending: str, limit: float = 20.0) -> Specimen:
+    """The loss waits for a child process that runs the Python text ``ending``; a child that dies or hangs is an error.
+
+    This process is spared what happens to the child.
+    """
+    model = Model(layer=diagonal(1.0))
+
+    def loss_fn(batch: Batch) -> Tensor:
+        try:
+            code = subprocess.run(
+                [sys.executable, "-S", "-c", ending], timeout=limit, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the child stood still for {limit:g} s") from None
+        if code < 0:
+            raise RuntimeError(f"the child was killed by {signal.Signals(-code).name}")
+        return model(batch["x"]).pow(2).mean()
+
+    return Specimen(model=model, optimizer=_sgd(model), loss_fn=loss_fn, batches=({"x": ones()},))
+
+
+def large_buffer(num_elements: int) -> Specimen:
+    """The loss needs a buffer of ``num_elements`` float32."""
+    model = Model(layer=diagonal(1.0))
+
+    def loss_fn(batch: Batch) -> Tensor:
+        buffer = torch.zeros(num_elements)
+        return model(batch["x"]).pow(2).mean() + buffer[0]
+
+    return Specimen(model=model, optimizer=_sgd(model), loss_fn=loss_fn, batches=({"x": ones()},))

@@ -48,6 +48,21 @@ def raises_index_error(specimen: Specimen) -> bool:
     return run_plain(specimen).error.startswith("IndexError")
 
 
+def child_is_killed(specimen: Specimen) -> bool:
+    """Return whether a process is killed by SIGFPE."""
+    return run_plain(specimen).error.endswith("killed by SIGFPE")
+
+
+def child_hangs(specimen: Specimen) -> bool:
+    """Return whether a process never comes to an end."""
+    return "stood still" in run_plain(specimen).error
+
+
+def memory_runs_out(specimen: Specimen) -> bool:
+    """Return whether an allocation fails."""
+    return "allocate memory" in run_plain(specimen).error
+
+
 def is_bent(specimen: Specimen) -> bool:
     """Return whether the loss is finite and off the float64 one by more than 5 %."""
     batch = specimen.batches[0]
@@ -141,8 +156,20 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
             partial(plants.token_id, 19, label=3),
             loss_fails,
         ),
+        "NS601": _pair(
+            plants.child_process,
+            "import signal; signal.raise_signal(signal.SIGFPE)",
+            "import signal",
+            child_is_killed,
+        ),
         "NS602": _pair(plants.fused_attention, 7e18, 7.0, loss_fails),
         "NS603": _pair(plants.flaky, 1, 0, fails_once),
+        "NS604": _pair(plants.large_buffer, 2**58, 4, memory_runs_out),
+        "NS605": Entry(
+            partial(plants.child_process, "import time; time.sleep(60)", limit=1.0),
+            partial(plants.child_process, "import time; time.sleep(0)"),
+            child_hangs,
+        ),
         "NS801": Entry(
             partial(plants.reward_head, torch.float16, num_steps=6),
             partial(plants.reward_head, torch.float32, num_steps=6),

@@ -248,7 +248,7 @@ class TestPowerless:
         assert session.failures[0].step.id.step == 1
         assert session.completions == [0, 1, 2, 3, 4]
 
-    def test_a_trainer_with_a_step_of_its_own_is_observed(self, tmp_path):
+    def test_a_trainer_with_a_step_of_its_own_can_only_leave_updates_out(self, tmp_path):
         def own_step(trainer):
             def training_step(model, inputs, num_items_in_batch=None):
                 loss = model(**inputs).loss / 2
@@ -262,9 +262,11 @@ class TestPowerless:
         result, session, _ = watched(tmp_path, "redo", change=own_step)
         assert cases.run(plain_trainer).differences(result) == []
         assert session.failures == []
-        _, session, _ = watched(tmp_path, "redo", change=own_step, fault={"bad": (3,)})
-        assert session.failures[0].step is None
+        result, session, _ = watched(tmp_path, "redo", change=own_step, fault={"bad": (3,)})
+        assert (session.failures[0].step, session.failures[0].can_skip) == (None, True)
         assert session.failures[0].signals[0].at.step == 1
+        assert session.completions == [0, 2, 3, 4]
+        assert all(w.isfinite().all() for w in result.weights.values())
 
 
 def test_a_batch_that_is_no_mapping_replays(tmp_path):

@@ -304,6 +304,21 @@ def test_a_trainer_that_clips_by_means_of_its_own_is_watched_as_well(tmp_path, p
     assert calls == [0, 1, 2, 3, 4, 0, 1, 1, 2, 3, 4]
 
 
+def test_a_step_of_the_users_own_that_cannot_be_run_again_is_left_out(tmp_path):
+    class Own(InOrder):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, dict(inputs)) / self.args.gradient_accumulation_steps
+            loss.backward()
+            return loss.detach()
+
+    trainer = points(tmp_path, (13,), trainer=Own)
+    watch = train(trainer)
+    (row,) = rows_of(watch)
+    assert (row["step"], row["micro"], row["action"]) == (1, 1, "skip")
+    assert trainer.state.global_step == 8
+    assert_finite(trainer)
+
+
 def test_an_exception_that_nothing_cures_ends_the_script_as_its_own_in_the_end(tmp_path):
     class Broken(InOrder):
         def compute_loss(self, model, inputs, *args, **details):

@@ -272,6 +272,17 @@ def test_weights_that_are_bad_at_the_end_without_a_cause_are_an_incident_of_thei
     assert "no step" in report.audit[0].action.reason
 
 
+def test_an_update_can_be_left_out_where_nothing_can_be_run_again(tmp_path):
+    session = session_for(data_step(bad_row(2)), tmp_path)
+    for index in (3, 5):
+        signal = Signal(source="loss", value=float("nan"), at=StepId(run="test", step=index))
+        assert session.failed(None, (signal,), can_skip=True).kind == "skip"
+        session.completed(index + 1)
+    (report,) = session.reports
+    assert (report.count, report.incident.at.step) == (2, 3)
+    assert [entry.at.step for entry in report.audit] == [3, 5]
+
+
 def test_an_evaluation_is_observed_and_folded_without_another_proof(tmp_path):
     session = session_for(data_step(bad_row(2, 0)), tmp_path)
     for index in (2, 4):

@@ -104,8 +104,11 @@ class TrainerWatch:
         index = self.trainer.state.global_step if step is None else step
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
 
-    def report(self, step: Any, verdict: Verdict) -> Any:
-        """Tell the session and return its resolution, or None where nothing could be carried out."""
+    def report(self, step: Any, verdict: Verdict, *, can_skip: bool = False) -> Any:
+        """Tell the session and return its resolution, or None where nothing could be carried out.
+
+        ``can_skip``: there is no step that can be run again, but an update that can be left out.
+        """
         resolution = self.session.failed(
             step,
             verdict.signals,
@@ -114,9 +117,10 @@ class TrainerWatch:
             rewind=self.keeper.rewind(),
             bad_params=verdict.bad_params,
             bad_state=verdict.bad_state,
+            can_skip=can_skip,
         )
         powerless = _compat.world_size(self.trainer) > 1 or self.facts.veto != "yes"
-        return None if step is None or powerless else resolution
+        return None if powerless or (step is None and not can_skip) else resolution
 
     # ---- calls of the host
 
@@ -275,15 +279,16 @@ class TrainerWatch:
         """Report, carry out the resolution, and return whether there was one; a skip is left to the window's end."""
         step = self._step(window)
         rewind = self.keeper.rewind()
-        resolution = self.report(step if window.replayable else None, verdict)
+        again = step if window.replayable else None
+        resolution = self.report(again, verdict, can_skip=again is None)
         if resolution is None or resolution.kind == "proceed":
             return False
-        window.redone = resolution.kind in ("redo", "rollback")
+        window.redone = again is not None and resolution.kind in ("redo", "rollback")
         try:
-            if resolution.kind == "redo":
+            if window.redone and resolution.kind == "redo":
                 self.carrier.redo(step, resolution.atoms, num_logged=num_logged)
                 return True
-            if resolution.kind == "rollback" and rewind is not None:
+            if window.redone and rewind is not None:
                 self.carrier.rollback(
                     step,
                     rewind,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from nanstop.core.numerics import nonfinite_names
 from nanstop.core.replay import Attempt, attempt
 from nanstop.core.step import Batch, Step
-from nanstop.records import Phase
+from nanstop.records import Phase, Signal, StepId
 
 
 class Rewind(Protocol):
@@ -21,6 +21,23 @@ class Rewind(Protocol):
     def rewound(self) -> AbstractContextManager[Any]:
         """Be at the snapshot inside, and bitwise back at the present state after it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """Where a failure was met. ``step``: None where nothing can be run again; ``can_skip``: an update is at stake."""
+
+    at: StepId
+    step: Step | None
+    can_skip: bool
+
+    @classmethod
+    def of(cls, step: Step | None, signals: Sequence[Signal], *, can_skip: bool) -> Occasion:
+        """Return the occasion of a step, or else of what the signals say of it."""
+        if step is not None:
+            return cls(step.id, step, can_skip=True)
+        at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))
+        return cls(at, None, can_skip)
 
 
 @dataclass(frozen=True, slots=True)

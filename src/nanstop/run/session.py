@@ -25,14 +25,13 @@ from nanstop.records import (
     Report,
     RunFacts,
     Signal,
-    StepId,
 )
 from nanstop.remedies.table import applied
 from nanstop.report.run_report import RunReport
 from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
 from nanstop.run import policy as policies
-from nanstop.run.case import Case, Rewind, breaking_update, failing_case
+from nanstop.run.case import Case, Occasion, Rewind, breaking_update, failing_case
 from nanstop.run.history import History
 from nanstop.run.investigation import Investigation
 from nanstop.run.known import KnownFailures, left_alone, names_samples
@@ -136,21 +135,25 @@ class Session:
         rewind: Rewind | None = None,
         bad_params: Sequence[str] = (),
         bad_state: Sequence[str] = (),
+        can_skip: bool = False,
     ) -> Resolution:
-        """Investigate a failure and return what to do. Synchronises the device; everything tried is undone."""
-        at_step = _place(step, signals).step
-        known = self._known.explaining(bad_params, at_step=at_step, over=step is None)
+        """Investigate a failure and return what to do. Synchronises the device; everything tried is undone.
+
+        ``can_skip``: without a ``step`` there is an update that can be left out all the same.
+        """
+        now = Occasion.of(step, signals, can_skip=can_skip)
+        known = self._known.explaining(bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
             # A training that is over has nothing left to decide.
-            return self._again(known, step, None) if step else Resolution(kind="proceed")
+            return self._again(known, now) if now.can_skip else Resolution(kind="proceed")
         signature = (phase, bool(bad_params), type(error), signals[0].source)
         if signature == self._last_signature and self.reports and left_alone(self.reports[-1]):
             self.logged()
-            return self._again(self.reports[-1], step, None)
+            return self._again(self.reports[-1], now)
         self._last_signature = signature
         found = Investigation(
             facts=self.facts,
-            at=_place(step, signals),
+            at=now.at,
             phase=phase,
             signals=tuple(signals),
             raised=error is not None,
@@ -158,14 +161,16 @@ class Session:
             bad_state=tuple(bad_state),
         )
         try:
-            return self._investigate(found, step, rewind)
+            return self._investigate(found, now, rewind)
         except KeyboardInterrupt:
             found.failures.append("investigation: interrupted by the user")
-            self._record(found, Action(kind="continue", reason="the investigation was interrupted"))
+            self._record(
+                found, Action(kind="continue", reason="the investigation was interrupted"), now
+            )
             raise
         except Exception as failure:  # nanstop is never the reason a run dies
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
-            return self._decide(found, step, None)
+            return self._decide(found, now, None)
 
     def completed(self, step: int) -> None:
         """Note that an update was applied. No device work."""
@@ -238,23 +243,25 @@ class Session:
         )
 
     def _investigate(
-        self, found: Investigation, step: Step | None, rewind: Rewind | None
+        self, found: Investigation, now: Occasion, rewind: Rewind | None
     ) -> Resolution:
-        case = self._case(found, step, rewind)
+        case = self._case(found, now.step, rewind)
         if case is None:
-            self._explain(found)
-            return self._decide(found, step, None)
+            known = self._known.like(found.key)
+            if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
+                return self._again(known, now)
+            return self._decide(found, now, None)
         with case.in_place():
             found.look(case)
             known = self._known.like(found.key)
             if known is not None and found.stage("repeat", lambda: self._passes(case, known)):
-                return self._again(known, step, case)
+                return self._again(known, now, case)
             self._explain(found)
             found.prove(case, self.policy)
             if known is not None and names_samples(known):
                 # The samples are new, the failure is not.
-                return self._again(known, step, case, proof=found.proof)
-        return self._decide(found, step, case)
+                return self._again(known, now, case, proof=found.proof)
+        return self._decide(found, now, case)
 
     def _case(self, found: Investigation, step: Step | None, rewind: Rewind | None) -> Case | None:
         if step is None or self.facts.world_size > 1:
@@ -272,30 +279,33 @@ class Session:
         history = found.stage("history", self.series.records) or ()
         found.explain(self.store.open_incident()[0], history)
 
-    def _decide(self, found: Investigation, step: Step | None, case: Case | None) -> Resolution:
+    def _decide(self, found: Investigation, now: Occasion, case: Case | None) -> Resolution:
         nothing = Proof(incident=found.incident_id, verdict="none_found", minimal=())
-        action = self._choose(found.key, step, case, found.proof or nothing)
-        report = self._record(found, action, step)
+        action = self._choose(found.key, now, case, found.proof or nothing)
+        report = self._record(found, action, now)
         self._announce(report)
         return self._resolve(action, case, report)
 
-    def _record(self, found: Investigation, action: Action, step: Step | None = None) -> Report:
+    def _record(self, found: Investigation, action: Action, now: Occasion) -> Report:
         if found.incident is None:
             self._explain(found)
-        at = step.id if step is not None else found.at
-        report = found.report(AuditEntry(at=at, action=action))
+        report = found.report(AuditEntry(at=now.at, action=action))
         self._keep(report, found.key)
         return report
 
     def _again(
-        self, known: Report, step: Step | None, case: Case | None, proof: Proof | None = None
+        self,
+        known: Report,
+        now: Occasion,
+        case: Case | None = None,
+        proof: Proof | None = None,
     ) -> Resolution:
         """Fold a repeat into the report of the first: its remedy is used, unless it has a ``proof`` of its own."""
         key = self._known.key_of(known)
         if proof is None and not names_samples(known):
             proof = known.proof
-        action = self._choose(key, step, case, proof)
-        entry = AuditEntry(at=_place(step), action=action, incident=known.incident.id)
+        action = self._choose(key, now, case, proof)
+        entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
         self._keep(report, key)
         if action.kind == "adopt":
@@ -305,19 +315,19 @@ class Session:
         return self._resolve(action, case, report)
 
     def _choose(
-        self, key: FailureKey, step: Step | None, case: Case | None, proof: Proof | None
+        self, key: FailureKey, now: Occasion, case: Case | None, proof: Proof | None
     ) -> Action:
         action, self._state = policies.decide(
             self.policy,
             self._state,
             key=key,
             proof=proof,
-            at_step=_place(step).step,
+            at_step=now.at.step,
             world_size=self.facts.world_size,
-            can_veto=self.facts.veto == "yes" and step is not None,
+            can_veto=self.facts.veto == "yes" and now.can_skip,
             weights_broken=case is not None and case.update,
         )
-        if step is None and action.kind == "observe" and self.policy.on_failure != "observe":
+        if action.kind == "observe" and not now.can_skip and self.policy.on_failure != "observe":
             return replace(action, reason="there is no step to run again: observed only")
         return action
 
@@ -376,9 +386,3 @@ class Session:
                 seconds=self._clock() - self._began,
             )
         )
-
-
-def _place(step: Step | None, signals: Sequence[Signal] = ()) -> StepId:
-    if step is not None:
-        return step.id
-    return next((one.at for one in signals if one.at is not None), StepId(run="", step=0))

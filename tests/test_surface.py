@@ -49,7 +49,7 @@ CODES = [
 
 COMMANDS = {
     "demo": ["name", "--list", "--variant", "--json"],
-    "run": ["command", "--on-failure", "--out", "--allow", "--json"],
+    "run": ["command", "--on-failure", "--out", "--allow", "--record", "--hang", "--json"],
     "report": ["folder", "--json"],
     "explain": ["code", "--run", "--json"],
     "rules": ["--json"],

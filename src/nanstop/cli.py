@@ -147,6 +147,18 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME", help="Allow a remedy that changes training; repeatable."),
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="Note every operation before it runs: names one that kills."),
+    ] = False,
+    hang: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=1.0,
+            help="End the run, with all stacks, after N median step times (60 s at least) without a step.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run any training command, unchanged, watched. Its output and exit code stay its own."""
@@ -154,8 +166,16 @@ def run(
 
     policy = Policy(on_failure=on_failure, allow=tuple(allow or ()))  # type: ignore[arg-type]
     from nanstop.run.launch import launch
+    from nanstop.run.supervise import Patience
 
-    return launch(command, policy=policy, out=out, as_json=as_json)
+    return launch(
+        command,
+        policy=policy,
+        out=out,
+        as_json=as_json,
+        record=record,
+        patience=Patience(steps=hang) if hang is not None else None,
+    )
 
 
 @app.command()

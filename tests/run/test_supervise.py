@@ -5,7 +5,6 @@ import time
 import pytest
 
 from nanstop.records import Environment, RunFacts
-from nanstop.run.live import TrainingFacts
 from nanstop.run.memory import kernel_line, num_oom_kills
 from nanstop.run.obituary import obituary
 from nanstop.run.recorder_file import FlightFile, read
@@ -13,6 +12,7 @@ from nanstop.run.remains import Ending, Remains, classify, collect, signal_name
 from nanstop.run.store import Store, load_report
 from nanstop.run.summary import summary_row
 from nanstop.run.supervise import ARMED, supervised
+from nanstop.run.training_facts import TrainingFacts
 
 FACTS = TrainingFacts(facts=RunFacts(), environment=Environment(nanstop="0", python="3"), rank=1)
 DUMP = """Fatal Python error: {}

@@ -2,7 +2,7 @@
 
 In the folder that ``nanstop run`` names in ``NANSTOP_LIVE``: ``PID.flight`` (see ``recorder_file``), ``PID.stacks``
 (Python's own report of a fatal signal, or the stacks that were asked for) and ``PID.facts.json`` (of the training that
-was begun). Every function does nothing where there is no such folder.
+was begun). Until a training is begun nothing heavy is imported: many a process imports torch and trains nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from nanstop.records import CONFIG, SCHEMA, Environment, RunFacts
 from nanstop.run.recorder_file import NUM_OPS, FlightFile
 
 if TYPE_CHECKING:
@@ -29,17 +27,6 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
 """Asks a process for its stacks. A real-time signal: SIGUSR1 and 2 belong to schedulers and users."""
 
 MAX_MESSAGE = 800
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFacts:
-    """``PID.facts.json``: what is known of the training and its machine by the process that runs it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
-    schema: int = SCHEMA
-    facts: RunFacts
-    environment: Environment
-    rank: int = 0
 
 
 class Live:
@@ -62,6 +49,7 @@ class Live:
         session.beat = self._beat
         from nanstop.report.codec import to_json
         from nanstop.run.environment import environment
+        from nanstop.run.training_facts import TrainingFacts
 
         rank = int(os.environ.get("RANK", "0") or 0)
         known = TrainingFacts(facts=session.facts, environment=environment(), rank=rank)

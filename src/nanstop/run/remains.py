@@ -12,8 +12,8 @@ from typing import Literal
 
 from nanstop.errors import NanstopError
 from nanstop.run.files import load_record, read_text
-from nanstop.run.live import TrainingFacts
 from nanstop.run.recorder_file import Flight, read
+from nanstop.run.training_facts import TrainingFacts
 
 EndKind = Literal[
     "clean",

@@ -228,7 +228,7 @@ def test_redo_makes_the_window_as_if_it_had_not_failed(script, name):
     assert healthy.get("scales") == redone.get("scales")
 
 
-def test_running_statistics_are_mended_by_a_redo(script):
+def test_running_statistics_are_mended_by_a_redo_and_by_a_skip(script):
     source = (
         HEAD
         + """
@@ -250,6 +250,12 @@ for step in range(4):
     redone = script(source, session, FAULTS=[float("nan")], COUNT=[])
     assert session.steps == [2]
     assert same(weights(healthy), weights(redone))
+    skipped = script(source, ScriptedSession("skip", look=False), FAULTS=[float("nan")], COUNT=[])
+    assert all(w.isfinite().all() for w in weights(skipped))
+    observed = script(
+        source, ScriptedSession("proceed", look=False), FAULTS=[float("nan")], COUNT=[]
+    )
+    assert not all(w.isfinite().all() for w in weights(observed))
 
 
 def test_skip_leaves_weights_and_moments_as_they_were(script):

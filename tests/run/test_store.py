@@ -246,6 +246,14 @@ def test_a_snapshot_name_that_leaves_the_folder_is_refused(tmp_path, name):
         load_report(file)
 
 
+@pytest.mark.parametrize("incident_id", ["../../etc", "/etc", "", "1", "0000/.."])
+def test_an_id_that_leaves_the_folder_is_refused(tmp_path, incident_id):
+    file = stored(tmp_path)
+    file.write_text(file.read_text().replace('"id":"0000"', f'"id":"{incident_id}"'))
+    with pytest.raises(NanstopError, match="is no id of an incident"):
+        load_report(file)
+
+
 @pytest.fixture
 def snapshot(tmp_path):
     """An incident with a snapshot of its batch: (incident folder, snapshot file)."""

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from nanstop.adapters.table import Table
@@ -20,6 +22,7 @@ from nanstop.adapters.table import Table
 OpenSession = Callable[[Any, Any], Any]
 """Called with (view, facts) when training is about to begin; returns a session."""
 
+_OWN = str(Path(__file__).parent.parent)
 _log = logging.getLogger("nanstop")
 _table = Table()
 _open_session: OpenSession | None = None
@@ -38,6 +41,7 @@ def install(open_session: OpenSession) -> None:
     if _open_session is None:
         _open_session = open_session
         atexit.register(_finish)
+        _table.replace(sys, "excepthook", _uncaught)
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         utils = torch.nn.utils
@@ -157,6 +161,31 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
                 "nanstop: this trainer is not watched (%s: %s)", type(error).__name__, error
             )
         return trainer.train(*args, **kwargs)
+
+
+def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) -> None:
+    """Stand in for ``sys.excepthook``: a traceback of the script shows none of the frames that stand in for torch's."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = _without_own(one.__traceback__)
+        chain += [one.__cause__, one.__context__]
+    original(kind, error, _without_own(traceback))
+
+
+def _without_own(traceback: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_OWN):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for each, following in zip(kept, [*kept[1:], None], strict=False):
+        each.tb_next = following
+    return kept[0] if kept else None
 
 
 def _finish() -> None:

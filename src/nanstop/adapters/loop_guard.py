@@ -112,6 +112,7 @@ class Guard:
         if resolution.kind == "stop":
             raise NanstopError(f"training stopped: {resolution.reason}", code="NS000")
         if resolution.kind == "skip" or not can_redo:
+            _mend_buffers(step)
             return Verdict(apply=False, failed=True)
         return self._make_anew(step, resolution, rewind)
 
@@ -233,6 +234,12 @@ def world_size() -> int:
 
 def _bad_weights(view: PlainView) -> tuple[str, ...]:
     return nonfinite({n: p for n, p in view.root.named_parameters() if p.requires_grad})
+
+
+def _mend_buffers(step: LoopStep) -> None:
+    """Put buffers back where a bad forward has left NaN in them: running statistics would keep it for good."""
+    if nonfinite(dict(step.view.root.named_buffers())):
+        step.buffers.restore(step.start)
 
 
 def _bad_gradients(step: LoopStep) -> tuple[str, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from nanstop.records import Diagnosis, Report
 from nanstop.report import text
+from nanstop.run.store import REPORT
 
 
 def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
@@ -15,7 +17,7 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
 
     def announce(news: Report | Diagnosis | str) -> None:
         if isinstance(news, Report):
-            shown = text.render(news, record=str(folder / news.incident.id / "report.json"))
+            shown = text.render(news, record=_record(folder / news.incident.id / REPORT))
         elif isinstance(news, Diagnosis):
             shown = text.render_finding(news)
         else:
@@ -24,3 +26,12 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
         sys.stderr.flush()
 
     return announce
+
+
+def _record(path: Path) -> str | None:
+    """Return where the full record is, as short as it can be said here; None where the disk refused it."""
+    if not path.is_file():
+        return None
+    with suppress(ValueError, OSError):
+        return str(path.relative_to(Path.cwd()) if path.is_absolute() else path)
+    return str(path)

@@ -73,6 +73,8 @@ def launch(
         ending, report = supervisor.ended(
             code, interrupted=interrupted, failed=bool(summary.incidents)
         )
+    if code == 0 and summary == Summary() and store.problem is None:
+        sys.stderr.write(_NOTHING_SEEN)
     if report is not None:
         announcer(folder)(report)
         summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))

@@ -140,12 +140,14 @@ class Store:
 def load_report(path: str | os.PathLike[str]) -> Report:
     """Return the report of an incident folder (or of a ``report.json``) that anybody may have written.
 
-    Errors: ``NanstopError`` NS001 for a missing, linked, oversized or malformed file, another schema, or a snapshot
-    name that leaves the folder.
+    Errors: ``NanstopError`` NS001 for a missing, linked, oversized or malformed file, another schema, or an id or a
+    snapshot name that leaves the folder.
     """
     given = Path(path)
     file = given / REPORT if given.is_dir() else given
     report = load_record(file, Report)
+    if not _ID.fullmatch(report.incident.id):
+        raise NanstopError(f"{file}: `{report.incident.id}` is no id of an incident")
     snapshot = report.incident.snapshot
     if snapshot is not None and not _SAFE_NAME.fullmatch(snapshot.name):
         raise NanstopError(f"{file}: snapshot name `{snapshot.name}` is not a plain file name")

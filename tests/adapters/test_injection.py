@@ -260,6 +260,7 @@ def test_torchrun_with_two_ranks_observes(folder):
     assert (code, out) == (0, "finite False\n" * 2), err
     assert {row["rank"] for row in rows["incidents"]} == {0, 1}
     assert {row["action"] for row in rows["incidents"]} == {"observe"}
+    assert err.count("2 processes train together: failures are observed") == 1
 
 
 @pytest.mark.slow

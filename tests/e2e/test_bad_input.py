@@ -179,6 +179,15 @@ def test_nothing_to_train_on_is_no_failure(folder, body, said):
     assert "Traceback" not in ended.err
 
 
+DRAWS = """
+draws = {
+    seed: torch.rand(40, generator=torch.Generator().manual_seed(seed)).tolist()
+    for seed in range(400)
+}
+SEED = next(seed for seed, drawn in draws.items() if drawn[2] == min(drawn))
+LIMIT = draws[SEED][2] + 1e-6
+OWN = torch.Generator().manual_seed(SEED)
+"""
 UNSTEADY = {
     "iterator": (
         "DRAWN = iter([1.0] * 2 + [float('nan')] + [1.0] * 99)\n",
@@ -191,13 +200,7 @@ UNSTEADY = {
         "NS603",
     ),
     "generator": (
-        "draws = {\n"
-        "    seed: torch.rand(40, generator=torch.Generator().manual_seed(seed)).tolist()\n"
-        "    for seed in range(400)\n"
-        "}\n"
-        "SEED = next(seed for seed, drawn in draws.items() if drawn[2] == min(drawn))\n"
-        "LIMIT = draws[SEED][2] + 1e-6\n"
-        "OWN = torch.Generator().manual_seed(SEED)\n",
+        DRAWS,
         "(net(x).mean() * 0 + torch.rand((), generator=OWN) - LIMIT).sqrt()",
         "NS000",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,11 +14,17 @@ from nanstop.run.store import REPORT
 
 
 def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
-    """Return what prints reports, findings and notes on stderr as they come."""
+    """Return what prints reports, findings and notes on stderr as they come.
+
+    Of several processes that train together each reports its own failures; what holds for all of them the first says.
+    """
+    speaks_for_all = os.environ.get("RANK", "0") == "0"
 
     def announce(news: Report | Diagnosis | str) -> None:
         if isinstance(news, Report):
             shown = text.render(news, record=_record(folder / news.incident.id / REPORT))
+        elif not speaks_for_all:
+            return
         elif isinstance(news, Diagnosis):
             shown = text.render_finding(news)
         else:

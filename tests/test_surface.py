@@ -51,6 +51,16 @@ COMMANDS = {
     "demo": ["name", "--list", "--variant", "--json"],
     "run": ["command", "--on-failure", "--out", "--allow", "--record", "--hang", "--json"],
     "report": ["folder", "--json"],
+    "bisect": [
+        "bad",
+        "good",
+        "--script",
+        "--jobs",
+        "--timeout",
+        "--memory",
+        "--limit",
+        "--json",
+    ],
     "explain": ["code", "--run", "--json"],
     "rules": ["--json"],
     "env": ["--json"],
@@ -88,8 +98,8 @@ def test_commands_and_flags():
 
 
 def test_exit_codes():
-    codes = (cli.OK, cli.USAGE, cli.UNRESOLVED, cli.INTERNAL, cli.INTERRUPTED)
-    assert codes == (0, 2, 3, 70, 130)
+    codes = (cli.OK, cli.FINDINGS, cli.USAGE, cli.UNRESOLVED, cli.INTERNAL, cli.INTERRUPTED)
+    assert codes == (0, 1, 2, 3, 70, 130)
 
 
 def test_codes_of_findings():

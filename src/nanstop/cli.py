@@ -21,7 +21,7 @@ from nanstop.suggest import unknown
 if TYPE_CHECKING:
     from nanstop.demo.scenario import Scenario
 
-OK, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 2, 3, 70, 130
+OK, FINDINGS, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 """The base of all complaints about usage, which typer has under no public name."""
@@ -207,6 +207,35 @@ def report(
     return OK if proven else UNRESOLVED
 
 
+@app.command("bisect")
+def bisect_configs(
+    bad: Annotated[
+        str, typer.Argument(metavar="BAD", help="A config that fails, or a quoted command line.")
+    ],
+    good: Annotated[
+        str, typer.Argument(metavar="GOOD", help="One that does not, of the same script.")
+    ],
+    script: Annotated[
+        str | None, typer.Option(metavar="SCRIPT", help="The script that reads the configs.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", help="Trials side by side.")] = 1,
+    timeout: Annotated[float | None, typer.Option(help="Seconds a trial may take.")] = None,
+    memory: Annotated[float | None, typer.Option(metavar="MB", help="Memory of a trial.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Trials in all.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Find the smallest difference between a training that fails and one that does not, by running both."""
+    from nanstop.run.bisect_result import render
+    from nanstop.run.bisect_run import Limits, run_bisect
+    from nanstop.run.settings import read_pair
+
+    memory_bytes = None if memory is None else int(memory * 2**20)
+    limits = Limits(timeout=timeout, memory_bytes=memory_bytes, jobs=jobs, trials=limit)
+    result = run_bisect(read_pair(bad, good, script), limits=limits, announce=_progress)
+    _show(result, _printable(render(result)), as_json)
+    return OK if result.status == "found" else FINDINGS
+
+
 @app.command()
 def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="NS201, or fp16-overflow.")],
@@ -287,6 +316,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         return _crashed(error)
+
+
+def _progress(line: str) -> None:
+    typer.echo(_printable(line), err=True)
 
 
 def _show(value: Any, text: str, as_json: bool) -> None:

@@ -348,7 +348,7 @@ def test_commands_that_are_not_there(folder, command, message, hint):
 
 
 def test_the_policy_reaches_the_child(tmp_path):
-    policy = Policy(on_failure="skip", allow=("clip", "lr"))
+    policy = Policy(on_failure="skip", allow=("clip", "lr"), budget_seconds=0.5)
     assert watched_policy(watching(policy, tmp_path, "1")) == policy
     assert watched_policy({}) == Policy()
 

@@ -92,6 +92,7 @@ def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -
         "NANSTOP_DIR": str(folder),
         "NANSTOP_ON_FAILURE": policy.on_failure,
         "NANSTOP_ALLOW": ",".join(policy.allow),
+        "NANSTOP_BUDGET_SECONDS": str(policy.budget_seconds),
     }
 
 
@@ -99,7 +100,8 @@ def watched_policy(environment: Mapping[str, str]) -> Policy:
     """Return the policy that ``watching`` wrote down."""
     allow = tuple(name for name in environment.get("NANSTOP_ALLOW", "").split(",") if name)
     word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
-    return Policy(on_failure=word, allow=allow)
+    seconds = float(environment.get("NANSTOP_BUDGET_SECONDS", Policy().budget_seconds))
+    return Policy(on_failure=word, allow=allow, budget_seconds=seconds)
 
 
 def resolve_command(args: Sequence[str]) -> list[str]:

@@ -284,9 +284,9 @@ def rules(as_json: AsJson = False) -> int:
         {"code": rule.code, "name": rule.slug, "title": rule.title, "when": list(rule.when)}
         for rule in CATALOGUE
     ]
-    _show(
-        rows, "\n".join(f"{row['code']}  {row['name']:32} {row['title']}" for row in rows), as_json
-    )
+    width = max(len(rule.slug) for rule in CATALOGUE)
+    lines = [f"{rule.code}  {rule.slug:{width}}  {rule.title}" for rule in CATALOGUE]
+    _show(rows, "\n".join(lines), as_json)
     return OK
 
 

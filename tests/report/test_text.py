@@ -1,3 +1,4 @@
+import io
 import re
 import subprocess
 import sys
@@ -157,3 +158,22 @@ def test_rendering_needs_no_torch():
     code = "import sys, nanstop.report.text, nanstop.report.codec; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_stream_that_the_text_goes_to_says_whether_there_is_a_terminal():
+    assert "\x1b[" in render(REPORT, stream=_Terminal())
+    assert "\x1b[" not in render(REPORT, stream=io.StringIO())
+    assert "\x1b[" in render_finding(DIAGNOSIS, stream=_Terminal())
+
+
+def test_a_very_long_line_of_source_is_cut():
+    source = replace(EVENT.source, text="x = " + "1 + " * 100 + "1")
+    located = replace(LOCALIZATION, first_bad=replace(EVENT, source=source))
+    line = render(replace(REPORT, localization=located)).splitlines()[1]
+    assert line.endswith("1 + 1...")
+    assert len(line) < 200

@@ -173,7 +173,7 @@ def _positions(found: Localization | None) -> list[str]:
     if found is None or found.first_bad is None or found.key.phase == "optimizer":
         return []
     if found.positions is None:
-        return ["sample and tokens unknown: the operation's axes are not those of the batch"]
+        return ["sample and tokens unknown"]
     texts = []
     for place in found.positions[:MAX_POSITIONS]:
         first, last = place.first_token, place.last_token

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from nanstop.records import Diagnosis, Report
 from nanstop.report.blocks import Block, finding_blocks, incident_blocks
@@ -30,19 +31,25 @@ def render(
     width: int | None = None,
     color: bool | None = None,
     record: str | None = None,
+    stream: TextIO | None = None,
 ) -> str:
     """Return the incident as text. ``width`` None: that of the terminal, or no wrapping where there is none.
 
-    ``color`` None: only on a terminal. ``record``: path of the full record, for the last line.
+    ``color`` None: only on a terminal. ``record``: path of the full record, for the last line. ``stream``: where the
+    text will go, stdout by default; it says whether there is a terminal.
     """
-    return _text(incident_blocks(report, record), width, color)
+    return _text(incident_blocks(report, record), width, color, stream)
 
 
 def render_finding(
-    diagnosis: Diagnosis, *, width: int | None = None, color: bool | None = None
+    diagnosis: Diagnosis,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    stream: TextIO | None = None,
 ) -> str:
     """Return a finding that is no failure (``warning[NS102]: ...``) as text; see ``render``."""
-    return _text(finding_blocks(diagnosis), width, color)
+    return _text(finding_blocks(diagnosis), width, color, stream)
 
 
 def render_summary(
@@ -117,8 +124,13 @@ def _folded(line: str, width: int, indent: str) -> list[str]:
     )
 
 
-def _text(blocks: Iterable[Block], width: int | None, color: bool | None) -> str:
-    terminal = sys.stdout.isatty()
+def _text(
+    blocks: Iterable[Block],
+    width: int | None,
+    color: bool | None,
+    stream: TextIO | None = None,
+) -> str:
+    terminal = (stream or sys.stdout).isatty()
     if width is None and terminal:
         width = shutil.get_terminal_size().columns
     lines = "\n".join(line for block in blocks for line in wrapped(block, width))

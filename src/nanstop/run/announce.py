@@ -22,11 +22,12 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
 
     def announce(news: Report | Diagnosis | str) -> None:
         if isinstance(news, Report):
-            shown = text.render(news, record=_record(folder / news.incident.id / REPORT))
+            record = _record(folder / news.incident.id / REPORT)
+            shown = text.render(news, record=record, stream=sys.stderr)
         elif not speaks_for_all:
             return
         elif isinstance(news, Diagnosis):
-            shown = text.render_finding(news)
+            shown = text.render_finding(news, stream=sys.stderr)
         else:
             shown = f"nanstop: {news}\n"
         sys.stderr.write(shown if shown.endswith("\n") else f"{shown}\n")

@@ -23,6 +23,7 @@ CODES = [
     "NS101",
     "NS102",
     "NS103",
+    "NS108",
     "NS201",
     "NS202",
     "NS204",
@@ -66,7 +67,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "0a25b1ff3479f610")
+REPORT_FORM = (1, "021bb600d5dbcd3f")
 
 
 def test_names():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanstop.errors import NanstopError
 from nanstop.records import Diagnosis, Incident, Report
 from nanstop.run.announce import announcer
+from nanstop.run.environment import environment
 from nanstop.run.policy import Policy
 from nanstop.run.store import Store, load_incident, load_report
 
@@ -164,7 +165,7 @@ def check(target: Any) -> tuple[Diagnosis, ...]:
     from nanstop.records import Evidence
     from nanstop.rules.diagnose import diagnose
 
-    return diagnose(Evidence(facts=_facts(target)), "static")
+    return diagnose(Evidence(facts=_facts(target), environment=environment()), "static")
 
 
 def _facts(target: Any) -> Any:

@@ -288,6 +288,7 @@ class RunFacts:
     model_type: str | None = None
     declared_dtype: str | None = None
     """The format that the model's own config says it was trained in."""
+    padding_side: str | None = None
     gradient_checkpointing: bool = False
     compiled: bool = False
     nan_inf_filter: bool = False
@@ -411,6 +412,7 @@ class Evidence:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     facts: RunFacts | None = None
+    environment: Environment | None = None
     incident: Incident | None = None
     replay: Replay | None = None
     localization: Localization | None = None

@@ -6,6 +6,7 @@ import pytest
 
 from nanstop.records import (
     Atom,
+    Environment,
     Evidence,
     Position,
     RangeRow,
@@ -73,7 +74,11 @@ GRPO = RunFacts(zero_loss_by_design="on-policy GRPO")
 
 GEMM = event(op="aten.mm.default", dtype="bfloat16", outputs=(), source=SourceLine(file="m.py", line=3, function="f", text="a @ b"))  # fmt: skip
 
+H20 = Environment(nanstop="0", python="3", gpu="NVIDIA H20", cublas="12.1.3.1")
+BF16 = RunFacts(autocast="bfloat16")
+
 FIRES = [
+    ("NS108", Evidence(facts=BF16, environment=H20), "possible"),
     ("NS601", ended("signal", ("SIGFPE", ""), ("frame", "m.py:3 in f"), op=GEMM), "certain"),
     ("NS601", ended("signal", ("SIGKILL", "")), "possible"),
     ("NS604", ended("oom", ("SIGKILL", ""), ("evidence", "the control group counted 1 kill")), "certain"),
@@ -128,6 +133,8 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("NS108", Evidence(facts=BF16)),
+    ("NS108", Evidence(facts=RunFacts(), environment=H20)),
     ("NS601", ended("oom", ("SIGKILL", ""))),
     ("NS601", evidence(localization(event()))),
     ("NS604", ended("signal", ("SIGKILL", ""))),

@@ -31,6 +31,7 @@ def facts_of(view: HfView, trainer: Any) -> RunFacts:
         "zero_loss_by_design": _zero_loss(args),
         "world_size": _compat.world_size(trainer),
         "device": args.device.type,
+        "padding_side": _padding_side(trainer),
         "veto": _veto(trainer, view),
     }
     vocab = _vocab(trainer)
@@ -66,6 +67,11 @@ def _vocab(trainer: Any) -> int | None:
         return len(getattr(processor, "tokenizer", processor))
     except TypeError:
         return None
+
+
+def _padding_side(trainer: Any) -> str | None:
+    processor = getattr(trainer, "processing_class", None)
+    return getattr(getattr(processor, "tokenizer", processor), "padding_side", None)
 
 
 def _zero_loss(args: Any) -> str | None:

@@ -22,11 +22,16 @@ SYMPTOMS = ("NS302", "NS801", "NS802")
 """Findings that say how a failure shows, not what made it: listed after the cause."""
 
 COMPANIONS: dict[str, tuple[str, ...]] = {
-    "NS201": ("NS101",),
+    "NS201": ("NS101", "NS108"),
+    "NS202": ("NS108",),
+    "NS204": ("NS108",),
     "NS209": ("NS101",),
-    "NS301": ("NS101", "NS102", "NS103"),
+    "NS301": ("NS101", "NS102", "NS103", "NS108"),
     "NS302": ("NS101", "NS102"),
+    "NS304": ("NS108",),
     "NS402": ("NS102", "NS103"),
+    "NS601": ("NS108",),
+    "NS602": ("NS108",),
 }
 """Standing facts that can have caused a failure, named beside it."""
 

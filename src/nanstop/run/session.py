@@ -32,6 +32,7 @@ from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
 from nanstop.run import policy as policies
 from nanstop.run.case import Case, Occasion, Rewind, breaking_update, failing_case
+from nanstop.run.environment import environment
 from nanstop.run.history import History
 from nanstop.run.investigation import Investigation
 from nanstop.run.known import KnownFailures, left_alone, names_samples
@@ -114,7 +115,8 @@ class Session:
         """Begin a training (again): announce standing findings and what cannot be done in it. No device work."""
         self._exit, self._last_signature = None, None
         self._state = policies.completed(self._state)
-        for finding in examine(Evidence(facts=self.facts), "static").diagnoses:
+        given = Evidence(facts=self.facts, environment=environment())
+        for finding in examine(given, "static").diagnoses:
             self._found(finding)
         if self.facts.world_size > 1 and self.policy.on_failure != "observe":
             self._announce(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
+from nanstop.records import Environment
 from nanstop.zoo.parts import (
     WIDTH,
     EagerAttention,
@@ -380,3 +381,17 @@ def large_buffer(num_elements: int) -> Specimen:
         return model(batch["x"]).pow(2).mean() + buffer[0]
 
     return Specimen(model=model, optimizer=_sgd(model), loss_fn=loss_fn, batches=({"x": ones()},))
+
+
+def on_h20(cublas: str) -> Specimen:
+    """A model in bfloat16, and the facts of a machine with an H20 and this version of cuBLAS; nothing fails here."""
+    model = Model(layer=diagonal(1.0)).to(torch.bfloat16)
+    return Specimen(
+        model=model,
+        optimizer=_sgd(model),
+        loss_fn=lambda batch: model(batch["x"].bfloat16()).float().pow(2).mean(),
+        batches=({"x": ones()},),
+        environment=Environment(
+            nanstop="0", python="3.11", gpu="NVIDIA H20", capability="9.0", cublas=cublas
+        ),
+    )

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.records import Environment
+
 Batch = Mapping[str, Tensor]
 
 
@@ -17,8 +19,8 @@ Batch = Mapping[str, Tensor]
 class Specimen:
     """``loss_fn(batch)`` calls ``model`` and returns a scalar; one batch is one optimizer step.
 
-    ``autocast``, ``log_filter`` (the host logs as transformers does) and ``zero_loss_by_design`` are facts that cannot
-    be read off the other fields.
+    ``autocast``, ``log_filter`` (the host logs as transformers does), ``zero_loss_by_design`` and ``environment`` (of a
+    machine that this one is not) are facts that cannot be read off the other fields.
     """
 
     model: nn.Module
@@ -29,6 +31,7 @@ class Specimen:
     autocast: str | None = None
     log_filter: bool = False
     zero_loss_by_design: str | None = None
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

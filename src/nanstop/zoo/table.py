@@ -10,8 +10,10 @@ from types import MappingProxyType
 
 import torch
 
+from nanstop.records import ParamGroup, RunFacts
 from nanstop.rules.log_filter import filtered
 from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
+from nanstop.rules.stacks import stacks
 from nanstop.zoo import plants
 from nanstop.zoo.specimen import Specimen, run_plain
 
@@ -117,6 +119,16 @@ def trains_half(specimen: Specimen) -> bool:
     return any(p.dtype in HALF for p in specimen.model.parameters() if p.requires_grad)
 
 
+def stands_on_known_stack(specimen: Specimen) -> bool:
+    """Return whether the machine and the formats of the weights are those of a published defect."""
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in specimen.model.parameters()}
+    groups = tuple(
+        ParamGroup(dtype=each, trainable=True, num_tensors=1, num_elements=1) for each in dtypes
+    )
+    facts, machine = RunFacts(param_groups=groups), specimen.environment
+    return machine is not None and any(one.stands(machine, facts) for one in stacks())
+
+
 def has_zero_rows(specimen: Specimen) -> bool:
     """Return whether the embedding has a row of zeros."""
     tables = (m for m in specimen.model.modules() if isinstance(m, torch.nn.Embedding))
@@ -137,6 +149,7 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
         ),
         "NS102": _pair(plants.half_trainables, torch.float16, torch.float32, trains_half),
         "NS103": _pair(plants.new_tokens, 0.0, None, has_zero_rows),
+        "NS108": _pair(plants.on_h20, "12.1.3.1", "12.4.5.8", stands_on_known_stack),
         "NS201": _pair(plants.gated_product, 300.0, 3.0, loss_fails),
         "NS202": _pair(plants.masked_row, 0, 1, loss_fails),
         "NS204": _pair(plants.logarithm, -1.0, 0.5, loss_fails),

@@ -200,6 +200,7 @@ def localize(
 def _told(scene: Scene, recording: Recording, mended: Masks) -> Story | None:
     """Return what a recording and a close-up of its births say; None if nothing failed and nothing was absorbed."""
     births = slicing.trace_back(recording.trace, _sinks(recording))
+    births = slicing.with_dropped(recording.trace, births)
     live = slicing.reaching(recording.trace, _ends(recording))
     absorbed = slicing.absorptions(recording.trace, live)
     if not recording.reaches and not absorbed:

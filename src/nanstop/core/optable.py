@@ -25,6 +25,8 @@ FILLS = frozenset(
     | {"masked_fill_", "where", "lift_fresh_copy", "index_fill", "index_fill_", "constant_pad_nd"}
 )
 """Ops that write a number given by the program, or choose it."""
+NAN_DROPS = frozenset({"nansum", "nanmedian"})
+"""Ops that leave NaN out of what they compute."""
 ADDITIVE = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 """Ops by which a mask meets the scores it masks."""
 

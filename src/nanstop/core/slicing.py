@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 
-from nanstop.core.optable import FILLS, base_name
+from nanstop.core.optable import FILLS, NAN_DROPS, base_name
 from nanstop.core.trace import Op, Trace, Value
 
 
@@ -114,16 +114,28 @@ def _lane(values: Iterable[Value], lane: int | None) -> Iterator[Value]:
 def bad_writers(trace: Trace, value: Value) -> Iterator[tuple[int, int | None]]:
     """Yield (op index, lane) of the writes that can have put the bad value there, newest first.
 
-    Writes to a part of the storage leave older ones visible; one that covers it ends the search.
+    Writes to another part of the storage are passed over; one that covers all that the value reads ends the search.
     """
-    for index in reversed(value.storage.writers[: value.generation]):
-        for output in trace.ops[index].outputs:
-            if output.storage is not value.storage:
-                continue
-            if output.slot < 0 or range_of(trace, output).is_bad:
-                yield index, output.lane
-            if output.covers:
-                return
+    for index, output in _seen_writes(trace, value):
+        if output is not None and (output.slot < 0 or range_of(trace, output).is_bad):
+            yield index, output.lane
+
+
+def with_dropped(trace: Trace, births: Births) -> Births:
+    """Return births together with those of NaN that was left out on the way to one of them.
+
+    The mean of what is not NaN is 0/0 where all is NaN: the division gave birth, the NaN before it is the cause.
+    """
+    starts = [value for index in births.nan for value in trace.ops[index].inputs]
+    dropping = [i for i in reaching(trace, starts) if base_name(trace.ops[i].name) in NAN_DROPS]
+    if not dropping:
+        return births
+    left_out = trace_back(trace, [v for i in dropping for v in trace.ops[i].inputs])
+    return Births(
+        tuple(sorted({*births.nan, *left_out.nan})),
+        tuple(sorted({*births.inf, *left_out.inf})),
+        tuple(sorted((*births.external, *left_out.external), key=lambda pair: pair[0])),
+    )
 
 
 def reaching(trace: Trace, sinks: Iterable[Value]) -> frozenset[int]:
@@ -143,10 +155,47 @@ def reaching(trace: Trace, sinks: Iterable[Value]) -> frozenset[int]:
 
 
 def _writers(trace: Trace, value: Value) -> Iterator[int]:
+    yield from dict.fromkeys(index for index, _ in _seen_writes(trace, value))
+
+
+def _seen_writes(trace: Trace, value: Value) -> Iterator[tuple[int, Value | None]]:
+    """Yield (op index, what it wrote) of the writes that the value can show, newest first; None: ids or a mask."""
     for index in reversed(value.storage.writers[: value.generation]):
-        yield index
-        if any(o.storage is value.storage and o.covers for o in trace.ops[index].outputs):
+        written = [o for o in trace.ops[index].outputs if o.storage is value.storage]
+        if not written:
+            yield index, None
+        shown = [output for output in written if not _is_apart(output, value)]
+        for output in shown:
+            yield index, output
+        if any(_hides(output, value) for output in shown):
             return
+
+
+def _is_apart(written: Value, read: Value) -> bool:
+    """Return whether the two lie in different parts of their storage."""
+    if written.covers or written.dtype != read.dtype:
+        return False
+    (first, end), (start, last) = _span(written), _span(read)
+    return end <= start or last <= first
+
+
+def _hides(written: Value, read: Value) -> bool:
+    """Return whether nothing older can be seen by ``read`` after ``written``."""
+    if written.covers:
+        return True
+    if written.dtype != read.dtype:
+        return False
+    if (written.layout, written.shape) == (read.layout, read.shape):
+        return True
+    (first, end), (start, last) = _span(written), _span(read)
+    return end - first == math.prod(written.shape) and first <= start and last <= end
+
+
+def _span(value: Value) -> tuple[int, int]:
+    """Return the first element of the storage that a value lies on, and the one after its last."""
+    strides, offset = value.layout
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
+    return offset, offset + reach + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,14 +135,20 @@ class Story:
         return not named or (closeup is not None and closeup.fully_masked_rows > 0)
 
     def _first_born(self) -> int | None:
-        """Return the earliest birth that was not meant: a real infinity before the NaN it turned into."""
+        """Return the earliest birth that was not meant: a real infinity before the NaN it turned into.
+
+        An infinity that looks meant, and is all that a failing loss goes back to, was not.
+        """
         real = [i for i in self._births.inf if not self._is_meant(i)]
         if "loss" not in self.reaches and not self._error:
             # Forward ended finite: an infinity that it discarded is only the cause if its format was too narrow.
             real = [
                 i for i in real if self._trace.ops[i].phase in _MADE_LATE or self._is_overflow(i)
             ]
-        return min([*real, *self._births.nan], default=None)
+        placed = [i for i in self._births.inf if slicing.is_placed(self._trace.ops[i])]
+        computed = [i for i in self._births.inf if i not in placed]
+        found = [*real, *self._births.nan] or (computed if "loss" in self.reaches else [])
+        return min(found, default=None)
 
     def _is_meant(self, index: int) -> bool:
         """Return whether an op's infinities are the program's own: filled in, or part of a mask.

@@ -218,7 +218,14 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
     run = typer.main.get_command(cli.app).commands["run"]
     params = run.make_context("run", list(arguments)).params
     params["allow"] = list(params["allow"] or ())
-    defaults = {"on_failure": "repair", "out": None, "allow": [], "as_json": False}
+    defaults = {
+        "on_failure": "repair",
+        "out": None,
+        "allow": [],
+        "record": False,
+        "hang": None,
+        "as_json": False,
+    }
     assert params == {"command": command} | defaults | options
 
 

@@ -158,6 +158,7 @@ def test_summary_on_disk(tmp_path):
         "exit": None,
         "steps": 0,
         "seconds": 0.0,
+        "ended": None,
     }
 
 

@@ -62,6 +62,7 @@ COMMANDS = {
         "--limit",
         "--json",
     ],
+    "lr-range": ["command", "--low", "--high", "--steps", "--json"],
     "explain": ["code", "--run", "--json"],
     "rules": ["--json"],
     "env": ["--json"],

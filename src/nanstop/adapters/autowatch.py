@@ -55,9 +55,19 @@ def install(open_session: OpenSession) -> None:
 
 
 def start() -> None:
-    """Install as the environment says that ``nanstop run`` has set for its children."""
+    """Install as the environment says that ``nanstop run`` has set for its children; a sweep is watched by nobody."""
+    if "NANSTOP_LR_RANGE" in os.environ:
+        _sweep_instead()
+        return
     _begin_live()
     install(_open_session or _opener())
+
+
+def _sweep_instead() -> None:
+    if "transformers.trainer" in sys.modules:
+        from nanstop.adapters import hf_lr_sweep
+
+        hf_lr_sweep.install(_table, sys.modules["transformers.trainer"].Trainer)
 
 
 def _begin_live() -> None:

@@ -17,8 +17,8 @@ from nanstop.records import CONFIG
 
 MIN_STEPS = 20
 
-_SIGNIFICANT = 4.0
-"""A fall of the smoothed loss counts from so many standard errors on."""
+_SIGNIFICANT = 4.5
+"""A fall of the smoothed loss counts from so many standard errors on: the least of many places is looked at."""
 _BEGUN = 0.1
 """Share of the whole fall from which on the loss is said to be falling."""
 
@@ -133,9 +133,12 @@ class _Curve:
         ]
         # Second differences hold no trend, only noise (of six times its variance); the median is deaf to divergence.
         self.noise = median(bends) / (0.6745 * math.sqrt(6.0))
-        self.error = self.noise / math.sqrt(2.0 * math.sqrt(math.pi) * width)
         self.lowest_at = min(range(len(losses)), key=self.smoothed.__getitem__)
         self.fall = max(self.start - self.smoothed[self.lowest_at], 0.0)
+        # Of the median at the start (1.57 times the variance of a mean) and of the weighted mean at the lowest place.
+        weights = _weights(len(losses), self.lowest_at, width).values()
+        share = 1.57 / (len(head) + 1) + sum(weight**2 for weight in weights)
+        self.error = self.noise * math.sqrt(share)
 
     @property
     def rise(self) -> float:
@@ -143,7 +146,7 @@ class _Curve:
         return max(self.fall, 5.0 * self.noise, 1e-6 * abs(self.start))
 
     def falls(self) -> bool:
-        return self.fall > max(_SIGNIFICANT * math.sqrt(2.0) * self.error, 1e-6 * abs(self.start))
+        return self.fall > max(_SIGNIFICANT * self.error, 1e-6 * abs(self.start))
 
     def diverged_at(self) -> int | None:
         limit = self.start + self.rise
@@ -161,8 +164,13 @@ class _Curve:
 
 
 def _weighted(values: Sequence[float], place: int, width: float) -> float:
+    return sum(weight * values[i] for i, weight in _weights(len(values), place, width).items())
+
+
+def _weights(count: int, place: int, width: float) -> dict[int, float]:
+    """Return the share of each place near ``place`` in the mean there; they add up to 1."""
     reach = math.ceil(3.0 * width)
-    near = range(max(place - reach, 0), min(place + reach + 1, len(values)))
-    weights = [math.exp(-0.5 * ((i - place) / width) ** 2) for i in near]
-    total = sum(weights)
-    return sum(weight / total * values[i] for i, weight in zip(near, weights, strict=True))
+    near = range(max(place - reach, 0), min(place + reach + 1, count))
+    weights = {i: math.exp(-0.5 * ((i - place) / width) ** 2) for i in near}
+    total = sum(weights.values())
+    return {i: weight / total for i, weight in weights.items()}

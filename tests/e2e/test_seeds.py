@@ -34,6 +34,21 @@ def test_s1_gemma3_dpo():
     assert "post_feedforward_layernorm` in float32" in result["remedy"]
 
 
+@pytest.mark.slow
+def test_s3_grpo_sigfpe():
+    result = run_scenario("s3-grpo-sigfpe", echo=lambda _: None)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert (result["symptom"], result["exit"], result["survived"]) == ("SIGFPE", 136, True)
+    assert (result["code"], result["op"], result["step"]) == ("NS601", "aten.mm.default", 0)
+    assert result["module"].endswith("mlp.down_proj")
+    assert "modeling_qwen2.py:" in result["source"]
+    assert (result["minimal"], result["sufficient_fix"]) == (["bf16"], ["bf16"])
+    assert (result["differing_keys"], result["verdict"]) == (13, "proven")
+    assert result["trials"] <= 12
+    assert result["codes"] == ["NS601", "NS108"]
+    assert "nvidia-cublas-cu12 >= 12.4.5.8" in result["known_defect"]
+
+
 def test_s5_qwen2_sft():
     result = finished("s5-qwen2-sft-fp16")
     assert result["code"] == "NS201"

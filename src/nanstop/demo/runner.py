@@ -32,7 +32,7 @@ def run(scenario: Scenario, *, variant: str | None = None, echo: Echo | None = N
     Of a scenario with variants and none chosen: ``variants`` holds the result of each, ``verdict`` is "proven" if all
     are. ``echo`` receives lines while it runs (default: stderr).
     """
-    say = echo or _to_stderr
+    say = echo or to_stderr
     if not scenario.variants or variant is not None:
         return _run_one(scenario, variant, say)
     results = [_run_one(scenario, name, say) for name, _ in scenario.variants]
@@ -246,6 +246,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
+    """Print a line beside the result."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -34,8 +34,10 @@ class Scenario:
     name: str
     title: str
     symptom: str
-    build: Callable[[Setup], Any]
+    build: Callable[[Setup], Any] | None = None
     steps: int
     symptom_steps: int
     allow: tuple[str, ...] = ()
     variants: tuple[tuple[str, str], ...] = ()
+    play: Callable[[Scenario, Callable[[str], None]], dict[str, Any]] | None = None
+    """In place of ``build``, for a scenario whose process does not live to tell: returns the whole result."""

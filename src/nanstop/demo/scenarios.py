@@ -21,6 +21,12 @@ def _s2(setup: Setup) -> Any:
     return build(setup)
 
 
+def _s3(scenario: Scenario, echo: Callable[[str], None]) -> dict[str, Any]:
+    from nanstop.demo.grpo import play
+
+    return play(scenario, echo)
+
+
 def _s4(setup: Setup) -> Any:
     from nanstop.demo.reward import build
 
@@ -57,6 +63,14 @@ _TABLE = (
         ),
     ),
     Scenario(
+        name="s3-grpo-sigfpe",
+        title="Qwen2, GRPO with bf16=True on an H20 (TRL issue 2906)",
+        symptom="floating point exception, no traceback",
+        play=_s3,
+        steps=2,
+        symptom_steps=2,
+    ),
+    Scenario(
         name="s4-reward-half-head",
         title="Qwen2 reward model with LoRA in pure float16 (TRL issue 2367)",
         symptom="an astronomically large loss with grad_norm nan, then loss 0.0",
@@ -84,18 +98,23 @@ def run_scenario(
 
     Errors: ``NanstopError`` NS001 for an unknown name or variant.
     """
-    from nanstop.demo.runner import run
+    from nanstop.demo.runner import run, to_stderr
 
     if name not in SCENARIOS:
         raise unknown("scenario", name, SCENARIOS)
     scenario = SCENARIOS[name]
     if variant is not None and variant not in dict(scenario.variants):
         raise unknown("variant", variant, dict(scenario.variants))
+    if scenario.play is not None:
+        return scenario.play(scenario, echo or to_stderr)
     return run(scenario, variant=variant, echo=echo)
 
 
 def render(result: Mapping[str, Any]) -> str:
     """Return the result of ``run_scenario`` as lines of text."""
-    from nanstop.demo.runner import render as render_result
+    if "minimal" in result:
+        from nanstop.demo.grpo import render as render_result
+    else:
+        from nanstop.demo.runner import render as render_result
 
     return render_result(result)

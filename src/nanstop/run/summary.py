@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 from nanstop.records import CONFIG, SCHEMA, Report
 from nanstop.rules.cures import describe
 
+DEATHS = ("signal", "oom", "timeout")
+"""Failures of a process, whose last operation stands at the end of ``localization.growth``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRow:
@@ -65,6 +68,8 @@ def summary_row(report: Report) -> IncidentRow:
     first = report.diagnoses[0] if report.diagnoses else None
     place = report.localization
     event = place.first_bad if place else None
+    if event is None and place is not None and place.key.kind in DEATHS and place.growth:
+        event = place.growth[-1]
     key = place.key if place else (report.replay.key if report.replay else None)
     proof, at = report.proof, report.incident.at
     source = event.source if event else None

@@ -234,7 +234,12 @@ class ScriptedSession:
         kind = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return SimpleNamespace(kind=kind, atoms={}, adopt=(), reason="scripted")
 
+    in_force = ()
+
     def adopt(self, atoms) -> None:
+        assert atoms == ()
+
+    def resume(self, atoms, _source) -> None:
         assert atoms == ()
 
     def gauge_due(self, step: int) -> bool:

@@ -225,3 +225,15 @@ def test_the_run_stops_after_that_many_skips(limit):
         for _, action, _, _ in replay(Policy(max_skips_in_a_row=limit), [unproven] * (limit + 1))
     ]
     assert kinds == ["skip"] * limit + ["stop"]
+
+
+def test_what_does_not_come_back_is_run_again_as_it_is():
+    key = FailureKey(kind="nan", phase="forward")
+    nothing = Proof(incident="0000", verdict="none_found", minimal=())
+    state = PolicyState(skips_in_a_row=2)
+    action, after = decide(Policy(), state, key=key, proof=nothing, at_step=3, replays_clean=True)
+    assert (action.kind, action.atoms, after.skips_in_a_row) == ("redo", (), 0)
+    action, _ = decide(
+        Policy(on_failure="skip"), state, key=key, proof=nothing, at_step=3, replays_clean=True
+    )
+    assert action.kind == "skip"

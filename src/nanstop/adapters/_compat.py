@@ -130,3 +130,13 @@ def recomputes(args: Any, model: nn.Module) -> bool:
     name = "activation_checkpointing"
     asked = getattr(args, name) if hasattr(args, name) else args.gradient_checkpointing
     return bool(asked) or any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+
+
+def checkpoint_path(trainer: Any, given: Any) -> str | None:
+    """Return the checkpoint that ``train(resume_from_checkpoint=given)`` starts from; None for a fresh start."""
+    if given is True:
+        from transformers.trainer_utils import get_last_checkpoint
+
+        folder = Path(trainer.args.output_dir)
+        return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    return str(given) if given else None

@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from nanstop.core.sentinel import nonfinite
+from nanstop.records import Atom
+from nanstop.run.store import load_plan, save_plan
 
 if TYPE_CHECKING:
     from nanstop.adapters.hf import TrainerWatch
+
+
+PLAN = "nanstop-plan.yaml"
+"""The remedies that a checkpoint's run was under, beside its weights."""
+
+
+def plan_of(checkpoint: str | None) -> tuple[Atom, ...]:
+    """Return the remedies that a checkpoint was saved under. Errors: ``NanstopError`` for a damaged plan."""
+    path = Path(checkpoint or "", PLAN)
+    return load_plan(path) if checkpoint and path.is_file() else ()
 
 
 class CheckpointGuard:
@@ -38,6 +50,9 @@ class CheckpointGuard:
         trainer = self._watch.trainer
         path = Path(trainer._get_output_dir(trial), f"checkpoint-{trainer.state.global_step}")
         self._guard(path, lambda: self._save_checkpoint(model, trial))
+        in_force = self._watch.session.in_force if self._watch.session is not None else ()
+        if in_force and path.is_dir():
+            save_plan(in_force, path / PLAN)
 
     def _on_save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         path = Path(output_dir or self._watch.trainer.args.output_dir)

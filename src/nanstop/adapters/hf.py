@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanstop.adapters import _compat
-from nanstop.adapters.checkpoints import CheckpointGuard
+from nanstop.adapters.checkpoints import CheckpointGuard, plan_of
 from nanstop.adapters.facts import facts_of
 from nanstop.adapters.hf_carry import Carrier
 from nanstop.adapters.hf_eval import EvaluationGuard
@@ -26,6 +26,7 @@ from nanstop.adapters.patches import Patches
 from nanstop.adapters.signatures import is_numeric, phase_of
 from nanstop.core.sentinel import Reading, total_norm
 from nanstop.core.snapshot import SnapshotKeeper
+from nanstop.errors import NanstopError
 from nanstop.records import RunFacts, StepId
 
 OpenSession = Callable[[HfView, RunFacts], Any]
@@ -69,6 +70,7 @@ class TrainerWatch:
         self._pending: int | None = None
         self._num_logs = 0
         self._applied = True
+        self._resumed_from: str | None = None
 
     def install(self) -> None:
         """Put every patch in place; ``accelerator.clip_grad_norm_`` follows when training begins."""
@@ -96,6 +98,10 @@ class TrainerWatch:
             self.session = self._open_session(self.view, self.facts)
         self.session.facts = self.facts
         self.session.start()
+        try:
+            self.session.resume(plan_of(self._resumed_from), str(self._resumed_from))
+        except NanstopError as error:
+            _log.warning("the plan of the checkpoint is not used: %s", error)
 
     def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
         """Return the id of the trainer's present step, or of the one given."""
@@ -126,6 +132,8 @@ class TrainerWatch:
 
     def _on_train(self, *args: Any, **kwargs: Any) -> Any:
         self._training, self._window, self._attached, exit_code = True, None, False, 0
+        given = args[0] if args else kwargs.get("resume_from_checkpoint")
+        self._resumed_from = _compat.checkpoint_path(self.trainer, given)
         accelerator = self.trainer.accelerator
         if not self.patches.holds(accelerator, "clip_grad_norm_"):
             self._clip = accelerator.clip_grad_norm_

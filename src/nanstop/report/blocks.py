@@ -252,7 +252,10 @@ def _nearness(proof: Proof) -> str:
     if proof.reference is not None and proof.reference.outcome != "pass":
         unchanged = [trial.rows_unchanged for trial in proof.passing]
         return "healthy rows unchanged" if unchanged and all(unchanged) else "float32 fails too"
-    return _within(max(gaps)) if gaps else ""
+    if not gaps:
+        return ""
+    cosines = [trial.grad_cosine for trial in proof.passing if trial.grad_cosine is not None]
+    return _within(max(gaps)) + (f", gradient cosine {min(cosines):.5f}" if cosines else "")
 
 
 def _within(gap: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanstop.run.history import History
-from nanstop.run.session import Resolution
+from nanstop.run.resolution import Resolution
 
 
 class IdleSession:
@@ -29,6 +29,11 @@ class IdleSession:
     def gauge_due(self, _step: int) -> bool:
         """Return False."""
         return False
+
+    in_force: tuple[Any, ...] = ()
+
+    def resume(self, _atoms: Any, _source: str) -> None:
+        """Adopt nothing."""
 
     def adopt(self, _atoms: Any) -> None:
         """Nothing is ever resolved, so nothing is adopted."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 from nanstop.core.batches import batch_facts, num_samples
 from nanstop.core.localize import localize
 from nanstop.core.replay import rerun
+from nanstop.errors import NanstopError
 from nanstop.records import (
     Atom,
     AuditEntry,
@@ -77,9 +78,11 @@ class Investigation:
         """Return what a stage gives, or None with its error noted: nanstop is never the reason a run dies."""
         try:
             return work()
+        except NanstopError as error:
+            self.failures.append(f"{name}: {error.message}")
         except Exception as error:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
-            return None
+        return None
 
     def look(self, case: Case) -> None:
         """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""

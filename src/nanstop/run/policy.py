@@ -82,7 +82,7 @@ class PolicyState:
         return next((one for one in self.occurrences if one.folded == key.folded), new)
 
 
-def decide(
+def decide(  # noqa: PLR0913 - called once, by name
     policy: Policy,
     state: PolicyState,
     *,
@@ -92,12 +92,14 @@ def decide(
     world_size: int = 1,
     can_veto: bool = True,
     weights_broken: bool = False,
+    replays_clean: bool = False,
 ) -> tuple[Action, PolicyState]:
     """Return what to do about this failure, and the state after it.
 
     ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of the same kind is
     used. ``weights_broken``: an earlier update left weights that are not finite, so that skipping cannot help; a
-    proven remedy then asks for a rollback. Several ranks, or an update that cannot be held back, leave "observe";
+    proven remedy then asks for a rollback. ``replays_clean``: the failure did not come back, so that "repair" needs no
+    remedy. Several ranks, or an update that cannot be held back, leave "observe";
     "stop" on one rank needs no veto.
     """
     known = state.occurrence(key)
@@ -116,6 +118,9 @@ def decide(
         return Action(
             kind=kind, atoms=cure, reason=_why(kind, now.count), proof=proof and proof.incident
         ), state
+    if policy.on_failure == "repair" and replays_clean:
+        reason = "the failure does not come back: the step is run again as it is"
+        return Action(kind="redo", reason=reason), completed(state)
     if weights_broken:
         reason = "the weights themselves are not finite: leaving updates out cannot help"
         return Action(kind="stop", reason=reason), state

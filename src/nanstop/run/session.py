@@ -6,10 +6,9 @@ Adapters call a session when the sentinel fires, before the update, and carry ou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 from nanstop.core.localize import localize
 from nanstop.core.step import ModelView, Step
@@ -37,40 +36,15 @@ from nanstop.run.history import History
 from nanstop.run.investigation import Investigation
 from nanstop.run.known import KnownFailures, left_alone, names_samples
 from nanstop.run.policy import Policy, PolicyState
-from nanstop.run.rows import atoms_for
+from nanstop.run.resolution import Resolution, resolution_of
 from nanstop.run.store import Store
 from nanstop.run.summary import FindingRow, Summary, summary_row
 
 Announce = Callable[[Report | Diagnosis | str], None]
-Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
 
-_KINDS: Mapping[str, Kind] = {
-    "continue": "proceed",
-    "observe": "proceed",
-    "redo": "redo",
-    "adopt": "redo",
-    "quarantine": "redo",
-    "rollback": "rollback",
-    "skip": "skip",
-    "stop": "stop",
-}
 _GAUGE_SHARE = 0.005
 """Share of the run's time that the gauge may take, after its look at the first healthy step."""
 _HALF = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
-    """What the adapter has to do. ``atoms``: remedies by micro-batch of the window that is redone.
-
-    ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot back.
-    """
-
-    kind: Kind
-    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict)
-    adopt: tuple[Atom, ...] = ()
-    reason: str = ""
-    incident: str = ""
 
 
 class Session:
@@ -219,6 +193,17 @@ class Session:
             self._in_force += new
             self.store.save_plan(self._in_force)
 
+    @property
+    def in_force(self) -> tuple[Atom, ...]:
+        """The remedies that are on for the rest of the run."""
+        return self._in_force
+
+    def resume(self, atoms: tuple[Atom, ...], source: str) -> None:
+        """Adopt the remedies that a checkpoint was saved under, before the first step after it."""
+        if atoms and self.policy.on_failure == "repair":
+            self.adopt(atoms)
+            self._announce(f"resumed under {source}: {describe(atoms)}")
+
     def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> bool:
         """Report a checkpoint that would have held non-finite values; return whether training goes on."""
         names = ", ".join(bad_params[:3])
@@ -235,7 +220,10 @@ class Session:
         except Exception as error:
             self._announce(f"a remedy could not be undone ({type(error).__name__}: {error})")
         self._write_summary()
-        if in_force:
+        ended_well = exit_code == 0 and not any(
+            report.audit[-1].action.kind == "stop" for report in self.reports
+        )
+        if in_force and ended_well:
             self._announce(f"this run was kept finite by: {describe(in_force)}")
 
     def report(self) -> RunReport:
@@ -283,7 +271,8 @@ class Session:
 
     def _decide(self, found: Investigation, now: Occasion, case: Case | None) -> Resolution:
         nothing = Proof(incident=found.incident_id, verdict="none_found", minimal=())
-        action = self._choose(found.key, now, case, found.proof or nothing)
+        clean = found.replay is not None and found.replay.fidelity == "not_reproduced"
+        action = self._choose(found.key, now, case, found.proof or nothing, replays_clean=clean)
         report = self._record(found, action, now)
         self._announce(report)
         return self._resolve(action, case, report)
@@ -317,7 +306,13 @@ class Session:
         return self._resolve(action, case, report)
 
     def _choose(
-        self, key: FailureKey, now: Occasion, case: Case | None, proof: Proof | None
+        self,
+        key: FailureKey,
+        now: Occasion,
+        case: Case | None,
+        proof: Proof | None,
+        *,
+        replays_clean: bool = False,
     ) -> Action:
         action, self._state = policies.decide(
             self.policy,
@@ -328,6 +323,7 @@ class Session:
             world_size=self.facts.world_size,
             can_veto=self.facts.veto == "yes" and now.can_skip,
             weights_broken=case is not None and case.update,
+            replays_clean=replays_clean,
         )
         if action.kind == "observe" and not now.can_skip and self.policy.on_failure != "observe":
             return replace(action, reason="there is no step to run again: observed only")
@@ -345,19 +341,9 @@ class Session:
         )
 
     def _resolve(self, action: Action, case: Case | None, report: Report) -> Resolution:
-        kind = _KINDS[action.kind]
-        atoms: dict[int, tuple[Atom, ...]] = {}
         if action.kind == "adopt":
             self.adopt(action.atoms)
-        elif kind == "redo" and case is not None:
-            atoms = {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}
-        return Resolution(
-            kind=kind,
-            atoms=atoms,
-            adopt=action.atoms if kind == "rollback" else (),
-            reason=action.reason,
-            incident=report.incident.id,
-        )
+        return resolution_of(action, case, report.incident.id)
 
     def _keep(self, report: Report, key: FailureKey) -> None:
         self._known.put(report, key)

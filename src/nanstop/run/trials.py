@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -115,9 +116,12 @@ class Trials:
     def _reference(self, micro: int) -> Attempt:
         if micro not in self._references:
             # Agreement is about forward and backward; what the update should be is not the reference's to say.
-            self._references[micro] = self._case.attempt(
+            run = self._case.attempt(
                 micro, without_update=True, under=partial(reference, self._view)
             )
+            # A run that fails on a device is nearly full: what only waits to be compared waits in host memory.
+            grads = {name: grad.cpu() for name, grad in (run.grads or {}).items()}
+            self._references[micro] = replace(run, grads=grads)
         return self._references[micro]
 
     def _gaps(self, micro: int, run: Attempt) -> tuple[float | None, float | None]:
@@ -195,7 +199,8 @@ def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     names = [name for name in first if name in second]
     dot = norm_first = norm_second = 0.0
     for name in names:
-        a, b = first[name].double().flatten(), second[name].double().flatten()
+        a = first[name].double().flatten()
+        b = second[name].to(a.device).double().flatten()
         dot += float(a @ b)
         norm_first += float(a @ a)
         norm_second += float(b @ b)

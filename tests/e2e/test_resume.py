@@ -1,0 +1,60 @@
+"""Remedies travel with checkpoints: a resumed run starts under those that the first one had adopted."""
+
+from __future__ import annotations
+
+import torch
+
+import nanstop
+import tiny
+from nanstop.run.store import load_plan
+
+torch.set_num_threads(1)
+
+
+def overflowing():
+    model = tiny.llama()
+    model.model.layers[1].post_attention_layernorm.weight.data.fill_(3e4)
+    model.model.layers[1].mlp.up_proj.weight.data *= 0.1
+    return model.half()
+
+
+def trainer(out, **settings):
+    from transformers import Trainer, TrainingArguments
+
+    args = tiny.training_args(out, optim="sgd", save_strategy="steps", save_steps=3) | settings
+    torch.manual_seed(0)
+    return Trainer(
+        model=overflowing(), args=TrainingArguments(**args), train_dataset=tiny.TokenRows()
+    )
+
+
+def losses(one):
+    return [log["loss"] for log in one.state.log_history if "loss" in log]
+
+
+def test_a_plan_is_saved_with_the_checkpoint_and_in_force_after_it(tmp_path, capsys):
+    whole = trainer(tmp_path / "run", max_steps=6)
+    with nanstop.watch(whole, out=tmp_path / "n") as watch:
+        whole.train()
+    (report,) = watch.incidents
+    plan = load_plan(tmp_path / "run" / "checkpoint-3" / "nanstop-plan.yaml")
+    assert plan == report.proof.minimal
+
+    resumed = trainer(tmp_path / "run", max_steps=6)
+    with nanstop.watch(resumed, out=tmp_path / "m") as again:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert again.incidents == ()
+    assert losses(resumed) == losses(whole)
+    assert "resumed under" in capsys.readouterr().err
+
+
+def test_a_damaged_plan_does_not_stop_the_run(tmp_path):
+    first = trainer(tmp_path / "run", max_steps=3)
+    with nanstop.watch(first, out=tmp_path / "n"):
+        first.train()
+    (tmp_path / "run" / "checkpoint-3" / "nanstop-plan.yaml").write_text("schema: 99\n")
+    resumed = trainer(tmp_path / "run", max_steps=5)
+    with nanstop.watch(resumed, out=tmp_path / "m") as again:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert len(again.incidents) == 1
+    assert all(bool(p.isfinite().all()) for p in resumed.model.parameters())

@@ -73,6 +73,25 @@ def test_a_signal_is_bisected_to_the_keys_that_cause_it(bisect_it, jobs):
     assert "  a: 1, not 0" in text
 
 
+def test_the_confirming_run_names_the_operation_that_a_signal_came_in(bisect_it):
+    ending = """
+import torch
+net = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(2):
+    loss = net(torch.ones(2, 4)).sum()
+    loss.backward()
+    if config["a"] and step: loss.cosh(); signal.raise_signal(signal.SIGFPE)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    result = bisect_it(ending, bad={"a": 1}, good={"a": 0})
+    assert (result.minimal, result.sufficient_fix) == (("a",), ("a",))
+    assert (result.failure.name, result.failure.key.op) == ("SIGFPE", "aten.cosh.default")
+    assert [row.failure.key is None for row in result.trials if row.failure] == [True, False]
+    assert "in `aten.cosh.default`" in render(result)
+
+
 def test_an_exception_with_other_numbers_is_the_same_one_and_another_message_is_not(bisect_it):
     ending = """
 if config["a"]: raise RuntimeError(f"lost {time.time()} rows")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nanstop.errors import NanstopError
+from nanstop.run import live
 from nanstop.run.bisect_result import BisectResult, Difference, Outcome, TrialRow, trial_line
 from nanstop.run.launch import watching
 from nanstop.run.opening import incident_folder
@@ -26,6 +27,7 @@ from nanstop.run.policy import Policy
 from nanstop.run.settings import PLACES, Pair
 from nanstop.run.trial_store import (
     INCIDENTS,
+    LIVE,
     Failure,
     Finished,
     TrialStore,
@@ -121,7 +123,7 @@ class Trials:
             minimal=keys(found.minimal),
             sufficient_fix=keys(found.sufficient_fix),
             inseparable=keys(found.inseparable),
-            failure=self.target,
+            failure=self._explained(),
             flaky=tuple(keys(one) for one in found.flaky),
             differences=tuple(
                 Difference(key=key, bad=bad, good=good)
@@ -132,6 +134,11 @@ class Trials:
             folder=str(self.store.folder),
             problem=self.store.problem,
         )
+
+    def _explained(self) -> Failure | None:
+        """Return the failure that was looked for, as the trial saw it that knows most of it."""
+        same = (row.failure for row in reversed(self.rows) if row.outcome == "same_failure")
+        return next((one for one in same if one is not None and one.key is not None), self.target)
 
     def _settings(self, request: Request) -> dict[str, Any]:
         return self.pair.mixed(name for name in self.pair.items if name in request.keys)
@@ -169,12 +176,17 @@ class Trials:
             return Child(
                 command,
                 folder=place,
-                environment=_environment(place / INCIDENTS),
+                environment=_environment(place, record=self._recorded(request)),
                 timeout=self.limits.timeout,
                 memory_bytes=self.limits.memory_bytes,
             )
         except OSError as error:
             raise cannot_write(self.store.folder, error) from error
+
+    def _recorded(self, request: Request) -> bool:
+        """Return whether a trial notes each operation: it costs time and may hide a fault, so only a confirming one."""
+        died = self.target is not None and self.target.kind in ("signal", "timeout")
+        return died and request.attempt > 0
 
     def _ended(self) -> list[tuple[str, End]]:
         """Return the trials that have ended, or whose answer is there already: nothing after it would change it."""
@@ -262,12 +274,19 @@ class Trials:
         return str(failures[-1]) if failures else ""
 
 
-def _environment(incidents: Path) -> dict[str, str]:
-    """Return a trial's environment: watched, observed only, and no time spent on looking for a cure."""
+def _environment(place: Path, *, record: bool) -> dict[str, str]:
+    """Return a trial's environment: watched, observed only, and no time spent on looking for a cure.
+
+    ``record``: its operations are noted in a file that outlives it. Errors: ``OSError``.
+    """
     policy = Policy(on_failure="observe", budget_seconds=0)
     path = os.environ.get("PYTHONPATH", "")
     own = {name: value for name, value in os.environ.items() if name != "NANSTOP"}
-    return own | _QUIET | watching(policy, incidents, secrets.token_hex(8), path)
+    given = own | _QUIET | watching(policy, place / INCIDENTS, secrets.token_hex(8), path)
+    if record:
+        (place / LIVE).mkdir()
+        given |= {live.FOLDER: str(place / LIVE), live.RECORD: "1"}
+    return given
 
 
 @contextmanager

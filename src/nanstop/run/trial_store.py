@@ -12,20 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from nanstop.errors import NanstopError
-from nanstop.records import CONFIG, SCHEMA, FailureKey, Report
+from nanstop.records import CONFIG, SCHEMA, FailureKey, Phase, Report
 from nanstop.report import codec
 from nanstop.run.environment import environment
 from nanstop.run.files import load_record, write_whole
+from nanstop.run.obituary import fatal_op
+from nanstop.run.remains import collect
 from nanstop.run.store import load_report, load_summary
 from nanstop.run.summary import IncidentRow, Summary
 from nanstop.search.isolate import End
 
 FailureType = Literal["nonfinite", "exception", "exit", "signal", "oom", "timeout"]
 
-RESULT, INCIDENTS = "trial.json", "incidents"
+RESULT, INCIDENTS, LIVE = "trial.json", "incidents", "live"
 
 _MAX_HASHED_BYTES = 64 * 2**20
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?")
@@ -33,7 +35,10 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One way in which a run failed. ``key``: of a non-finite one. ``name``: code, signal, exception class, exit code."""
+    """One way in which a run failed. ``name``: code of the finding, signal, class of the exception, or exit code.
+
+    ``key``: where a value stopped being finite; of a death by signal, the operation that was running, where recorded.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     kind: FailureType
@@ -45,7 +50,7 @@ class Failure:
         """Return whether both are the same failure; numbers in the message of an exception do not count."""
         if self.kind != other.kind:
             return False
-        if self.key is not None and other.key is not None:
+        if self.kind == "nonfinite" and self.key is not None and other.key is not None:
             return self.key.same_as(other.key)
         if self.kind == "exception":
             mine, theirs = (_NUMBERS.sub("#", one.message) for one in (self, other))
@@ -55,7 +60,8 @@ class Failure:
     def __str__(self) -> str:
         if self.key is not None:
             where = f" at `{self.key.module}`" if self.key.module else ""
-            return f"{self.name}: {self.key.kind} in `{self.key.op}`, {self.key.phase}{where}"
+            what = f"{self.key.kind} " if self.kind == "nonfinite" else ""
+            return f"{self.name}: {what}in `{self.key.op}`, {self.key.phase}{where}"
         return f"{self.name}: {self.message}" if self.message else self.name
 
 
@@ -145,7 +151,7 @@ def read_end(place: Path, end: End) -> Finished:
     """
     summary = read_summary(place)
     incidents = tuple(_incident(place / INCIDENTS, row) for row in summary.incidents)
-    death = _death(end)
+    death = _death(end, place / LIVE)
     if death is None:
         failures = incidents
     elif death.kind in ("signal", "oom", "timeout"):
@@ -187,7 +193,7 @@ def _key(report: Report) -> FailureKey | None:
     return report.replay.key if report.replay else None
 
 
-def _death(end: End) -> Failure | None:
+def _death(end: End, live: Path) -> Failure | None:
     kinds: dict[str, FailureType] = {
         "exception": "exception",
         "exit": "exit",
@@ -197,7 +203,19 @@ def _death(end: End) -> Failure | None:
     }
     if end.kind not in kinds:
         return None
-    return Failure(kind=kinds[end.kind], name=end.name, message=end.message)
+    key = _running(live) if end.kind in ("signal", "timeout") else None
+    return Failure(kind=kinds[end.kind], name=end.name, message=end.message, key=key)
+
+
+def _running(live: Path) -> FailureKey | None:
+    """Return the operation that a recorded process died in, or had completed last."""
+    flights = (remains.flight for remains in collect(live) if remains.trained)
+    last = next((op for flight in flights if (op := fatal_op(flight))), None)
+    if last is None:
+        return None
+    return FailureKey(
+        kind="signal", phase=cast("Phase", last.phase), op=last.op, module=last.module
+    )
 
 
 def _identity(words: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from nanstop.records import Report
 from nanstop.run import live
 from nanstop.run.files import write_whole
 from nanstop.run.memory import killed_by_kernel, num_oom_kills
-from nanstop.run.obituary import obituary
 from nanstop.run.remains import Ending, Remains, classify, collect
 from nanstop.run.store import Store
 
@@ -113,6 +112,8 @@ class Supervisor:
         return ending, report
 
     def _write(self, ending: Ending, evidence: Sequence[str]) -> Report:
+        from nanstop.run.obituary import obituary  # a healthy run needs none of the rules
+
         incident_id, path = self._store.open_incident()
         report = obituary(
             ending,

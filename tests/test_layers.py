@@ -14,7 +14,7 @@ LAYERS = (
     {"run"},
     {"adapters"},
     # the demo uses what a user uses
-    {"cli", "demo", "exhibit", "facade", "pages", "__init__", "__main__"},
+    {"cli", "command_line", "demo", "exhibit", "facade", "pages", "__init__", "__main__"},
 )
 TOP = len(LAYERS) - 1
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -28,6 +28,7 @@ NO_TORCH = {
     "report",
     "search",
     "cli",
+    "command_line",
     "pages",
     "__init__",
     "__main__",

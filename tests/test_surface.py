@@ -63,6 +63,7 @@ COMMANDS = {
         "--json",
     ],
     "lr-range": ["command", "--low", "--high", "--steps", "--json"],
+    "compare": ["first", "second", "--tolerance", "--json"],
     "explain": ["code", "--run", "--json"],
     "rules": ["--json"],
     "env": ["--json"],

@@ -13,48 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from nanstop.command_line import Commands, RunCommand, UsageProblem, usage_error
 from nanstop.errors import NanstopError
-from nanstop.suggest import unknown
 
 if TYPE_CHECKING:
     from nanstop.demo.scenario import Scenario
 
 OK, FINDINGS, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
-
-_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
-"""The base of all complaints about usage, which typer has under no public name."""
-
-
-class Commands(TyperGroup):
-    """The group of commands, with nanstop's own error for one that does not exist."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return what typer found for ``args``. Errors: ``NanstopError`` NS001."""
-        name = args[0]
-        if name in self.commands:
-            return super().resolve_command(ctx, args)
-        if name.endswith(".py") or Path(name).is_file():
-            command = shlex.join(["nanstop", "run", *args])
-            raise NanstopError(f"`{name}` is a script, not a command", hint=f"try `{command}`")
-        raise unknown("command", name, self.commands)
-
-
-class RunCommand(TyperCommand):
-    """``nanstop run``: our options end where the user's command begins; nothing after that is ours."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put ``--`` before the first word that is neither an option of ours nor its value."""
-        options = [one for one in self.params if isinstance(one, TyperOption) and not one.is_flag]
-        takes_value = {name for one in options for name in one.opts}
-        end = 0
-        while end < len(args) and args[end].startswith("-") and args[end] not in ("-m", "--"):
-            name, joined, _ = args[end].partition("=")
-            end += 2 if name in takes_value and not joined else 1
-        rest = args[end + 1 :] if args[end : end + 1] == ["--"] else args[end:]
-        return super().parse_args(ctx, [*args[:end], "--", *rest])
-
 
 app = typer.Typer(
     name="nanstop",
@@ -255,6 +221,23 @@ def lr_range(
 
 
 @app.command()
+def compare(
+    first: Annotated[
+        Path, typer.Argument(metavar="A", help="Incident folder, or one with trainer_state.json.")
+    ],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The run to compare it with.")],
+    tolerance: Annotated[float, typer.Option(help="Relative difference that still agrees.")] = 0.01,
+    as_json: AsJson = False,
+) -> int:
+    """Lay two recorded runs side by side: the first step at which they part, and the layer where it is known."""
+    from nanstop.run import compare as runs
+
+    found = runs.compare(runs.load_run(first), runs.load_run(second), tolerance=tolerance)
+    _show(found, _printable(runs.render(found)), as_json)
+    return OK if found.agrees else FINDINGS
+
+
+@app.command()
 def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="NS201, or fp16-overflow.")],
     run_it: Annotated[
@@ -328,8 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return app(args=arguments, prog_name="nanstop", standalone_mode=False) or OK
     except NanstopError as error:
         return _fail(error)
-    except _ClickException as error:
-        return _fail(_usage_error(error))
+    except UsageProblem as error:
+        return _fail(usage_error(error))
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
@@ -365,17 +348,6 @@ def _printable(value: Any) -> Any:
             value, **{each.name: _printable(getattr(value, each.name)) for each in fields(value)}
         )
     return value
-
-
-def _usage_error(error: Any) -> NanstopError:
-    """Return typer's complaint as ours."""
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "nanstop"
-    option = getattr(error, "option_name", None)
-    if option:
-        choices = [name for one in error.ctx.command.params for name in one.opts if name[:1] == "-"]
-        return unknown(f"option of `{command}`", option, choices)
-    message = error.format_message().rstrip(".")
-    return NanstopError(message[:1].lower() + message[1:], hint=f"see `{command} --help`")
 
 
 def _fail(error: NanstopError) -> int:

@@ -154,6 +154,11 @@ def test_the_last_exception_of_a_chain_counts_and_text_that_only_looks_like_one_
     assert classify(2, "usage: train.py\ntrain.py: error: no --config\n").kind == "exit"
 
 
+def test_the_last_line_before_a_signal_counts_only_if_it_tells_something():
+    assert classify(-signal.SIGABRT, "x\nwhat(): bad size\n").message == "what(): bad size"
+    assert classify(-signal.SIGFPE, "  warnings.warn(\n").message == ""
+
+
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(NanstopError, match="cannot start /no/such/program"):
         Child(["/no/such/program"], folder=tmp_path, environment={})

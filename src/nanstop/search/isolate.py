@@ -24,6 +24,8 @@ _TAIL_BYTES = 64 * 1024
 _GRACE_SECONDS = 2.0
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_TELLING = re.compile(r"abort|assert|error|fatal|terminate|what\(\)", re.IGNORECASE)
+"""In the last line before a death by signal: it says why. Other lines only happen to be the last."""
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc", re.IGNORECASE
 )
@@ -145,7 +147,8 @@ def classify(code: int, errors: str, *, oom_killed: bool = False) -> End:
         name = _signal_name(-code)
         if -code == signal.SIGKILL and oom_killed:
             return End(kind="oom", name=name, message="killed by the kernel", code=shell_code)
-        return End(kind="signal", name=name, message=last, code=shell_code)
+        message = last if _TELLING.search(last) else ""
+        return End(kind="signal", name=name, message=message, code=shell_code)
     name, message = _exception(errors)
     if name and ("OutOfMemory" in name or name == "MemoryError" or _OUT_OF_MEMORY.search(message)):
         return End(kind="oom", name=name, message=message, code=code)

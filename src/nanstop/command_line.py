@@ -1,0 +1,56 @@
+"""How words on the command line are read, and what is said about those that cannot be."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from nanstop.errors import NanstopError
+from nanstop.suggest import unknown
+
+UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
+"""The base of all complaints about usage, which typer has under no public name."""
+
+
+class Commands(TyperGroup):
+    """The group of commands, with nanstop's own error for one that does not exist."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return what typer found for ``args``. Errors: ``NanstopError`` NS001."""
+        name = args[0]
+        if name in self.commands:
+            return super().resolve_command(ctx, args)
+        if name.endswith(".py") or Path(name).is_file():
+            command = shlex.join(["nanstop", "run", *args])
+            raise NanstopError(f"`{name}` is a script, not a command", hint=f"try `{command}`")
+        raise unknown("command", name, self.commands)
+
+
+class RunCommand(TyperCommand):
+    """``nanstop run``: our options end where the user's command begins; nothing after that is ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put ``--`` before the first word that is neither an option of ours nor its value."""
+        options = [one for one in self.params if isinstance(one, TyperOption) and not one.is_flag]
+        takes_value = {name for one in options for name in one.opts}
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] not in ("-m", "--"):
+            name, joined, _ = args[end].partition("=")
+            end += 2 if name in takes_value and not joined else 1
+        rest = args[end + 1 :] if args[end : end + 1] == ["--"] else args[end:]
+        return super().parse_args(ctx, [*args[:end], "--", *rest])
+
+
+def usage_error(error: Any) -> NanstopError:
+    """Return typer's complaint as ours."""
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "nanstop"
+    option = getattr(error, "option_name", None)
+    if option:
+        choices = [name for one in error.ctx.command.params for name in one.opts if name[:1] == "-"]
+        return unknown(f"option of `{command}`", option, choices)
+    message = error.format_message().rstrip(".")
+    return NanstopError(message[:1].lower() + message[1:], hint=f"see `{command} --help`")

@@ -222,3 +222,17 @@ def test_a_healthy_run_leaves_nothing_and_costs_no_more_than_a_note_a_step(start
     assert start("pass")[0] == 0
     assert [one.name for one in (tmp_path / "out").iterdir()] == ["summary.json"]
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["ended"] == "clean"
+
+
+def test_recording_changes_no_number(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    told = (
+        TRAINING.replace("{fatal}", "pass")
+        + "print([p.sum().item().hex() for p in net.parameters()])\n"
+    )
+    (tmp_path / "train.py").write_text(told)
+    outputs = []
+    for record in (False, True):
+        assert launch(["train.py"], policy=Policy(), out="out", record=record) == 0
+        outputs.append(capfd.readouterr().out)
+    assert outputs[0] == outputs[1] != ""

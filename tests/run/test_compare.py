@@ -1,0 +1,179 @@
+"""Two recorded runs: where they part is found in series, micro-batches and operations, and equal runs agree."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from incident_records import report
+from nanstop import cli
+from nanstop.errors import NanstopError
+from nanstop.records import Localization, OpEvent, Series, StepId, TensorStats
+from nanstop.report.codec import from_json, to_json
+from nanstop.run.compare import Comparison, Run, compare, load_run, render
+from nanstop.run.store import Store
+
+
+def run(**series):
+    """A run with one value a step in each series."""
+    return Run(
+        "r", {name: {i: [v] for i, v in enumerate(values)} for name, values in series.items()}
+    )
+
+
+def recorded(folder, *reports):
+    store = Store(folder)
+    for one in reports:
+        incident_id, _ = store.open_incident()
+        store.write_report(replace(one, incident=replace(one.incident, id=incident_id)))
+    return folder
+
+
+def at_step(step, values=(), *, ranges=None):
+    """An incident at ``step`` that remembers ``values`` as (step, loss), and the ranges of operations."""
+    one = report(at=StepId(run="r", step=step, micro=0))
+    steps, losses = zip(*values, strict=True) if values else ((), ())
+    history = (Series(name="loss_raw", steps=steps, values=losses),) if values else ()
+    one = replace(one, incident=replace(one.incident, history=history))
+    if ranges is None:
+        return one
+    events = tuple(
+        OpEvent(
+            index=index,
+            phase="forward",
+            op="aten.mm.default",
+            module=f"layers.{index}",
+            outputs=(TensorStats(shape=(2,), dtype="float16", absmax=absmax),),
+        )
+        for index, absmax in enumerate(ranges)
+    )
+    place = Localization(
+        key=one.localization.key, first_bad=None, origin="born_here", growth=events
+    )
+    return replace(one, localization=place)
+
+
+def test_the_first_step_that_is_apart_and_the_first_that_differs_at_all():
+    first = run(loss=[3.0, 2.0, 1.0, 1.0], norm=[1.0, 1.0, 1.0, 9.0], lr=[0.1] * 4)
+    second = run(loss=[3.0, 2.001, 1.2, 1.0], norm=[1.0, 1.0, 1.0, 1.0], lr=[0.1] * 4)
+    found = compare(first, second)
+    assert (found.step, found.series, found.agrees) == (2, "loss", False)
+    loss, norm, lr = found.rows
+    assert (loss.first_difference, loss.first_divergence, loss.a, loss.b) == (1, 2, 1.0, 1.2)
+    assert loss.largest == pytest.approx(1 / 6)
+    assert norm.first_divergence == 3
+    assert (lr.first_difference, lr.first_divergence) == (None, None)
+    assert compare(first, second, tolerance=0.5).step == 3
+    assert compare(first, second, tolerance=0.0).step == 1
+
+
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=20), st.integers(0, 19), st.floats(1.1, 9.0)
+)
+def test_equal_runs_agree_and_one_changed_value_is_found(values, place, factor):
+    assert compare(run(loss=values), run(loss=values), tolerance=0.0).agrees
+    place %= len(values)
+    changed = list(values)
+    changed[place] = (
+        1.0 if not math.isfinite(values[place]) or values[place] == 0.0 else values[place] * factor
+    )
+    found = compare(run(loss=values), run(loss=changed))
+    assert (found.step, found.series) == (place, "loss")
+
+
+def test_each_micro_batch_of_a_step_is_compared():
+    first = Run("a", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 4.0]}})
+    second = Run("b", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 5.0]}})
+    (row,) = compare(first, second).rows
+    assert (row.first_divergence, row.a, row.b, row.num_steps) == (1, 4.0, 5.0, 2)
+
+
+def test_incidents_bring_their_histories_and_name_the_layer(tmp_path):
+    first = recorded(
+        tmp_path / "a",
+        at_step(2, [(0, 3.0), (1, 2.0), (2, 1.0)], ranges=[10.0, 20.0, 6e4]),
+        at_step(4, [(2, 1.0), (3, 1.0), (4, 7.0)]),
+    )
+    second = recorded(
+        tmp_path / "b", at_step(2, [(0, 3.0), (1, 2.0), (2, 1.0)], ranges=[10.0, 25.0, 6e4])
+    )
+    a, b = load_run(first), load_run(second)
+    assert dict(a.series["loss_raw"]) == {0: [3.0], 1: [2.0], 2: [1.0], 3: [1.0], 4: [7.0]}
+    found = compare(a, b)
+    assert found.step is None
+    assert (found.layer.step, found.layer.module) == (2, "layers.1")
+    assert found.layer.why == "max 20 in A, 25 in B"
+    assert not found.agrees
+    assert len(found.incidents_a) == 2
+    assert "layer: `aten.mm.default` in `layers.1`, step 2" in render(found)
+    assert from_json(Comparison, to_json(found)) == found
+
+
+def test_an_incident_of_one_run_only_is_where_its_layers_part(tmp_path):
+    first = recorded(tmp_path / "a", at_step(2, [(2, math.nan)]), at_step(9, ranges=[1.0]))
+    second = recorded(tmp_path / "b", at_step(9, [(2, 1.0)], ranges=[1.0]))
+    found = compare(load_run(first), load_run(second))
+    assert (found.step, found.series) == (2, "loss_raw")
+    assert (found.layer.step, found.layer.module) == (2, "model.layers.2.norm")
+    assert found.layer.why == "NS201 in A only"
+    assert math.isinf(found.rows[0].largest)
+
+
+def trainer_state(folder, losses, checkpoint="checkpoint-2"):
+    rows = [
+        {"loss": v, "grad_norm": 1.0, "epoch": 0.1, "step": i + 1} for i, v in enumerate(losses)
+    ]
+    rows.append({"train_loss": 1.0, "train_runtime": 3.0, "step": len(losses)})
+    place = folder / checkpoint
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    return folder
+
+
+def test_what_a_trainer_saved_is_a_record_too(tmp_path, capsys):
+    first = trainer_state(tmp_path / "a", [3.0, 2.0])
+    trainer_state(first, [3.0, 2.0, math.nan], "checkpoint-10")
+    second = trainer_state(tmp_path / "b", [3.0, 2.0, 1.0])
+    assert cli.main(["compare", str(first), str(second), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step"], found["series"]) == (3, "logged_loss")
+    assert found["rows"][0]["a"] == "NaN"
+    assert [row["name"] for row in found["rows"]] == ["logged_loss", "logged_grad_norm"]
+    assert cli.main(["compare", str(first), str(first)]) == 0
+    text = capsys.readouterr().out
+    assert "no number differs by more than 1 %" in text
+    assert "logged_loss (3 steps): equal" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "no such run"),
+        ("empty", "nothing is recorded in"),
+        ("broken", "not JSON"),
+        ("strange", "no log_history"),
+        ("tampered", "schema 99"),
+    ],
+)
+def test_what_is_no_record_is_said(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    for each, text in (("broken", "{"), ("strange", '{"log_history": 3}')):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "trainer_state.json").write_text(text)
+    folder = recorded(tmp_path / "tampered", at_step(1))
+    file = next(Path(folder).glob("*/report.json"))
+    file.write_text(file.read_text().replace('"schema":1', '"schema":99'))
+    with pytest.raises(NanstopError, match=message):
+        load_run(tmp_path / name)
+
+
+def test_runs_that_cannot_be_compared():
+    with pytest.raises(NanstopError, match="nothing in common") as raised:
+        compare(run(loss=[1.0]), run(norm=[1.0]))
+    assert raised.value.hint == "A has loss; B has norm"
+    with pytest.raises(NanstopError, match="at least 0"):
+        compare(run(loss=[1.0]), run(loss=[1.0]), tolerance=-1.0)

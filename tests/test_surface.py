@@ -50,7 +50,16 @@ CODES = [
 
 COMMANDS = {
     "demo": ["name", "--list", "--variant", "--json"],
-    "run": ["command", "--on-failure", "--out", "--allow", "--record", "--hang", "--json"],
+    "run": [
+        "command",
+        "--on-failure",
+        "--out",
+        "--allow",
+        "--record",
+        "--series",
+        "--hang",
+        "--json",
+    ],
     "report": ["folder", "--json"],
     "bisect": [
         "bad",

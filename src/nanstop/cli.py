@@ -117,6 +117,9 @@ def run(
         bool,
         typer.Option("--record", help="Note every operation before it runs: names one that kills."),
     ] = False,
+    series: Annotated[
+        bool, typer.Option("--series", help="Keep the run's numbers, for nanstop compare.")
+    ] = False,
     hang: Annotated[
         float | None,
         typer.Option(
@@ -140,6 +143,7 @@ def run(
         out=out,
         as_json=as_json,
         record=record,
+        series=series,
         patience=Patience(steps=hang) if hang is not None else None,
     )
 

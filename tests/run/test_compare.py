@@ -16,6 +16,21 @@ from nanstop.records import Localization, OpEvent, Series, StepId, TensorStats
 from nanstop.report.codec import from_json, to_json
 from nanstop.run.compare import Comparison, Run, compare, load_run, render
 from nanstop.run.store import Store
+from nanstop.run.summary import Summary, summary_row
+
+LOOP = """
+import sys
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(605):
+    optimizer.zero_grad()
+    rows = torch.randn(8, 4) * (float(sys.argv[1]) if step >= 600 else 1.0)
+    net(rows).square().mean().backward()
+    optimizer.step()
+"""
 
 
 def run(**series):
@@ -147,6 +162,31 @@ def test_what_a_trainer_saved_is_a_record_too(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "no number differs by more than 1 %" in text
     assert "logged_loss (3 steps): equal" in text
+
+
+def test_a_run_that_was_asked_to_keeps_all_its_numbers(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").write_text(LOOP)
+    for name, scale in (("a", "1.0"), ("b", "1.1")):
+        command = ["run", "--series", "--out", name, "loop.py", scale]
+        assert cli.main(command) == 0
+        assert sorted(one.name for one in Path(name).iterdir()) == ["series.json", "summary.json"]
+    assert cli.main(["compare", "a", "b", "--json"]) == 1
+    found = json.loads(capfd.readouterr().out)
+    assert (found["step"], found["series"]) == (600, "loss_raw")
+    loss, norm = found["rows"][1], found["rows"][0]
+    assert (loss["num_steps"], loss["first_difference"]) == (605, 600)
+    assert norm["name"] == "grad_norm"
+    assert cli.main(["run", "--out", "a", "loop.py", "1.0"]) == 0
+    with pytest.raises(NanstopError, match="nothing is recorded in a"):
+        load_run("a")
+
+
+def test_incidents_of_an_earlier_run_in_the_folder_do_not_count(tmp_path):
+    folder = recorded(tmp_path / "a", at_step(2, [(2, 1.0)]), at_step(9, [(9, 1.0)]))
+    rows = tuple(map(summary_row, load_run(folder).reports))
+    Store(folder).write_summary(Summary(incidents=rows[1:]))
+    assert list(load_run(folder).series["loss_raw"]) == [9]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """``nanstop compare``: two recorded runs side by side; where they part, in which number and in which layer.
 
-A run is recorded by the histories of its incidents, and by the ``trainer_state.json`` that transformers saves with a
-checkpoint. Names tell the two apart: what a trainer logged is ``logged_...``, counted from its step 1.
+A run is recorded by ``series.json`` (``nanstop run --series``), by the histories of its incidents, and by the
+``trainer_state.json`` that transformers saves with a checkpoint. Names tell the last apart: what a trainer logged is ``logged_...``, counted from its step 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import Any, ClassVar
 from nanstop.errors import NanstopError
 from nanstop.records import CONFIG, OpEvent, Report
 from nanstop.run.files import MAX_JSON_BYTES, read_text
-from nanstop.run.store import REPORT, incident_folders, load_report
+from nanstop.run.store import (
+    REPORT,
+    SERIES,
+    SUMMARY,
+    incident_folders,
+    load_report,
+    load_series,
+    load_summary,
+)
 from nanstop.run.summary import summary_row
 
 TRAINER_STATE = "trainer_state.json"
@@ -95,15 +103,16 @@ def load_run(path: str | Path) -> Run:
         raise NanstopError(f"no such run: {given}")
     state = given if given.name == TRAINER_STATE else _last_state(given)
     reports = () if given.name == TRAINER_STATE else tuple(_reports(given))
-    if state is None and not reports:
+    own = given / SERIES if given.is_dir() else None
+    kept = load_series(own) if own is not None and own.exists() else ()
+    if state is None and not reports and not kept:
         raise NanstopError(
             f"nothing is recorded in {given}",
-            hint=f"a run is an incident folder, or a folder with {TRAINER_STATE} of transformers",
+            hint="nanstop run --series records a run; transformers does, with each checkpoint",
         )
     series: dict[str, dict[int, list[float]]] = {}
-    for report in reports:
-        for one in report.incident.history:
-            _add(series, one.name, zip(one.steps, one.values, strict=True))
+    for one in (*kept, *(each for report in reports for each in report.incident.history)):
+        _add(series, one.name, zip(one.steps, one.values, strict=True))
     if state is not None:
         for name, values in _logged(state).items():
             _add(series, name, values)
@@ -126,7 +135,10 @@ def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
     rows = [_row(name, first.series[name], second.series[name], tolerance) for name in names]
     rows = [row for row in rows if row is not None]
     parted = [row for row in rows if row.first_divergence is not None]
-    earliest = min(parted, key=lambda row: row.first_divergence or 0, default=None)
+    # Within a step the loss comes first.
+    earliest = min(
+        parted, key=lambda row: (row.first_divergence or 0, "loss" not in row.name), default=None
+    )
     return Comparison(
         a=first.path,
         b=second.path,
@@ -174,7 +186,10 @@ def _reports(folder: Path) -> Iterator[Report]:
         found = incident_folders(folder)
     except NanstopError:
         return
-    yield from map(load_report, found)
+    # An incident folder may hold those of earlier runs; the summary names the last one's.
+    summary = folder / SUMMARY
+    last = {row.folder for row in load_summary(summary).incidents} if summary.exists() else None
+    yield from (load_report(one) for one in found if last is None or one.name in last)
 
 
 def _last_state(folder: Path) -> Path | None:

@@ -21,7 +21,7 @@ from typing import Any, cast
 from nanstop.errors import NanstopError
 from nanstop.report.codec import to_json
 from nanstop.run.announce import announcer
-from nanstop.run.opening import incident_folder, switched_off
+from nanstop.run.opening import SERIES_VARIABLE, incident_folder, switched_off
 from nanstop.run.policy import OnFailure, Policy
 from nanstop.run.remains import Ending
 from nanstop.run.store import Store, load_summary
@@ -48,12 +48,14 @@ def launch(
     out: str | os.PathLike[str] | None = None,
     as_json: bool = False,
     record: bool = False,
+    series: bool = False,
     patience: Patience | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run ``command`` watched and return its exit code; 128 + n, as a shell says it, if signal n ended it.
 
-    ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it runs. ``patience``: when
+    ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it runs. ``series``: keep
+    the numbers of the whole run, for ``nanstop compare``. ``patience``: when
     a run without progress is ended; None for never. ``environment``: of the child, the present one by default; what
     watching needs is added. Errors: ``NanstopError`` NS001 for a command that cannot be started.
     """
@@ -67,6 +69,8 @@ def launch(
     store.reset()
     began = time.monotonic()
     watched = given | watching(policy, folder, run_id, given.get("PYTHONPATH", ""))
+    if series:
+        watched[SERIES_VARIABLE] = "1"
     with supervised(store, record=record, patience=patience) as supervisor:
         code, interrupted = _run(resolved, {**watched, **supervisor.variables}, supervisor.wait)
         summary = _summary_so_far(store)

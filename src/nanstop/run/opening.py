@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     OpenSession = Callable[[ModelView, RunFacts], Session]
 
 FOLDER = ".nanstop"
+SERIES_VARIABLE = "NANSTOP_SERIES"
+"""Set to 1, the first rank writes its losses, norms and rates of the whole run when it ends."""
 
 
 def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
@@ -30,7 +32,9 @@ def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
 def run_store(out: str | os.PathLike[str] | None = None) -> Store:
     """Return the store of this run, begun anew unless ``nanstop run`` has begun it in a process above."""
     run_id = os.environ.get("NANSTOP_RUN")
-    store = Store(incident_folder(out), run_id)
+    first_rank = os.environ.get("RANK", "0") in ("", "0")
+    keeps_series = os.environ.get(SERIES_VARIABLE) == "1" and first_rank
+    store = Store(incident_folder(out), run_id, keeps_series=keeps_series)
     if run_id is None:
         store.reset()
     return store

@@ -32,7 +32,7 @@ from nanstop.rules.diagnose import examine
 from nanstop.run import policy as policies
 from nanstop.run.case import Case, Occasion, Rewind, breaking_update, failing_case
 from nanstop.run.environment import environment
-from nanstop.run.history import History
+from nanstop.run.history import WHOLE, History
 from nanstop.run.investigation import Investigation
 from nanstop.run.known import KnownFailures, left_alone, names_samples
 from nanstop.run.policy import Policy, PolicyState
@@ -64,7 +64,7 @@ class Session:
         self.store = store
         self.view = view
         self.facts = facts
-        self.series = History()
+        self.series = History(WHOLE) if store.keeps_series else History()
         self.findings: list[Diagnosis] = []
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
@@ -220,6 +220,8 @@ class Session:
         except Exception as error:
             self._announce(f"a remedy could not be undone ({type(error).__name__}: {error})")
         self._write_summary()
+        if self.store.keeps_series:
+            self.store.write_series(self.series.records())
         ended_well = exit_code == 0 and not any(
             report.audit[-1].action.kind == "stop" for report in self.reports
         )

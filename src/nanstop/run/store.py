@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nanstop.errors import NanstopError
-from nanstop.records import SCHEMA, Atom, Incident, Report, SnapshotRef
+from nanstop.records import SCHEMA, Atom, Incident, Report, Series, SnapshotRef
 from nanstop.report import codec
 from nanstop.rules.cures import CURES, describe
 from nanstop.run.files import (
@@ -29,11 +29,12 @@ from nanstop.run.files import (
     require_plain,
     write_whole,
 )
-from nanstop.run.summary import Summary, merge
+from nanstop.run.summary import RecordedSeries, Summary, merge
 from nanstop.suggest import unknown
 
 REPORT = "report.json"
 SUMMARY = "summary.json"
+SERIES = "series.json"
 PLAN = "plan.yaml"
 SNAPSHOT = "snapshot.safetensors"
 
@@ -50,12 +51,20 @@ class Store:
     """The incident folder of a run.
 
     With ``run_id`` several processes share one run: each keeps the others' incidents when it writes the summary, so
-    whoever starts the run writes the first one with ``reset``. Without it the store owns the summary.
+    whoever starts the run writes the first one with ``reset``. Without it the store owns the summary. ``keeps_series``:
+    the numbers of the whole run are wanted, for ``nanstop compare``.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        run_id: str | None = None,
+        *,
+        keeps_series: bool = False,
+    ) -> None:
         self.folder = Path(folder)
         self.run_id = run_id
+        self.keeps_series = keeps_series
         self.problem: str | None = None
         self.reports: dict[str, Report] = {}
         self.summary = Summary()
@@ -94,14 +103,17 @@ class Store:
     def reset(self) -> None:
         """Start a run: replace whatever summary an earlier one left."""
         self.summary = Summary()
-        self._guarded(
-            lambda: write_whole(self.folder / SUMMARY, codec.to_json(self.summary).encode())
-        )
+        self._guarded(self._begin)
 
     def write_summary(self, summary: Summary) -> None:
         """Replace ``summary.json`` by this state of the run, together with what other processes of it wrote."""
         self.summary = summary
         self._guarded(self._write_summary)
+
+    def write_series(self, series: tuple[Series, ...]) -> None:
+        """Write the numbers of a run as ``series.json``; several sessions of one process are one run, the last counts."""
+        text = codec.to_json(RecordedSeries(series=series))
+        self._guarded(lambda: write_whole(self.folder / SERIES, text.encode()))
 
     def save_plan(self, atoms: tuple[Atom, ...]) -> None:
         """Write the adopted remedies as ``plan.yaml``."""
@@ -125,6 +137,10 @@ class Store:
         return next(
             number for number in numbers if _make_exclusively(self.folder / f"{number:04d}")
         )
+
+    def _begin(self) -> None:
+        (self.folder / SERIES).unlink(missing_ok=True)
+        write_whole(self.folder / SUMMARY, codec.to_json(self.summary).encode())
 
     def _write_summary(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -164,6 +180,11 @@ def load_incident(path: str | os.PathLike[str]) -> Incident:
         given = Path(path)
         _check_snapshot(given if given.is_dir() else given.parent, incident.snapshot)
     return incident
+
+
+def load_series(path: str | os.PathLike[str]) -> tuple[Series, ...]:
+    """Return the series of a ``series.json`` that anybody may have written. Errors: as ``load_report``."""
+    return load_record(Path(path), RecordedSeries).series
 
 
 def load_summary(path: str | os.PathLike[str]) -> Summary:

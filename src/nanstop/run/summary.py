@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from nanstop.records import CONFIG, SCHEMA, Report
+from nanstop.records import CONFIG, SCHEMA, Report, Series
 from nanstop.rules.cures import describe
 
 DEATHS = ("signal", "oom", "timeout")
@@ -61,6 +61,15 @@ class Summary:
     steps: int = 0
     seconds: float = 0.0
     ended: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSeries:
+    """``series.json``: losses, norms and rates of a whole run, which only a run that was asked for them writes."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    series: tuple[Series, ...] = ()
 
 
 def summary_row(report: Report) -> IncidentRow:

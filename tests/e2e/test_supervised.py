@@ -75,8 +75,8 @@ def start(tmp_path, monkeypatch, capfd):
     ("fatal", "code", "name"),
     [
         ("signal.raise_signal(signal.SIGFPE)", 136, "SIGFPE"),
-        ("faulthandler._sigsegv()", 139, "SIGSEGV"),
-        ("os.abort()", 134, "SIGABRT"),
+        pytest.param("faulthandler._sigsegv()", 139, "SIGSEGV", marks=pytest.mark.slow),
+        pytest.param("os.abort()", 134, "SIGABRT", marks=pytest.mark.slow),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
     ],
 )
@@ -111,12 +111,20 @@ def test_the_run_after_a_death_names_the_operation(start, tmp_path):
     assert not (tmp_path / "out" / "record-next-run").exists()
 
 
-def test_recorded_operations_have_modules_and_phases(start):
-    dies = "sys.modules['os'].kill(os.getpid(), signal.SIGKILL)"
-    _, summary, report, _ = start(dies, record=True)
-    assert summary.incidents[0].code == "NS601"
-    seen = {(event.phase, event.module) for event in report.localization.growth}
-    assert ("optimizer", "") in seen
+def test_recorded_operations_have_modules_and_phases(start, tmp_path):
+    """Killed in the middle of a backward, between the second module's part and the first's."""
+    head, _, _ = TRAINING.partition("handle =")
+    dies = (
+        "hidden = net[0](torch.randn(8, 4))\n"
+        "hidden.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))\n"
+        "net[1](hidden).square().mean().backward()\n"
+    )
+    (tmp_path / "dies.py").write_text(head + dies)
+    _, summary, report, _ = start("pass", command=("dies.py",), record=True)
+    assert (summary.incidents[0].code, summary.incidents[0].step) == ("NS601", 0)
+    seen = [(event.phase, event.module) for event in report.localization.growth]
+    assert ("forward", "down") in seen
+    assert seen[-1] == ("backward", "Linear")
 
 
 def test_a_launcher_reports_the_death_of_its_child(start):
@@ -127,6 +135,7 @@ def test_a_launcher_reports_the_death_of_its_child(start):
     assert report.incident.signals[0].name == "SIGFPE"
 
 
+@pytest.mark.slow
 def test_torchrun_reports_the_death_of_a_rank(start):
     command = ("torchrun", "--standalone", "--nproc-per-node=1", "train.py")
     code, summary, report, _ = start("os.kill(os.getpid(), signal.SIGKILL)", command=command)
@@ -154,6 +163,7 @@ def test_a_hang_is_ended_with_its_stacks(start, tmp_path):
     assert report.incident.signals[0].message.startswith("no step for ")
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_training_is_no_hang(start, tmp_path):
     patience = Patience(steps=2, seconds=0.3, poll=0.1)
     (tmp_path / "after.py").write_text(
@@ -164,6 +174,7 @@ def test_what_comes_after_the_training_is_no_hang(start, tmp_path):
     assert (code, summary.ended) == (0, "clean")
 
 
+@pytest.mark.slow
 def test_an_ordinary_exception_is_no_incident(start):
     code, summary, report, err = start("raise ValueError('mine')")
     assert (code, summary.ended, report) == (1, "exception", None)

@@ -118,6 +118,16 @@ def test_a_hang_is_a_failure_like_any_other(bisect_it):
     assert all(row.seconds < 10 for row in result.trials)
 
 
+def test_a_mixture_that_hangs_is_given_up_without_any_timeout(bisect_it, monkeypatch):
+    monkeypatch.setattr("nanstop.run.bisect_run._LEAST_SECONDS", 0.5)
+    ending = FPE + "if config['k0'] and not config['b']: time.sleep(600)\n"
+    result = bisect_it(ending, bad={**BAD, "seconds": 0.1})
+    assert (result.status, result.minimal) == ("found", ("a", "b"))
+    assert "timeout" in {row.end for row in result.trials}
+    known = bisect_it(ending, bad={**BAD, "seconds": 0.1})
+    assert all(row.known for row in known.trials)
+
+
 def test_memory_is_a_failure_like_any_other(bisect_it):
     ending = "if config['b']: time.sleep(0.2); x = bytearray(600 * 2**20)\n"
     result = bisect_it(ending, memory_bytes=300 * 2**20)

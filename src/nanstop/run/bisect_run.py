@@ -42,6 +42,8 @@ FOLDER = "bisect"
 
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5
+_LEAST_SECONDS = 60.0
+"""Nothing is called a hang sooner, unless the user's own timeout says so."""
 _QUIET = {"WANDB_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Of a trial's environment: no trial reports to a service."""
 _VERDICTS: Mapping[Outcome, Verdict] = {"pass": "passes", "same_failure": "fails"}
@@ -49,15 +51,19 @@ _VERDICTS: Mapping[Outcome, Verdict] = {"pass": "passes", "same_failure": "fails
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of a bisect: seconds and bytes a trial, trials side by side, trials in all."""
+    """Bounds of a bisect: seconds and bytes a trial, trials side by side, trials in all.
+
+    Without a ``timeout`` a mixture may take ``patience`` times as long as the longer of BAD and GOOD; those two have none.
+    """
 
     timeout: float | None = None
+    patience: float = 10.0
     memory_bytes: int | None = None
     jobs: int = 1
     trials: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "memory_bytes", "jobs", "trials"):
+        for name in ("timeout", "patience", "memory_bytes", "jobs", "trials"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise NanstopError(f"{name} must be more than 0, not {value!r}")
@@ -146,7 +152,7 @@ class Trials:
     def _known(self, digest: str) -> Finished | None:
         found = self.store.load(digest)
         limits = self.limits
-        if found and found.holds(timeout=limits.timeout, memory_bytes=limits.memory_bytes):
+        if found and found.holds(timeout=self._timeout(), memory_bytes=limits.memory_bytes):
             return found
         return None
 
@@ -177,11 +183,22 @@ class Trials:
                 command,
                 folder=place,
                 environment=_environment(place, record=self._recorded(request)),
-                timeout=self.limits.timeout,
+                timeout=self._timeout(),
                 memory_bytes=self.limits.memory_bytes,
             )
         except OSError as error:
             raise cannot_write(self.store.folder, error) from error
+
+    def _timeout(self) -> float | None:
+        """Return the seconds a trial may take: as given, else many times what BAD and GOOD took, once both are known."""
+        ends = [row.seconds for row in self.rows if len(row.keys) in (0, self._num_keys)]
+        if self.limits.timeout is not None or len(ends) < 2:
+            return self.limits.timeout
+        return max(self.limits.patience * max(ends[:2]), _LEAST_SECONDS)
+
+    @property
+    def _num_keys(self) -> int:
+        return len(self.pair.keys(self.pair.items))
 
     def _recorded(self, request: Request) -> bool:
         """Return whether a trial notes each operation: it costs time and may hide a fault, so only a confirming one."""

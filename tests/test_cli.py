@@ -223,6 +223,7 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
         "out": None,
         "allow": [],
         "record": False,
+        "series": False,
         "hang": None,
         "as_json": False,
     }

@@ -273,7 +273,7 @@ def _differences(
         if all(isinstance(value, dict) for value in inner) and any(inner):
             ours, theirs = ({} if value is _MISSING else value for value in (ours, theirs))
             yield from _differences(ours, theirs, here)
-        elif type(ours) is not type(theirs) or ours != theirs:
+        elif repr(ours) != repr(theirs):  # 1, 1.0 and true are equal, but not the same setting
             yield here, ours, theirs
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanstop.adapters.autowatch import opened
 from nanstop.errors import NanstopError
 from nanstop.records import Diagnosis, Incident, Report
 from nanstop.run.announce import announcer
@@ -122,7 +123,8 @@ def watch(
         known = vars(target).get("_nanstop_watch")
         if known is None:
             store = run_store(out)
-            inner = watch_trainer(target, opener(chosen, store, announcer(store.folder)))
+            open_session = opener(chosen, store, announcer(store.folder), opened=opened)
+            inner = watch_trainer(target, open_session)
             known = target._nanstop_watch = Watch(inner, store)
         return known
     return _watch_loop(target, optimizer, chosen, out, accumulation)
@@ -156,7 +158,7 @@ def _watch_loop(
         idle = watch_loop(model, optimizer, lambda *_: IdleSession(), accumulation=accumulation)
         return LoopWatch(idle, Store(incident_folder(out)))
     store = run_store(out)
-    open_session = opener(policy, store, announcer(store.folder))
+    open_session = opener(policy, store, announcer(store.folder), opened=opened)
     return LoopWatch(watch_loop(model, optimizer, open_session, accumulation=accumulation), store)
 
 

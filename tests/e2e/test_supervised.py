@@ -247,3 +247,19 @@ def test_recording_changes_no_number(tmp_path, monkeypatch, capfd):
         assert launch(["train.py"], policy=Policy(), out="out", record=record) == 0
         outputs.append(capfd.readouterr().out)
     assert outputs[0] == outputs[1] != ""
+
+
+def test_a_script_that_watches_itself_leaves_its_steps_too(start, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import os, signal, torch, nanstop\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "with nanstop.watch(net, optimizer) as watch:\n"
+        "    for step in range(3):\n"
+        "        watch.step(lambda rows: net(rows).square().mean(), torch.ones(2, 4))\n"
+        "        watch.update()\n"
+        "    signal.raise_signal(signal.SIGFPE)\n"
+    )
+    code, summary, report, _ = start("pass", command=("own.py",))
+    assert (code, summary.incidents[0].step) == (136, 3)
+    assert report.incident.facts.optimizer.name == "SGD"

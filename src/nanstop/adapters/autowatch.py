@@ -83,6 +83,12 @@ def _begin_live() -> None:
         _log.warning("nanstop: nothing of this process will outlive it (%s)", error)
 
 
+def opened(session: Any) -> None:
+    """Have what outlives this process, if anything does, note the steps of a session that was opened."""
+    if _live is not None:
+        _live.opened(session)
+
+
 def _opener() -> OpenSession:
     """Return an opener that reads the environment, and imports what a session needs, when training begins."""
 
@@ -92,7 +98,6 @@ def _opener() -> OpenSession:
         from nanstop.run.opening import opener, run_store
 
         store = run_store()
-        opened = _live.opened if _live is not None else lambda _: None
         policy, announce = watched_policy(os.environ), announcer(store.folder)
         return opener(policy, store, announce, opened=opened)(view, facts)
 

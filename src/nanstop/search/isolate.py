@@ -53,7 +53,7 @@ class Child:
     """A command that is running in ``folder``/out.txt and err.txt, in a process group of its own.
 
     ``memory_bytes`` bounds the private memory of each of its processes (``RLIMIT_DATA``; address space alone, which
-    CUDA reserves by the terabyte, is not counted). No core file is written. Errors: ``NanstopError`` NS001 where the
+    CUDA reserves far more of than it uses, is not counted). No core file is written. Errors: ``NanstopError`` NS001 where the
     command cannot be started or memory cannot be bounded.
     """
 

@@ -42,6 +42,7 @@ from transformers.debug_utils import DebugUnderflowOverflow
 import nanstop
 from nanstop.core.snapshot import Snapshot
 from nanstop.demo.quiet import quiet
+from nanstop.facade import LoopWatch
 
 Around = Callable[[Any, nn.Module, Any], Any]
 
@@ -169,7 +170,7 @@ def run_loop(around: Around, steps: int, warm: Callable[[], None] = lambda: None
         last = time.perf_counter()
         for step in range(steps + WARM_UP):
             ids = data.ids[BATCH * step : BATCH * (step + 1)]
-            if isinstance(watch, nanstop.facade.LoopWatch):
+            if isinstance(watch, LoopWatch):
                 watch.step(lambda batch: model(**batch).loss, {"input_ids": ids, "labels": ids})
                 watch.update(clip=1.0)
             else:

@@ -239,6 +239,7 @@ print("over")
     assert ("its own random generator" in ended.err) == (name == "generator")
 
 
+@pytest.mark.slow  # real signals against a real clock: they need an idle machine
 @pytest.mark.parametrize(("catches", "code"), [(True, 44), (False, 130)])
 def test_an_interrupted_investigation_keeps_the_incident_and_ends_as_the_script_says(
     folder, catches, code

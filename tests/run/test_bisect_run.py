@@ -194,6 +194,7 @@ print(result.minimal)
 """
 
 
+@pytest.mark.slow  # real signals against a real clock: they need an idle machine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_it_resumes_without_repeating_a_finished_trial(tmp_path, monkeypatch, number):
     monkeypatch.chdir(tmp_path)

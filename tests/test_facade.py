@@ -81,6 +81,7 @@ def test_kill_switch_trains_unwatched(tmp_path, monkeypatch):
     model, optimizer = parts()
     watch = train(model, optimizer, bad=2, out=tmp_path / "none")
     assert watch.incidents == ()
+    assert "no incident" in str(watch.report())
     assert not (tmp_path / "none").exists()
     assert not all(p.isfinite().all() for p in model.parameters())
 

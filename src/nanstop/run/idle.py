@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nanstop.report.run_report import RunReport
 from nanstop.run.history import History
 from nanstop.run.resolution import Resolution
 
@@ -30,13 +31,12 @@ class IdleSession:
         """Return False."""
         return False
 
-    in_force: tuple[Any, ...] = ()
-
-    def resume(self, _atoms: Any, _source: str) -> None:
-        """Adopt nothing."""
-
     def adopt(self, _atoms: Any) -> None:
         """Nothing is ever resolved, so nothing is adopted."""
+
+    def report(self) -> RunReport:
+        """Return the report of a run of which nothing is known."""
+        return RunReport((), (), 0, 0.0)
 
     def finish(self, _exit_code: int = 0) -> None:
         """Write nothing."""

@@ -1,0 +1,81 @@
+"""The ``nanstop`` command. Whatever is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from nanstop.cli import after, before, during, reference
+from nanstop.cli.command_line import Commands, RunCommand, UsageProblem, usage_error
+from nanstop.cli.terminal import (
+    FINDINGS,
+    INTERNAL,
+    INTERRUPTED,
+    OK,
+    UNRESOLVED,
+    USAGE,
+    crashed,
+    fail,
+)
+from nanstop.errors import NanstopError
+
+__all__ = ["FINDINGS", "INTERNAL", "INTERRUPTED", "OK", "UNRESOLVED", "USAGE", "app", "main"]
+
+app = typer.Typer(
+    name="nanstop",
+    cls=Commands,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fine-tuning that does not stop for NaN.",
+    epilog="Exit codes: 0 ok, 1 findings, 2 usage, 3 incident unresolved, 70 a bug of nanstop.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from nanstop import __version__
+
+        typer.echo(f"nanstop {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def nanstop(
+    ctx: typer.Context,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Fine-tuning that does not stop for NaN."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+app.command()(during.demo)
+app.command(cls=RunCommand)(during.run)
+app.command()(after.report)
+app.command("bisect")(before.bisect_configs)
+app.command("lr-range", cls=RunCommand)(before.lr_range)
+app.command()(after.compare)
+app.command()(reference.explain)
+app.command()(reference.rules)
+app.command()(reference.env)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. No exception leaves."""
+    try:
+        return app(args=arguments, prog_name="nanstop", standalone_mode=False) or OK
+    except NanstopError as error:
+        return fail(error)
+    except UsageProblem as error:
+        return fail(usage_error(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        return crashed(error)

@@ -1,0 +1,54 @@
+"""Commands that read what a run left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nanstop.cli.terminal import FINDINGS, OK, UNRESOLVED, AsJson, printable, show
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="An incident folder, or all of a run.")
+    ],
+    as_json: AsJson = False,
+) -> int:
+    """Show an incident again, diagnosed by the rules of this version. With --json: its report, or a list of a run's."""
+    from nanstop.report.codec import to_json
+    from nanstop.report.text import render
+    from nanstop.rules.diagnose import diagnose_anew
+    from nanstop.run.store import REPORT, incident_folders, load_report
+
+    found = incident_folders(folder)
+    reports = [diagnose_anew(load_report(one)) for one in found]
+    if as_json:
+        texts = [to_json(one) for one in reports]
+        typer.echo(texts[0] if found == (folder,) else f"[{','.join(texts)}]")
+    else:
+        records = [str(one / REPORT if one.is_dir() else one) for one in found]
+        shown = (
+            render(printable(one), record=record)
+            for one, record in zip(reports, records, strict=True)
+        )
+        typer.echo("\n\n".join(shown))
+    proven = all(one.proof is not None and one.proof.verdict == "proven" for one in reports)
+    return OK if proven else UNRESOLVED
+
+
+def compare(
+    first: Annotated[
+        Path, typer.Argument(metavar="A", help="Incident folder, or one with trainer_state.json.")
+    ],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The run to compare it with.")],
+    tolerance: Annotated[float, typer.Option(help="Relative difference that still agrees.")] = 0.01,
+    as_json: AsJson = False,
+) -> int:
+    """Lay two recorded runs side by side: the first step at which they part, and the layer where it is known."""
+    from nanstop.run import compare as runs
+
+    found = runs.compare(runs.load_run(first), runs.load_run(second), tolerance=tolerance)
+    show(found, printable(runs.render(found)), as_json)
+    return OK if found.agrees else FINDINGS

@@ -1,0 +1,54 @@
+"""Commands that look for what will fail: before a run, or by short runs of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, progress, show
+
+
+def bisect_configs(
+    bad: Annotated[
+        str, typer.Argument(metavar="BAD", help="A config that fails, or a quoted command line.")
+    ],
+    good: Annotated[
+        str, typer.Argument(metavar="GOOD", help="One that does not, of the same script.")
+    ],
+    script: Annotated[
+        str | None, typer.Option(metavar="SCRIPT", help="The script that reads the configs.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", help="Trials side by side.")] = 1,
+    timeout: Annotated[float | None, typer.Option(help="Seconds a trial may take.")] = None,
+    memory: Annotated[float | None, typer.Option(metavar="MB", help="Memory of a trial.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Trials in all.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Find the smallest difference between a training that fails and one that does not, by running both."""
+    from nanstop.run.bisect_result import render
+    from nanstop.run.bisect_run import Limits, run_bisect
+    from nanstop.run.settings import read_pair
+
+    memory_bytes = None if memory is None else int(memory * 2**20)
+    limits = Limits(timeout=timeout, memory_bytes=memory_bytes, jobs=jobs, trials=limit)
+    result = run_bisect(read_pair(bad, good, script), limits=limits, announce=progress)
+    show(result, printable(render(result)), as_json)
+    return OK if result.status == "found" else FINDINGS
+
+
+def lr_range(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="SCRIPT or -m MODULE, with arguments.")
+    ],
+    low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-7,
+    high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the sweep.")] = 100,
+    as_json: AsJson = False,
+) -> int:
+    """Try rising learning rates on a script's own training, and suggest a range. Nothing is saved."""
+    from nanstop.run import lr_range as sweeps
+
+    found = sweeps.lr_range(command, low=low, high=high, steps=steps)
+    show(found, sweeps.render(found, str(sweeps.result_file())), as_json)
+    return OK if found.status == "found" else FINDINGS

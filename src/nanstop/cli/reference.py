@@ -1,0 +1,82 @@
+"""Commands that print what is known: the findings, and this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from nanstop.cli.terminal import OK, AsJson, show
+
+
+def explain(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="NS201, or fp16-overflow.")],
+    run_it: Annotated[
+        bool, typer.Option("--run", help="Run the planted fault and its healthy twin too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Print the page of a finding: what happened, why, and how to fix it."""
+    from nanstop import pages
+
+    rule, page = pages.find_rule(code), pages.explain(code)
+    row = {"code": rule.code, "name": rule.slug, "title": rule.title, "page": page}
+    if as_json or not sys.stdout.isatty():
+        row |= _exhibits(rule.code)[0] if run_it and as_json else {}
+        show(row, page.rstrip(), as_json)
+    else:
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console(width=min(100, Console().width)).print(Markdown(page))
+    if run_it and not as_json:
+        typer.echo(_exhibits(rule.code)[1])
+    return OK
+
+
+def _exhibits(code: str) -> tuple[dict[str, Any], str]:
+    """Return what the planted fault and its healthy twin show when they are run: as values, and as text."""
+    from nanstop.exhibit import exhibits
+
+    parts = dict(zip(("fault", "healthy"), exhibits(code), strict=True))
+    values = {
+        name: {"codes": one.codes, "losses": one.losses, "ended": one.ended}
+        for name, one in parts.items()
+    }
+    titles = {"fault": "The planted fault, run and watched", "healthy": "Its healthy twin"}
+    return values, "\n".join(f"\n## {titles[name]}\n{one.text}" for name, one in parts.items())
+
+
+def rules(as_json: AsJson = False) -> int:
+    """List every finding."""
+    from nanstop.rules.catalogue import CATALOGUE
+
+    rows = [
+        {"code": rule.code, "name": rule.slug, "title": rule.title, "when": list(rule.when)}
+        for rule in CATALOGUE
+    ]
+    width = max(len(rule.slug) for rule in CATALOGUE)
+    lines = [f"{rule.code}  {rule.slug:{width}}  {rule.title}" for rule in CATALOGUE]
+    show(rows, "\n".join(lines), as_json)
+    return OK
+
+
+def env(as_json: AsJson = False) -> int:
+    """Print versions, devices and settings that decide how numbers come out."""
+    from dataclasses import asdict
+
+    from nanstop.run.environment import environment
+
+    facts = asdict(environment(import_torch=True))
+    for name in ("packages", "flags", "env_vars"):
+        facts[name] = dict(facts[name])
+    show(facts, "\n".join(_lines(facts)), as_json)
+    return OK
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    flat = {}
+    for name, value in facts.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return [f"{name:28} {value}" for name, value in flat.items() if value is not None]

@@ -1,0 +1,141 @@
+"""What is known of a run beside its failures: set-up, machine, sampled ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanstop.records.words import CONFIG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRow:
+    """Of one parameter: how many elements an update should have moved and did not."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    parameter: str
+    dtype: str
+    num_lost: int
+    num_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamGroup:
+    """Parameters of one storage format and one trainability, with a few of their names."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    dtype: str
+    trainable: bool
+    num_tensors: int
+    num_elements: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    name: str
+    lr: float | None = None
+    eps: float | None = None
+    betas: tuple[float, float] | None = None
+    weight_decay: float | None = None
+    state_bits: int | None = None
+    """8 for an 8-bit optimizer, else None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRows:
+    """Rows of an embedding or head that look as if never trained: all zero, or far off the others' norm."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    parameter: str
+    num_rows: int
+    zero_rows: tuple[int, ...] = ()
+    outlier_rows: tuple[int, ...] = ()
+    median_norm: float = 0.0
+    tied: bool = False
+    trainable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFact:
+    """One entry of a micro-batch: range, and for labels how many rows supervise nothing (all -100)."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    micro: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    minimum: float | None = None
+    maximum: float | None = None
+    num_bad: int = 0
+    num_rows_without_labels: int | None = None
+    num_rows: int | None = None
+    num_supervised: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    nanstop: str
+    python: str
+    torch: str | None = None
+    cuda: str | None = None
+    cublas: str | None = None
+    cudnn: str | None = None
+    driver: str | None = None
+    gpu: str | None = None
+    capability: str | None = None
+    packages: tuple[tuple[str, str], ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()
+    env_vars: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Standing facts of a run, read once when watching starts. ``veto``: "yes", or why an update cannot be stopped."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    host: str = ""
+    """Trainer class, or "loop"."""
+    param_groups: tuple[ParamGroup, ...] = ()
+    autocast: str | None = None
+    scaler: float | None = None
+    attention: str | None = None
+    quantization: str | None = None
+    peft: str | None = None
+    task: str | None = None
+    loss: str | None = None
+    optimizer: OptimizerFacts | None = None
+    clip: float | None = None
+    num_micro: int = 1
+    batch_shape: tuple[int, ...] | None = None
+    vocab: int | None = None
+    table_rows: int | None = None
+    token_rows: tuple[TokenRows, ...] = ()
+    model_type: str | None = None
+    declared_dtype: str | None = None
+    """The format that the model's own config says it was trained in."""
+    padding_side: str | None = None
+    gradient_checkpointing: bool = False
+    compiled: bool = False
+    nan_inf_filter: bool = False
+    logging_steps: int = 0
+    zero_loss_by_design: str | None = None
+    """Why a logged loss of exactly 0 is no failure here (on-policy GRPO), else None."""
+    world_size: int = 1
+    device: str = "cpu"
+    veto: str = "yes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeRow:
+    """Range of one op's output under the gauge. ``growth``: doublings a step, where a fit was good enough."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    module: str
+    op: str
+    dtype: str
+    absmax: float
+    headroom_bits: float
+    growth: float | None = None

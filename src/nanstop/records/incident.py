@@ -1,0 +1,89 @@
+"""A failure: as it was met, run again, and traced to where it was born."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanstop.records.facts import BatchFact, Environment, RunFacts
+from nanstop.records.values import FailureKey, OpEvent, Series, Signal, StepId
+from nanstop.records.words import CONFIG, SCHEMA, Fidelity, Finiteness, Origin, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRef:
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    name: str
+    sha256: str
+    bytes: int
+    holds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A failure as it was met, before anything was tried."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    id: str
+    at: StepId
+    phase: Phase
+    signals: tuple[Signal, ...]
+    facts: RunFacts
+    environment: Environment
+    batch: tuple[BatchFact, ...] = ()
+    bad_params: tuple[str, ...] = ()
+    """Parameters that were not finite before this step's forward."""
+    bad_state: tuple[str, ...] = ()
+    snapshot: SnapshotRef | None = None
+    history: tuple[Series, ...] = ()
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The failing micro-batch run again without instruments. ``eager``: finiteness with compilation off."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    incident: str
+    fidelity: Fidelity
+    runs: int
+    key: FailureKey | None = None
+    loss: float | None = None
+    digest: str = ""
+    eager: Finiteness = "unknown"
+    private_rng: bool = False
+    """A generator of the run's own was seen: a different replay is then no evidence of a race."""
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A sample (row of the batch) and its first and last bad token; None where the op has no such axis."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    sample: int
+    first_token: int | None = None
+    last_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Localization:
+    """Where the failure was born. ``culprit``: parameter, batch entry or state when it was bad before any op ran."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    key: FailureKey
+    first_bad: OpEvent | None
+    origin: Origin
+    culprit: str | None = None
+    reaches: tuple[str, ...] = ()
+    """What the bad value reached: "loss", or names of parameters whose gradient (or value) it spoiled."""
+    growth: tuple[OpEvent, ...] = ()
+    positions: tuple[Position, ...] | None = None
+    """None: unknown (the op's axes are not those of the batch)."""
+    absorbed: tuple[OpEvent, ...] = ()
+    """Overflows that turned back into finite numbers downstream."""
+    num_ops: int = 0
+    blind_spots: tuple[str, ...] = ()
+    seconds: float = 0.0

@@ -1,0 +1,153 @@
+"""What one step computes: where it stands, its operations, the range of its tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanstop.records.words import CONFIG, FailureKind, Finiteness, Phase, SignalSource
+
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+
+FORMAT_MAX: dict[str, float] = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+}
+"""The largest finite number of each floating-point format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepId:
+    """Which step of which run: optimizer step and micro-batch in its window count from 0."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    run: str
+    step: int
+    micro: int | None = None
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """A line of Python: of the user's script or of the library that defines the module."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorStats:
+    """Range of one tensor. ``absmax`` and ``absmin_nonzero`` are over the finite values."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    absmax: float = 0.0
+    absmin_nonzero: float = 0.0
+    zeros: int = 0
+    subnormal: int = 0
+    first_bad: tuple[int, ...] | None = None
+    name: str | None = None
+    """The parameter, buffer or batch entry that this tensor is, where it is one."""
+
+    @property
+    def finite(self) -> bool:
+        return not (self.nan or self.posinf or self.neginf)
+
+    @property
+    def num_bad(self) -> int:
+        return self.nan + self.posinf + self.neginf
+
+    @property
+    def headroom_bits(self) -> float:
+        """Doublings left before ``absmax`` leaves the format; 0 when it already has, inf when all is zero."""
+        limit = FORMAT_MAX.get(self.dtype)
+        if limit is None or self.absmax == 0.0:
+            return math.inf
+        if not self.finite:
+            return 0.0
+        return math.log2(limit / self.absmax)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpEvent:
+    """One operation as torch dispatched it. ``op`` is printed as torch does: ``aten.mul.Tensor``.
+
+    ``wider``: the same op on the same inputs in a format of more range (float16 -> float32, others -> float64).
+    ``reference``: the same op in the same format by reference mathematics (another kernel, eager instead of compiled).
+    ``forward_op``: for a backward op, the forward op whose gradient it computes; ``module`` and ``source`` are that
+    op's. ``legal``: why a non-finite value is meant to be there (a mask), else None.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    index: int
+    phase: Phase
+    op: str
+    module: str
+    source: SourceLine | None = None
+    inputs: tuple[TensorStats, ...] = ()
+    outputs: tuple[TensorStats, ...] = ()
+    scalars: tuple[float, ...] = ()
+    node: str | None = None
+    forward_op: str | None = None
+    wider: Finiteness = "unknown"
+    reference: Finiteness = "unknown"
+    fully_masked_rows: int = 0
+    legal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureKey:
+    """What makes two failures the same one: compared without layer numbers and overloads."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    kind: FailureKind
+    phase: Phase
+    op: str = ""
+    module: str = ""
+
+    @property
+    def folded(self) -> tuple[str, str, str, str]:
+        """(kind class, phase, op family, module without layer numbers); nan and inf fold together."""
+        kind = "nonfinite" if self.kind in ("nan", "+inf", "-inf") else self.kind
+        family = ".".join(self.op.split(".")[:2])
+        return kind, self.phase, family, _LAYER_NUMBER.sub("*", self.module)
+
+    def same_as(self, other: FailureKey) -> bool:
+        return self.folded == other.folded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """What the sentinel, an exception or the gauge reported. ``name`` is the parameter, tensor or exception type."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    source: SignalSource
+    value: float | None = None
+    threshold: float | None = None
+    at: StepId | None = None
+    name: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A named history: ``loss_raw`` (one value a micro-batch), ``loss_logged``, ``grad_norm``, ``scale``, ``lr``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]

@@ -1,0 +1,160 @@
+"""What was concluded of a failure, what was tried against it, and what was done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
+from nanstop.records.incident import Incident, Localization, Replay
+from nanstop.records.values import FailureKey, Series, StepId
+from nanstop.records.words import CONFIG, SCHEMA, ActionKind, Confidence, Outcome, Safety, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Atom:
+    """The smallest switch: a remedy of ``remedies.TABLE``, what it acts on and with what value."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    remedy: str
+    target: str = ""
+    value: str = ""
+
+    def __str__(self) -> str:
+        inside = ", ".join(part for part in (self.target, self.value) if part)
+        return f"{self.remedy}({inside})" if inside else self.remedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of the failing micro-batch under some atoms. Gaps are distances to the float32 reference."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    atoms: tuple[Atom, ...]
+    outcome: Outcome
+    micro: int = 0
+    key: FailureKey | None = None
+    loss: float | None = None
+    loss_gap: float | None = None
+    grad_cosine: float | None = None
+    causal: bool | None = None
+    rows_unchanged: bool | None = None
+    """Whether every healthy row kept its loss and gradient; asked for where float32 fails as well."""
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All a rule may look at; every field is optional."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    facts: RunFacts | None = None
+    environment: Environment | None = None
+    incident: Incident | None = None
+    replay: Replay | None = None
+    localization: Localization | None = None
+    ranges: tuple[RangeRow, ...] = ()
+    series: tuple[Series, ...] = ()
+    updates: tuple[UpdateRow, ...] = ()
+    trials: tuple[Trial, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What a rule concluded. ``remedies``: candidate sets of atoms, in the order in which they should be tried."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    code: str
+    title: str
+    cause: str
+    confidence: Confidence
+    lines: tuple[str, ...] = ()
+    remedies: tuple[tuple[Atom, ...], ...] = ()
+    page: str = ""
+    where: str = ""
+    accompanied_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The float32 run of the same micro-batch and the tolerances that a cure must keep."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    outcome: Outcome
+    loss: float | None = None
+    loss_tolerance: float = 0.0
+    cosine_tolerance: float = 0.0
+    source: str = ""
+    """Where the tolerances come from: a healthy micro-batch of the same run, or the format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another set of atoms that passes, with its class and its distance to float32."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    atoms: tuple[Atom, ...]
+    safety: Safety
+    passed: int
+    runs: int
+    loss_gap: float | None = None
+    grad_cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What was tried on the failing micro-batch. ``minimal`` is the cure; removing any of its atoms fails again."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    incident: str
+    verdict: Verdict
+    minimal: tuple[Atom, ...]
+    baseline: Trial | None = None
+    passing: tuple[Trial, ...] = ()
+    ablations: tuple[Trial, ...] = ()
+    tried: tuple[Trial, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    reference: Reference | None = None
+    cost: str = ""
+    safety: Safety = "safe"
+    scope: str = "micro-batch"
+    next_experiment: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    kind: ActionKind
+    atoms: tuple[Atom, ...] = ()
+    reason: str = ""
+    proof: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    at: StepId
+    action: Action
+    before: str = ""
+    after: str = ""
+    incident: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything about one incident: the public, versioned ``report.json``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    incident: Incident
+    replay: Replay | None = None
+    localization: Localization | None = None
+    diagnoses: tuple[Diagnosis, ...] = ()
+    proof: Proof | None = None
+    audit: tuple[AuditEntry, ...] = ()
+    count: int = 1
+    failures: tuple[str, ...] = ()
+    """Stages of the investigation that did not complete, with the reason."""

@@ -1,0 +1,29 @@
+"""The closed vocabularies of the records, and how pydantic reads and writes every record."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+SCHEMA = 1
+
+Phase = Literal["forward", "recompute", "backward", "optimizer", "generate", "loss", "evaluate"]
+FailureKind = Literal[
+    "nan", "+inf", "-inf", "zero_grad", "exception", "signal", "oom", "timeout", "absorbed"
+]
+SignalSource = Literal[
+    "loss", "grad", "logits", "param", "state", "reward", "exception", "exit", "gauge", "scaler"
+]
+Origin = Literal[
+    "born_here", "from_param", "from_batch", "from_buffer", "from_state", "absorbed", "unknown"
+]
+Fidelity = Literal["bitwise", "same_failure", "different", "not_reproduced"]
+Finiteness = Literal["finite", "nonfinite", "unknown"]
+Confidence = Literal["certain", "likely", "possible"]
+Outcome = Literal["pass", "same_failure", "other_failure", "crash", "oom", "timeout"]
+Verdict = Literal["proven", "plausible", "none_found"]
+Safety = Literal["safe", "changes_training"]
+ActionKind = Literal[
+    "continue", "redo", "adopt", "skip", "rollback", "quarantine", "stop", "observe"
+]
+
+CONFIG: dict[str, Any] = {"ser_json_inf_nan": "strings", "extra": "forbid"}

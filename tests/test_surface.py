@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 import nanstop
-from nanstop import cli, records
+from nanstop import cli
 from nanstop.records import SCHEMA, Report
 from nanstop.report.codec import schema
 from nanstop.rules.catalogue import CATALOGUE
@@ -181,7 +181,7 @@ def shape(kind, seen):
     """Field names and types of a record and of every record it holds, as lines."""
     if kind.__name__ not in seen:
         seen[kind.__name__] = [f"{field.name}: {field.type}" for field in dataclasses.fields(kind)]
-        for hint in typing.get_type_hints(kind, vars(records)).values():
+        for hint in typing.get_type_hints(kind).values():
             for inner in parts(hint):
                 if dataclasses.is_dataclass(inner):
                     shape(inner, seen)

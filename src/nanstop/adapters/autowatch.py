@@ -59,6 +59,9 @@ def start() -> None:
     if "NANSTOP_LR_RANGE" in os.environ:
         _sweep_instead()
         return
+    if "NANSTOP_DRY" in os.environ:
+        _job_instead()
+        return
     _begin_live()
     install(_open_session or _opener())
 
@@ -68,6 +71,17 @@ def _sweep_instead() -> None:
         from nanstop.adapters import hf_lr_sweep
 
         hf_lr_sweep.install(_table, sys.modules["transformers.trainer"].Trainer)
+
+
+def _job_instead() -> None:
+    from nanstop.adapters import dry
+    from nanstop.run.dry import planned
+
+    plan = planned()
+    assert plan is not None
+    if "transformers.trainer" in sys.modules:
+        dry.install(_table, sys.modules["transformers.trainer"].Trainer, plan)
+    install(dry.loop_opener(plan))
 
 
 def _begin_live() -> None:

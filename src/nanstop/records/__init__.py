@@ -24,6 +24,7 @@ from nanstop.records.incident import (
     Replay,
     SnapshotRef,
 )
+from nanstop.records.probe import CoarseRow, GradientRow, LogitGap, Probe, StateRow
 from nanstop.records.values import (
     FORMAT_MAX,
     FailureKey,
@@ -72,6 +73,7 @@ __all__ = [
     "Atom",
     "AuditEntry",
     "BatchFact",
+    "CoarseRow",
     "Confidence",
     "Diagnosis",
     "Environment",
@@ -80,8 +82,10 @@ __all__ = [
     "FailureKind",
     "Fidelity",
     "Finiteness",
+    "GradientRow",
     "Incident",
     "Localization",
+    "LogitGap",
     "OpEvent",
     "OptimizerFacts",
     "Origin",
@@ -89,6 +93,7 @@ __all__ = [
     "ParamGroup",
     "Phase",
     "Position",
+    "Probe",
     "Proof",
     "RangeRow",
     "Reference",
@@ -101,6 +106,7 @@ __all__ = [
     "SignalSource",
     "SnapshotRef",
     "SourceLine",
+    "StateRow",
     "StepId",
     "TensorStats",
     "TokenRows",

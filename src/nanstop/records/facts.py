@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nanstop.records.words import CONFIG
+from nanstop.records.words import CONFIG, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,11 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeRow:
-    """Range of one op's output under the gauge. ``growth``: doublings a step, where a fit was good enough."""
+    """Range of one op's output under the gauge or the probe, read against the format ``dtype``.
+
+    ``growth``: doublings a step, where a fit was good enough. ``underflow``: share of the non-zero values that are zero
+    or subnormal in ``dtype``.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     module: str
@@ -139,3 +143,5 @@ class RangeRow:
     absmax: float
     headroom_bits: float
     growth: float | None = None
+    phase: Phase = "forward"
+    underflow: float = 0.0

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
+from nanstop.records.probe import Probe
 from nanstop.records.values import FailureKey, Series, StepId
 from nanstop.records.words import CONFIG, SCHEMA, ActionKind, Confidence, Outcome, Safety, Verdict
 
@@ -59,6 +60,7 @@ class Evidence:
     series: tuple[Series, ...] = ()
     updates: tuple[UpdateRow, ...] = ()
     trials: tuple[Trial, ...] = ()
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

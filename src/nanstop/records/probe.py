@@ -1,0 +1,94 @@
+"""What one look at real batches tells before a run: ranges, gradients, updates and the distance to float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanstop.records.facts import RangeRow, UpdateRow
+from nanstop.records.values import StepId
+from nanstop.records.words import CONFIG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientRow:
+    """Of one parameter's gradient in the run's own formats: what float32 has and it has not.
+
+    ``num_nonzero``: elements that are not zero in float32; ``num_flushed``: those of them that are exactly zero in the
+    run. ``absmax``: of the float32 gradient, without the loss scale.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    parameter: str
+    dtype: str
+    absmax: float
+    num_total: int
+    num_nonzero: int
+    num_flushed: int
+    num_flushed_unscaled: int = 0
+    """How many of the float32 gradient round to zero in ``dtype`` when the loss is not scaled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitGap:
+    """Distance of the output head in the run's formats to the same head in float32, over every token.
+
+    A token's logit distance is the largest over the vocabulary; its log-probability distance is the mean over the
+    vocabulary, weighted by float32's probabilities.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    num_tokens: int
+    logit_max: float
+    logit_mean: float
+    logprob_max: float
+    logprob_mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoarseRow:
+    """An op whose numbers its format cannot tell apart. ``error``: whole numbers for counts, radians for angles."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    module: str
+    op: str
+    dtype: str
+    absmax: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRow:
+    """Second moments of one parameter after the probed update: how many are 0 although the gradient is not."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    parameter: str
+    dtype: str
+    num_vanished: int
+    num_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One window of a run, in its own formats and in float32, undone.
+
+    ``ranges``: of float32 values, read against the format that the run has for them, worst headroom first; backward
+    ones as the run scales its loss. ``problems``: what could not be measured, and why.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    at: StepId
+    num_micro: int
+    loss: float | None = None
+    reference_loss: float | None = None
+    loss_scale: float | None = None
+    lr: float | None = None
+    ranges: tuple[RangeRow, ...] = ()
+    gradients: tuple[GradientRow, ...] = ()
+    updates: tuple[UpdateRow, ...] = ()
+    states: tuple[StateRow, ...] = ()
+    logits: LogitGap | None = None
+    coarse: tuple[CoarseRow, ...] = ()
+    num_rows_pooled_at_padding: int = 0
+    problems: tuple[str, ...] = ()
+    seconds: float = 0.0

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from nanstop import records
 from nanstop.errors import NanstopError
-from nanstop.records import Evidence, Report, Series, Trial
+from nanstop.records import Atom, Evidence, Report, Series, Trial
 from nanstop.report import codec
 from nanstop.report.codec import from_json, schema, to_json
 from report.specimens import ISLAND, REPORT, UNSOLVED, UPDATE
@@ -53,6 +54,18 @@ def test_json_is_plain():
         raise AssertionError(f"{word} is not JSON")
 
     json.loads(to_json(REPORT), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("report", [REPORT, UNSOLVED, UPDATE], ids=["proven", "unsolved", "update"])
+def test_what_is_written_is_what_the_schema_says(report):
+    dumped = TypeAdapter(Report).dump_json(report)
+    assert list(json.loads(to_json(report))) == list(json.loads(dumped))
+    assert json.loads(to_json(report)) == json.loads(dumped)
+
+
+def test_half_a_surrogate_pair_is_written_as_a_question_mark():
+    back = from_json(Atom, to_json(Atom(remedy="fp32_island", target="a\udc80b")))
+    assert back.target == "a?b"
 
 
 @pytest.mark.parametrize(

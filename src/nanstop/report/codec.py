@@ -1,19 +1,23 @@
 """Records to JSON and back. NaN, infinities, -0.0 and subnormals survive; what is read is validated.
 
-Non-finite floats are strings ("NaN", "Infinity", "-Infinity"), because JSON has no other way to keep them.
+Non-finite floats are strings ("NaN", "Infinity", "-Infinity"), because JSON has no other way to keep them. Writing
+needs the standard library only: a watched process writes and never reads. Pydantic is imported with the first reading.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanstop import records
 from nanstop.errors import NanstopError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 MAX_CHARS = 64 * 2**20
 """Longest text that ``from_json`` reads; records hold numbers and names and stay far below."""
@@ -21,14 +25,35 @@ MAX_CHARS = 64 * 2**20
 T = TypeVar("T")
 
 
+def to_json(record: object) -> str:
+    """Return the record as JSON, its fields in the order of their definition.
+
+    Half a surrogate pair, as in a file name that is no UTF-8, has no place in JSON and becomes a question mark.
+    """
+    text = json.dumps(_plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode(errors="replace").decode()
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has for a field: a record as an object, a non-finite float as a word."""
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int):
+        return value
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value]
+
+
 @functools.cache
 def _adapter(kind: type) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)
-
-
-def to_json(record: object) -> str:
-    """Return the record as JSON, its fields in the order of their definition."""
-    return _adapter(type(record)).dump_json(record).decode()
 
 
 def from_json(kind: type[T], text: str) -> T:
@@ -39,6 +64,8 @@ def from_json(kind: type[T], text: str) -> T:
     """
     if len(text) > MAX_CHARS:
         raise NanstopError(f"{kind.__name__}: longer than {MAX_CHARS // 2**20} Mi characters")
+    from pydantic import ValidationError
+
     try:
         return _adapter(kind).validate_json(text)
     except ValidationError as error:
@@ -56,17 +83,19 @@ def _refusal(kind: type, error: ValidationError) -> NanstopError:
     return NanstopError(message, hint="docs/report.schema.json describes what is accepted")
 
 
-class _Schema(GenerateJsonSchema):
-    """JSON Schema in which a float may be one of the three strings that JSON has no number for."""
-
-    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
-        words = {"enum": ["NaN", "Infinity", "-Infinity"], "type": "string"}
-        return {"anyOf": [super().float_schema(schema), words]}
-
-
 def schema(kind: type = records.Report) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a record as ``to_json`` writes it."""
-    made = _adapter(kind).json_schema(mode="serialization", schema_generator=_Schema)
+    from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+    from pydantic_core import core_schema
+
+    class Schema(GenerateJsonSchema):
+        """A float may be one of the three strings that JSON has no number for."""
+
+        def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+            words = {"enum": ["NaN", "Infinity", "-Infinity"], "type": "string"}
+            return {"anyOf": [super().float_schema(schema), words]}
+
+    made = _adapter(kind).json_schema(mode="serialization", schema_generator=Schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$comment": f"schema {records.SCHEMA}; non-finite numbers are strings",

@@ -7,6 +7,17 @@ back (non-finite floats are kept as strings) and publishes their schema.
 
 from __future__ import annotations
 
+from nanstop.records.doctor import (
+    INJECTED,
+    Act,
+    Doctor,
+    Guard,
+    GuardKind,
+    GuardRow,
+    GuardTrial,
+    Injected,
+    InjectedRow,
+)
 from nanstop.records.facts import (
     BatchFact,
     Environment,
@@ -23,6 +34,14 @@ from nanstop.records.incident import (
     Position,
     Replay,
     SnapshotRef,
+)
+from nanstop.records.plan import (
+    Agreement,
+    Calibration,
+    PlanCost,
+    PrecisionPlan,
+    Region,
+    ScalerSettings,
 )
 from nanstop.records.probe import CoarseRow, GradientRow, LogitGap, Probe, StateRow
 from nanstop.records.values import (
@@ -66,16 +85,21 @@ from nanstop.records.words import (
 __all__ = [
     "CONFIG",
     "FORMAT_MAX",
+    "INJECTED",
     "SCHEMA",
+    "Act",
     "Action",
     "ActionKind",
+    "Agreement",
     "Alternative",
     "Atom",
     "AuditEntry",
     "BatchFact",
+    "Calibration",
     "CoarseRow",
     "Confidence",
     "Diagnosis",
+    "Doctor",
     "Environment",
     "Evidence",
     "FailureKey",
@@ -83,7 +107,13 @@ __all__ = [
     "Fidelity",
     "Finiteness",
     "GradientRow",
+    "Guard",
+    "GuardKind",
+    "GuardRow",
+    "GuardTrial",
     "Incident",
+    "Injected",
+    "InjectedRow",
     "Localization",
     "LogitGap",
     "OpEvent",
@@ -92,15 +122,19 @@ __all__ = [
     "Outcome",
     "ParamGroup",
     "Phase",
+    "PlanCost",
     "Position",
+    "PrecisionPlan",
     "Probe",
     "Proof",
     "RangeRow",
     "Reference",
+    "Region",
     "Replay",
     "Report",
     "RunFacts",
     "Safety",
+    "ScalerSettings",
     "Series",
     "Signal",
     "SignalSource",

@@ -1,0 +1,255 @@
+"""What audits of trainers and of loops share: planted failures, guards taken away, and what there is to observe."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from nanstop.adapters.table import Table
+from nanstop.records import Injected
+
+LOSSES: Mapping[Injected, float] = {"nan_loss": float("nan"), "inf_loss": float("inf")}
+"""The value that a loss gets."""
+
+_HUGE = {torch.float16: 6e4, torch.float64: 1e300}
+"""Finite in its format, but the norm of several such elements is not; 1e30 serves float32 and bfloat16."""
+
+_READERS = frozenset(
+    [
+        "item",
+        "tolist",
+        "__bool__",
+        "__float__",
+        "isfinite",
+        "isnan",
+        "isinf",
+        "isreal",
+        "allclose",
+        "equal",
+        "gt",
+        "lt",
+        "ge",
+        "le",
+        "eq",
+        "ne",
+        "__gt__",
+        "__lt__",
+        "__ge__",
+        "__le__",
+        "__eq__",
+        "__ne__",
+    ]
+)
+_MENDERS = frozenset(("nan_to_num", "nan_to_num_"))
+_LIBRARIES = tuple(
+    {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).parent.parent),
+    }
+)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class PoisonedLoss(torch.autograd.Function):
+    """A loss of ``value``, whose backward multiplies by it: what a failed forward leaves behind."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, value: float) -> Tensor:
+        ctx.value = value
+        return torch.full_like(loss, value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.value, None
+
+
+def poisoned_gradient(gradient: Tensor, injected: Injected) -> Tensor:
+    """Return a copy with one bad element, or with finite elements whose norm overflows."""
+    poisoned = gradient.clone()
+    if injected == "norm_overflow":
+        return poisoned.fill_(_HUGE.get(gradient.dtype, 1e30))
+    poisoned.view(-1)[0] = float("nan" if injected == "nan_gradient" else "inf")
+    return poisoned
+
+
+def descends(loss: Tensor, ancestor: Tensor) -> bool:
+    """Return whether the gradient of ``loss`` flows through ``ancestor``."""
+    wanted = ancestor.grad_fn
+    seen, open_nodes = set[Any](), [loss.grad_fn]
+    while open_nodes and wanted is not None:
+        node = open_nodes.pop()
+        if node is wanted:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            open_nodes += [parent for parent, _ in node.next_functions]
+    return False
+
+
+def num_bad(tensors: Iterable[Tensor]) -> int:
+    """Return how many elements are not finite. Synchronises the device."""
+    floats = (t for t in tensors if t.is_floating_point())
+    return sum(int(t.numel() - t.isfinite().sum()) for t in floats)
+
+
+def num_zero(tensors: Iterable[Tensor]) -> int:
+    """Return how many elements are zero. Synchronises the device."""
+    return sum(int(t.numel() - t.count_nonzero()) for t in tensors)
+
+
+def distance(parameters: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
+    """Return how far the finite elements have gone at most. Synchronises the device."""
+    far = 0.0
+    for name, parameter in parameters.items():
+        gone = (parameter.detach().double() - before[name].to(parameter.device).double()).abs()
+        gone = gone[gone.isfinite()]
+        far = max(far, float(gone.max()) if gone.numel() else 0.0)
+    return far
+
+
+def state_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Return every tensor of the optimizers' states."""
+    entries = (entry for one in optimizers for entry in one.state.values())
+    return [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
+
+
+def gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the gradients that an update would read."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return [
+        p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None
+    ]
+
+
+@contextmanager
+def scaler_without_check() -> Iterator[None]:
+    """Have loss scalers update weights whatever they found."""
+    table = Table()
+
+    def step(
+        _original: Any, _scaler: Any, optimizer: Any, _state: Any, *args: Any, **kw: Any
+    ) -> Any:
+        return optimizer.step(*args, **kw)
+
+    table.replace(torch.amp.GradScaler, "_maybe_opt_step", step)
+    try:
+        yield
+    finally:
+        table.undo()
+
+
+class Reads(TorchFunctionMode):
+    """Notes which lines of the user's own code read a value that is not finite.
+
+    ``muted`` lines get finite values to see, as if they had not looked. ``on``: whether anything is noted.
+    """
+
+    def __init__(self, muted: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.muted = frozenset(muted)
+        self.lines: dict[str, None] = {}
+        self.on = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if self.on and (name in _READERS or name in _MENDERS) and any(map(_is_bad, args)):
+            line = users_line(sys._getframe(1))
+            if line:
+                self.lines[line] = None
+            if line in self.muted:
+                if name in _MENDERS:
+                    return args[0]
+                args = tuple(_mended(each) if _is_bad(each) else each for each in args)
+        return func(*args, **(kwargs or {}))
+
+
+def users_line(frame: FrameType | None) -> str:
+    """Return ``FILE:LINE`` of the code that called torch, or nothing where a library did."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, __file__)):
+            return "" if _is_library(name) else f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _is_library(name: str) -> bool:
+    return name.startswith((*_LIBRARIES, "<frozen")) or "site-packages" in name
+
+
+def _is_bad(value: Any) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_meta:
+        return False
+    return not bool(value.detach().isfinite().all())
+
+
+def _mended(value: Tensor) -> Tensor:
+    return value.nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
+
+
+class Voices(logging.Handler):
+    """Keeps what is printed and logged inside ``with``, and off the terminal. Numbers are left out of the lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed = StringIO()
+        self._logged: list[str] = []
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Each line once, in order."""
+        spoken = (*self._printed.getvalue().splitlines(), *self._logged)
+        plain = (re.sub(r"[-+]?\d[\d.e+-]*", "#", line).strip() for line in spoken)
+        return tuple(dict.fromkeys(line for line in plain if line))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record's message."""
+        self._logged.append(record.getMessage())
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Keep everything inside, that of loggers with handlers of their own too."""
+        loggers = [logging.getLogger(name) for name in (None, "transformers", "trl", "nanstop")]
+        before = [(one, one.handlers[:]) for one in loggers]
+        for one in loggers:
+            one.handlers[:] = [self]
+        try:
+            with redirect_stdout(self._printed), redirect_stderr(self._printed):
+                yield
+        finally:
+            for one, handlers in before:
+                one.handlers[:] = handlers
+
+
+def observing_updates(
+    before: Callable[[Optimizer], None], after: Callable[[Optimizer], None]
+) -> Table:
+    """Have every optimizer's update told before and after it, until the table is undone."""
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    def told_before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        before(optimizer)
+
+    def told_after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        after(optimizer)
+
+    table = Table()
+    table.hook(register_optimizer_step_pre_hook(told_before))
+    table.hook(register_optimizer_step_post_hook(told_after))
+    return table

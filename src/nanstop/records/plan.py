@@ -1,0 +1,111 @@
+"""In which format each part of a model computes, and what shows that this agrees with float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanstop.records.verdict import Atom
+from nanstop.records.words import CONFIG, SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Modules that run one after the other, in a format of their own; casts stand at the outer edge alone.
+
+    ``reason``: what goes wrong without it, as measured.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    modules: tuple[str, ...]
+    dtype: str = "float32"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerSettings:
+    """Arguments of ``torch.amp.GradScaler``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Distance of a planned run to float32 on the calibration data, the worst of all micro-batches.
+
+    ``loss_gap``: relative. ``update_loss_gap``: of the losses along ``num_updates`` updates. ``update_share``: of the
+    way that float32's weights went in them, how much the planned ones went (1.0: all; near 0: updates lost to rounding).
+    ``headroom_bits``: the least of any value that is in the plan's format, gradients as they are scaled; ``headroom_at``:
+    the module that holds it. ``matmul_share``: of the multiplications of matrix products, how many are in that format.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    loss_gap: float
+    grad_cosine: float
+    num_updates: int
+    update_loss_gap: float
+    update_share: float
+    headroom_bits: float
+    headroom_at: str = ""
+    matmul_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCost:
+    """What the regions add to a step (forward and backward of one micro-batch) of the plan's format alone.
+
+    ``casts``: conversions between formats; ``bytes``: written by all operations. Counted, so that they hold on any device.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    casts: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a plan was measured on, and how much was tried. ``data``: where the batches came from."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    num_batches: int
+    num_tokens: int = 0
+    data: str = ""
+    lr: float = 0.0
+    trials: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionPlan:
+    """The smallest change under which a run in ``dtype`` agrees with float32; or, with ``reason``, why there is none.
+
+    ``dtype``: the format that everything computes in by default ("" where a run's own is left as it is). ``trainables``:
+    the format in which trainable parameters and their optimizer state are kept. ``logits``, ``loss``: the formats of the
+    output head and of the loss. ``attention``: the kernel, "" for the model's own. ``remedies``: further switches, such
+    as those that a run adopted.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    model: str = ""
+    dtype: str = ""
+    regions: tuple[Region, ...] = ()
+    trainables: str = ""
+    logits: str = ""
+    loss: str = ""
+    scaler: ScalerSettings | None = None
+    attention: str = ""
+    remedies: tuple[Atom, ...] = ()
+    reason: str = ""
+    agreement: Agreement | None = None
+    cost: PlanCost | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Return every module of every region."""
+        return tuple(name for region in self.regions for name in region.modules)

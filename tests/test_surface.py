@@ -78,7 +78,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "021bb600d5dbcd3f")
+REPORT_FORM = (1, "cec7020066fa727f")
 
 
 def test_names():

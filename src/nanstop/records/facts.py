@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nanstop.records.setup import (
+    AdapterFacts,
+    GradientPath,
+    HeadFacts,
+    ObjectiveFacts,
+    PrecisionFacts,
+    QuantizedFacts,
+    ScheduleFacts,
+)
 from nanstop.records.words import CONFIG, Phase
 
 
@@ -126,6 +135,13 @@ class RunFacts:
     world_size: int = 1
     device: str = "cpu"
     veto: str = "yes"
+    precision: PrecisionFacts | None = None
+    quantized: QuantizedFacts | None = None
+    adapter: AdapterFacts | None = None
+    head: HeadFacts | None = None
+    schedule: ScheduleFacts | None = None
+    objective: ObjectiveFacts | None = None
+    gradient_path: GradientPath | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,9 @@
 """Children that end in every way there is; none outlives its trial."""
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from nanstop.errors import NanstopError
-from nanstop.search.isolate import ERRORS, OUTPUT, Child, classify
+from nanstop.search.isolate import ERRORS, OUTPUT, classify, spawn
 
 
 def start(folder, code, **options):
-    return Child(
+    return spawn(
         [sys.executable, "-c", code], folder=folder, environment=dict(os.environ), **options
     )
 
@@ -161,4 +163,72 @@ def test_the_last_line_before_a_signal_counts_only_if_it_tells_something():
 
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(NanstopError, match="cannot start /no/such/program"):
-        Child(["/no/such/program"], folder=tmp_path, environment={})
+        spawn(["/no/such/program"], folder=tmp_path, environment={})
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from nanstop.search.isolate import spawn
+import os
+child = spawn([sys.executable, "-c", sys.argv[2]], folder=Path(sys.argv[1]), environment=dict(os.environ))
+print(child.pid, flush=True)
+while child.poll() is None:
+    time.sleep(0.01)
+time.sleep(600)
+"""
+
+
+def test_nothing_is_left_where_the_owner_is_killed(tmp_path):
+    code = FAMILY.format(deaf=DEAF, then="time.sleep(600)")
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path), code], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(owner.stdout.readline())
+    deadline = time.monotonic() + 20
+    while not (text := (tmp_path / OUTPUT).read_text()).endswith("\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not gone(pid)
+    assert not gone(int(text))
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert all_gone(pid)
+    assert all_gone(int(text))
+
+
+def test_an_owner_that_dies_at_once_leaves_nothing_either(tmp_path):
+    """The owner is killed at any moment while its child is being started."""
+    late = tmp_path / "late"
+    code = f"import time; time.sleep(1.0); open({str(late)!r}, 'a').write('x')"
+    for delay in (0.0, 0.005, 0.01, 0.02, 0.04, 0.08):
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(tmp_path), code], stdout=subprocess.PIPE, text=True
+        )
+        if delay > 0.01:
+            owner.stdout.readline()
+        time.sleep(delay)
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    time.sleep(1.5)
+    assert not late.exists()
+
+
+def test_nothing_watches_once_a_child_was_waited_for(tmp_path):
+    finish(start(tmp_path, f"import time; time.sleep(0.2); {str(tmp_path)!r}"))
+    deadline = time.monotonic() + 5
+    while watchers(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not watchers(tmp_path)
+
+
+def watchers(mark):
+    """The command lines that contain ``mark``, of all processes there are."""
+    lines = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):
+                lines.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in lines if str(mark) in line]

@@ -36,7 +36,7 @@ from nanstop.run.trial_store import (
     read_end,
 )
 from nanstop.search.bisect import Bisection, Request, Verdict, bisect
-from nanstop.search.isolate import ERRORS, Child, End
+from nanstop.search.isolate import ERRORS, Child, End, spawn
 
 FOLDER = "bisect"
 
@@ -179,7 +179,7 @@ class Trials:
         settings = self.pair.placed(self._settings(request), place)
         try:
             command = self.pair.form.command(settings, place)
-            return Child(
+            return spawn(
                 command,
                 folder=place,
                 environment=_environment(place, record=self._recorded(request)),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from nanstop.errors import NanstopError
 from nanstop.records import CONFIG
+from nanstop.search.guard import DONE
 
-EndKind = Literal["clean", "exception", "exit", "signal", "oom", "timeout", "stopped"]
+EndKind = Literal["clean", "exception", "exit", "signal", "oom", "timeout", "stopped", "lost"]
 
 OUTPUT, ERRORS = "out.txt", "err.txt"
+GUARD = Path(__file__).with_name("guard.py")
 
 _TAIL_BYTES = 64 * 1024
 _GRACE_SECONDS = 2.0
@@ -37,7 +42,7 @@ class End:
 
     ``name``: the signal ("SIGFPE"), the class of the exception, or "exit code 3". ``message``: the exception's own
     line, or the last that was written to standard error. ``peak_bytes``: resident memory of the child itself.
-    "stopped": ended because what was asked is answered. ``code`` is as a shell says it, 128 + n after signal n.
+    "stopped": ended because what was asked is answered; "lost": nobody can tell. ``code`` is as a shell says it, 128 + n after signal n.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
@@ -49,89 +54,160 @@ class End:
     peak_bytes: int = 0
 
 
+class Process(Protocol):
+    """A process that leads a group of its own, as whoever started it sees it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def reaped(self, *, wait: bool) -> tuple[int, int] | None:
+        """Return its exit code (negative: a signal) and peak memory in bytes once it has ended, else None.
+
+        What is left of its group is ended then. Errors: ``LostError`` where nobody can tell any more how it ended.
+        """
+        ...
+
+
+class LostError(Exception):
+    """Whoever started a process is gone, and with it the word on how the process ended."""
+
+
 class Child:
-    """A command that is running in ``folder``/out.txt and err.txt, in a process group of its own.
+    """A running process that writes ``folder``/out.txt and err.txt, bounded in time, ended with all that it started."""
 
-    ``memory_bytes`` bounds the private memory of each of its processes (``RLIMIT_DATA``; address space alone, which
-    CUDA reserves far more of than it uses, is not counted). No core file is written. Errors: ``NanstopError`` NS001 where the
-    command cannot be started or memory cannot be bounded.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        folder: Path,
-        environment: Mapping[str, str],
-        timeout: float | None = None,
-        memory_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, process: Process, *, folder: Path, timeout: float | None = None) -> None:
         self.folder = folder
+        self._process = process
         self._ooms = _num_oom_kills()
         self._began = time.monotonic()
         self._deadline = None if timeout is None else self._began + timeout
-        try:
-            with (folder / OUTPUT).open("wb") as out, (folder / ERRORS).open("wb") as err:
-                self._process = subprocess.Popen(
-                    command,
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
-        self._bound(memory_bytes)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def poll(self) -> End | None:
         """Return how the child ended, or None while it runs; one that is over its time is ended now."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return self.stop("timeout")
-        return self._reaped(os.WNOHANG)
+        return self._end(wait=False)
 
     def stop(self, kind: EndKind = "stopped") -> End:
         """End the child and everything that it started: politely, then for good."""
         self._signal(signal.SIGTERM)
         give_up = time.monotonic() + _GRACE_SECONDS
-        while (end := self._reaped(os.WNOHANG)) is None and time.monotonic() < give_up:
+        while (end := self._end(wait=False)) is None and time.monotonic() < give_up:
             time.sleep(0.02)
         if end is None:
             self._signal(signal.SIGKILL)
-            end = self._reaped(0)
+            end = self._end(wait=True)
         assert end is not None
         return replace(end, kind=kind, name=kind)
 
-    def _reaped(self, options: int) -> End | None:
-        pid, status, usage = os.wait4(self._process.pid, options)
-        if pid == 0:
-            return None
-        # Workers of a process that died may hold a device or a port that the next trial needs.
-        self._signal(signal.SIGKILL)
-        self._process.returncode = code = os.waitstatus_to_exitcode(status)
-        errors = _tail(self.folder / ERRORS)
-        end = classify(code, errors, oom_killed=_num_oom_kills() > self._ooms)
+    def _end(self, *, wait: bool) -> End | None:
         seconds = time.monotonic() - self._began
-        return replace(end, seconds=seconds, peak_bytes=usage.ru_maxrss * 1024)
+        try:
+            reaped = self._process.reaped(wait=wait)
+        except LostError:
+            self._signal(signal.SIGKILL)
+            return End(kind="lost", name="lost", code=128 + signal.SIGKILL, seconds=seconds)
+        if reaped is None:
+            return None
+        code, peak_bytes = reaped
+        end = classify(code, _tail(self.folder / ERRORS), oom_killed=_num_oom_kills() > self._ooms)
+        return replace(end, seconds=seconds, peak_bytes=peak_bytes)
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+        signal_group(self.pid, number)
 
-    def _bound(self, memory_bytes: int | None) -> None:
-        import resource
 
+def spawn(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout: float | None = None,
+    memory_bytes: int | None = None,
+) -> Child:
+    """Return a command as a running child. Should this process die, the child and all that it started are killed.
+
+    ``memory_bytes`` bounds the private memory of each of its processes. Errors: ``NanstopError`` NS001 where the command
+    cannot be started or memory cannot be bounded.
+    """
+    require_bounds(memory_bytes)
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise NanstopError(f"cannot start {command[0]}: {os.strerror(errno.ENOENT)}")
+    return Child(
+        _Spawned(command, folder, environment, memory_bytes), folder=folder, timeout=timeout
+    )
+
+
+def require_bounds(memory_bytes: int | None) -> None:
+    """Errors: ``NanstopError`` NS001 where memory is to be bounded and cannot be."""
+    if memory_bytes is not None and not sys.platform.startswith("linux"):
+        raise NanstopError("the memory of a trial can be bounded on Linux only")
+
+
+class _Spawned:
+    """A command that was started by way of ``guard``."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        memory_bytes: int | None,
+    ) -> None:
+        guard = [sys.executable, "-I", "-S", str(GUARD)]
+        reading, self._alive = os.pipe()
         try:
-            limits = {resource.RLIMIT_CORE: 0}
-            if memory_bytes is not None:
-                limits[resource.RLIMIT_DATA] = memory_bytes
-            for name, limit in limits.items():
-                with suppress(ProcessLookupError):
-                    resource.prlimit(self._process.pid, name, (limit, limit))
-        except AttributeError as error:
-            if memory_bytes is not None:
-                self.stop()
-                raise NanstopError("the memory of a trial can be bounded on Linux only") from error
+            with (folder / OUTPUT).open("wb") as out, (folder / ERRORS).open("wb") as err:
+                self._process = subprocess.Popen(
+                    [*guard, str(reading), str(memory_bytes or 0), *command],
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    pass_fds=(reading,),
+                )
+        except OSError as error:
+            os.close(self._alive)
+            raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
+        finally:
+            os.close(reading)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def reaped(self, *, wait: bool) -> tuple[int, int] | None:
+        ended = reap(self.pid, wait=wait)
+        if ended is not None:
+            self._process.returncode = ended[0]
+            with suppress(OSError):
+                os.write(self._alive, DONE)
+            os.close(self._alive)
+        return ended
+
+
+def reap(pid: int, *, wait: bool) -> tuple[int, int] | None:
+    """Return exit code (negative: a signal) and peak resident bytes of a child once it has ended, else None.
+
+    What is left of its group is killed then: workers of a process that died may hold a device or a port that the next
+    trial needs.
+    """
+    found, status, usage = os.wait4(pid, 0 if wait else os.WNOHANG)
+    if not found:
+        return None
+    signal_group(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to every process of a group that there is."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 def classify(code: int, errors: str, *, oom_killed: bool = False) -> End:

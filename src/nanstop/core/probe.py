@@ -50,6 +50,10 @@ class Formats:
         """Return the format of an op that may have been recorded under another kernel or without casts."""
         return self.exact.get(key) or self.usual.get((key[1], key[2])) or self.narrowest
 
+    def gradient(self, module: str, stored: str) -> str:
+        """Return the narrowest format that a gradient of one of ``module``'s parameters goes through."""
+        return _narrower(stored, self.usual.get(("backward", module)))
+
 
 def probe_ranges(
     step: Step,
@@ -78,6 +82,20 @@ def probe_ranges(
                 narrow = formats.of(key) if formats is not None else dtype
                 ranges.add(op, look.seen[op.index], narrow or "float32")
     return ranges.rows()
+
+
+def exact_ranges(
+    step: Step, *, under: Under = nullcontext, micros: Iterable[int] | None = None
+) -> dict[tuple[int, Phase, str, str, int], float]:
+    """Return the largest finite size of what each op outputs, by the names of ``keyed``; otherwise as ``probe_ranges``."""
+    found: dict[tuple[int, Phase, str, str, int], float] = {}
+    for micro in _chosen(step, micros):
+        look = _Look(_buffer_masks(step, micro))
+        trace = _recorded(step, micro, under, look)
+        for key, op in keyed(trace, micro):
+            if op.index in look.seen:
+                found[key] = look.seen[op.index].absmax
+    return found
 
 
 def op_formats(

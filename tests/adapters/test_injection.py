@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from nanstop.errors import NanstopError
-from nanstop.run.launch import INJECTION, launch, resolve_command, watched_policy, watching
+from nanstop.run.launch import launch, resolve_command
+from nanstop.run.opening import INJECTION, watched_policy, watching
 from nanstop.run.policy import Policy
 
 LOOP = """

@@ -108,8 +108,7 @@ def _opener() -> OpenSession:
 
     def open_session(view: Any, facts: Any) -> Any:
         from nanstop.run.announce import announcer
-        from nanstop.run.launch import watched_policy
-        from nanstop.run.opening import opener, run_store
+        from nanstop.run.opening import opener, run_store, watched_policy
 
         store = run_store()
         policy, announce = watched_policy(os.environ), announcer(store.folder)

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanstop.records import Diagnosis, Report
-from nanstop.report import text
 from nanstop.run.store import REPORT
 
 
@@ -21,6 +20,8 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
     speaks_for_all = os.environ.get("RANK", "0") == "0"
 
     def announce(news: Report | Diagnosis | str) -> None:
+        from nanstop.report import text  # most runs have nothing to tell
+
         if isinstance(news, Report):
             record = _record(folder / news.incident.id / REPORT)
             shown = text.render(news, record=record, stream=sys.stderr)

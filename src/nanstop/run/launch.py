@@ -16,20 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.report.codec import to_json
 from nanstop.run.announce import announcer
-from nanstop.run.opening import SERIES_VARIABLE, incident_folder, switched_off
-from nanstop.run.policy import OnFailure, Policy
+from nanstop.run.opening import SERIES_VARIABLE, incident_folder, switched_off, watching
+from nanstop.run.policy import Policy
 from nanstop.run.remains import Ending
 from nanstop.run.store import Store, load_summary
 from nanstop.run.summary import Summary, summary_row
 from nanstop.run.supervise import Patience, supervised
-
-INJECTION = Path(__file__).parent.parent / "adapters" / "injection"
-"""The folder that holds nothing but ``sitecustomize.py``."""
 
 GRACE_SECONDS = 2.0
 """How long the child may take to end by a signal before we pass ours on; a repeated one is passed on at once."""
@@ -86,26 +83,6 @@ def launch(
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return _shell_code(code)
-
-
-def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -> dict[str, str]:
-    """Return the environment variables under which every Python process below is watched."""
-    return {
-        "PYTHONPATH": os.pathsep.join(part for part in (str(INJECTION), python_path) if part),
-        "NANSTOP_RUN": run_id,
-        "NANSTOP_DIR": str(folder),
-        "NANSTOP_ON_FAILURE": policy.on_failure,
-        "NANSTOP_ALLOW": ",".join(policy.allow),
-        "NANSTOP_BUDGET_SECONDS": str(policy.budget_seconds),
-    }
-
-
-def watched_policy(environment: Mapping[str, str]) -> Policy:
-    """Return the policy that ``watching`` wrote down."""
-    allow = tuple(name for name in environment.get("NANSTOP_ALLOW", "").split(",") if name)
-    word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
-    seconds = float(environment.get("NANSTOP_BUDGET_SECONDS", Policy().budget_seconds))
-    return Policy(on_failure=word, allow=allow, budget_seconds=seconds)
 
 
 def resolve_command(args: Sequence[str]) -> list[str]:

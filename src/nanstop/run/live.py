@@ -48,11 +48,10 @@ class Live:
         """Note what is being trained, and from now on every step of it. One file is written."""
         session.beat = self._beat
         from nanstop.report.codec import to_json
-        from nanstop.run.environment import environment
         from nanstop.run.training_facts import TrainingFacts
 
         rank = int(os.environ.get("RANK", "0") or 0)
-        known = TrainingFacts(facts=session.facts, environment=environment(), rank=rank)
+        known = TrainingFacts(facts=session.facts, environment=session.environment, rank=rank)
         fresh = self._facts_path.with_suffix(".new")
         fresh.write_text(to_json(known))
         fresh.replace(self._facts_path)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from nanstop.records import RunFacts
-from nanstop.run.policy import Policy
+from nanstop.run.policy import OnFailure, Policy
 from nanstop.run.store import Store
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from nanstop.run.session import Announce, Session
 
     OpenSession = Callable[[ModelView, RunFacts], Session]
+
+INJECTION = Path(__file__).parent.parent / "adapters" / "injection"
+"""The folder that holds nothing but ``sitecustomize.py``."""
 
 FOLDER = ".nanstop"
 SERIES_VARIABLE = "NANSTOP_SERIES"
@@ -44,6 +47,26 @@ def switched_off(environment: Mapping[str, str] | None = None) -> bool:
     """Return whether ``NANSTOP=off`` is set."""
     given = os.environ if environment is None else environment
     return given.get("NANSTOP", "").lower() in ("off", "0", "false")
+
+
+def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -> dict[str, str]:
+    """Return the environment variables under which every Python process below is watched."""
+    return {
+        "PYTHONPATH": os.pathsep.join(part for part in (str(INJECTION), python_path) if part),
+        "NANSTOP_RUN": run_id,
+        "NANSTOP_DIR": str(folder),
+        "NANSTOP_ON_FAILURE": policy.on_failure,
+        "NANSTOP_ALLOW": ",".join(policy.allow),
+        "NANSTOP_BUDGET_SECONDS": str(policy.budget_seconds),
+    }
+
+
+def watched_policy(environment: Mapping[str, str]) -> Policy:
+    """Return the policy that ``watching`` wrote down."""
+    allow = tuple(name for name in environment.get("NANSTOP_ALLOW", "").split(",") if name)
+    word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
+    seconds = float(environment.get("NANSTOP_BUDGET_SECONDS", Policy().budget_seconds))
+    return Policy(on_failure=word, allow=allow, budget_seconds=seconds)
 
 
 def opener(

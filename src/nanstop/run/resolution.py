@@ -6,22 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nanstop.records import Action, ActionKind, Atom
-from nanstop.run.case import Case
-from nanstop.run.rows import atoms_for
+from nanstop.records import Atom
 
 Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
-
-_KINDS: Mapping[ActionKind, Kind] = {
-    "continue": "proceed",
-    "observe": "proceed",
-    "redo": "redo",
-    "adopt": "redo",
-    "quarantine": "redo",
-    "rollback": "rollback",
-    "skip": "skip",
-    "stop": "stop",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +23,3 @@ class Resolution:
     adopt: tuple[Atom, ...] = ()
     reason: str = ""
     incident: str = ""
-
-
-def resolution_of(action: Action, case: Case | None, incident: str) -> Resolution:
-    """Return how an action is carried out; one that is adopted is in force already, except after a rollback."""
-    kind = _KINDS[action.kind]
-    atoms: dict[int, tuple[Atom, ...]] = {}
-    if kind == "redo" and action.kind != "adopt" and case is not None:
-        atoms = {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}
-    return Resolution(
-        kind=kind,
-        atoms=atoms,
-        adopt=action.atoms if kind == "rollback" else (),
-        reason=action.reason,
-        incident=incident,
-    )

@@ -22,6 +22,7 @@ from nanstop.records import SCHEMA, Atom, Incident, Report, Series, SnapshotRef
 from nanstop.report import codec
 from nanstop.rules.cures import CURES, describe
 from nanstop.run.files import (
+    MAX_JSON_BYTES,
     check_schema,
     load_record,
     locked,
@@ -68,6 +69,8 @@ class Store:
         self.problem: str | None = None
         self.reports: dict[str, Report] = {}
         self.summary = Summary()
+        self._on_disk = Summary()
+        """What stands in ``summary.json`` unless another process wrote it since; a run begins with an empty one."""
         self._last_number = -1
 
     def open_incident(self) -> tuple[str, Path]:
@@ -140,17 +143,27 @@ class Store:
 
     def _begin(self) -> None:
         (self.folder / SERIES).unlink(missing_ok=True)
-        write_whole(self.folder / SUMMARY, codec.to_json(self.summary).encode())
+        self._put_summary(self.summary)
 
     def _write_summary(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / SUMMARY
         with locked(self.folder):
             merged = self.summary
             if self.run_id is not None:
                 with suppress(NanstopError):  # none yet, or damaged: ours replaces it
-                    merged = merge(self.summary, load_summary(path))
-            write_whole(path, codec.to_json(merged).encode())
+                    merged = merge(self.summary, self._present_summary())
+            self._put_summary(merged)
+
+    def _present_summary(self) -> Summary:
+        """Return what stands in ``summary.json``; to know one's own needs no reading, and no pydantic."""
+        path = self.folder / SUMMARY
+        if read_text(path, MAX_JSON_BYTES) == codec.to_json(self._on_disk):
+            return self._on_disk
+        return load_summary(path)
+
+    def _put_summary(self, summary: Summary) -> None:
+        write_whole(self.folder / SUMMARY, codec.to_json(summary).encode())
+        self._on_disk = summary
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:

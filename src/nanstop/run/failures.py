@@ -1,0 +1,244 @@
+"""The only file that knows the order: capture, replay, localize, diagnose, prove, decide, record.
+
+A session imports it with the first failure of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nanstop.records import (
+    Action,
+    ActionKind,
+    Atom,
+    AuditEntry,
+    FailureKey,
+    Phase,
+    Proof,
+    Report,
+    Signal,
+)
+from nanstop.remedies.table import applied
+from nanstop.rules.cures import describe
+from nanstop.run import policy as policies
+from nanstop.run.case import Case, Occasion, Rewind, breaking_update, failing_case
+from nanstop.run.investigation import Investigation
+from nanstop.run.known import KnownFailures, left_alone, names_samples
+from nanstop.run.resolution import Kind, Resolution
+from nanstop.run.rows import atoms_for
+
+if TYPE_CHECKING:
+    from nanstop.core.step import Step
+    from nanstop.run.session import Session
+
+_KINDS: Mapping[ActionKind, Kind] = {
+    "continue": "proceed",
+    "observe": "proceed",
+    "redo": "redo",
+    "adopt": "redo",
+    "quarantine": "redo",
+    "rollback": "rollback",
+    "skip": "skip",
+    "stop": "stop",
+}
+
+
+class Failures:
+    """The failures of one session, and what the policy remembers of them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._known = KnownFailures()
+        self._state = policies.PolicyState()
+        self._last_signature: tuple[object, ...] | None = None
+
+    @property
+    def reports(self) -> list[Report]:
+        """The incidents so far, the one that was last seen at the end."""
+        return self._known.reports
+
+    def passed(self) -> None:
+        """Note that an update was applied, or that a training begins: no row of failures goes on."""
+        self._state = policies.completed(self._state)
+        self._last_signature = None
+
+    def met(
+        self,
+        step: Step | None,
+        signals: Sequence[Signal],
+        *,
+        phase: Phase,
+        error: BaseException | None,
+        rewind: Rewind | None,
+        bad_params: Sequence[str],
+        bad_state: Sequence[str],
+        can_skip: bool,
+    ) -> Resolution:
+        """Investigate a failure and return what to do, as ``Session.failed`` says."""
+        now = Occasion.of(step, signals, can_skip=can_skip)
+        known = self._known.explaining(bad_params, at_step=now.at.step, over=not now.can_skip)
+        if known is not None:
+            # A training that is over has nothing left to decide.
+            return self._again(known, now) if now.can_skip else Resolution(kind="proceed")
+        signature = (phase, bool(bad_params), type(error), signals[0].source)
+        if signature == self._last_signature and self.reports and left_alone(self.reports[-1]):
+            self._session.logged()
+            return self._again(self.reports[-1], now)
+        self._last_signature = signature
+        found = Investigation(
+            facts=self._session.facts,
+            at=now.at,
+            phase=phase,
+            signals=tuple(signals),
+            raised=error is not None,
+            bad_params=tuple(bad_params),
+            bad_state=tuple(bad_state),
+        )
+        try:
+            return self._investigate(found, now, rewind)
+        except KeyboardInterrupt:
+            found.failures.append("investigation: interrupted by the user")
+            self._record(
+                found, Action(kind="continue", reason="the investigation was interrupted"), now
+            )
+            raise
+        except Exception as failure:  # nanstop is never the reason a run dies
+            found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
+            return self._decide(found, now, None)
+
+    def _investigate(
+        self, found: Investigation, now: Occasion, rewind: Rewind | None
+    ) -> Resolution:
+        case = self._case(found, now.step, rewind)
+        if case is None:
+            known = self._known.like(found.key)
+            if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
+                return self._again(known, now)
+            return self._decide(found, now, None)
+        with case.in_place():
+            found.look(case)
+            known = self._known.like(found.key)
+            if known is not None and found.stage("repeat", lambda: self._passes(case, known)):
+                return self._again(known, now, case)
+            self._explain(found)
+            found.prove(case, self._session.policy)
+            if known is not None and names_samples(known):
+                # The samples are new, the failure is not.
+                return self._again(known, now, case, proof=found.proof)
+        return self._decide(found, now, case)
+
+    def _case(self, found: Investigation, step: Step | None, rewind: Rewind | None) -> Case | None:
+        if step is None or self._session.facts.world_size > 1:
+            return None
+        if found.bad_params and rewind is not None:
+            broken = found.stage("rewind", lambda: breaking_update(rewind))
+            if broken is not None:
+                return broken
+        return found.stage(
+            "capture", lambda: failing_case(step, phase=found.phase, raised=found.raised)
+        )
+
+    def _explain(self, found: Investigation) -> None:
+        # On a device whose context is gone, not even a number can be read any more.
+        history = found.stage("history", self._session.series.records) or ()
+        found.explain(self._session.store.open_incident()[0], history)
+
+    def _decide(self, found: Investigation, now: Occasion, case: Case | None) -> Resolution:
+        nothing = Proof(incident=found.incident_id, verdict="none_found", minimal=())
+        clean = found.replay is not None and found.replay.fidelity == "not_reproduced"
+        action = self._choose(found.key, now, case, found.proof or nothing, replays_clean=clean)
+        report = self._record(found, action, now)
+        self._session.announce(report)
+        return self._resolve(action, case, report)
+
+    def _record(self, found: Investigation, action: Action, now: Occasion) -> Report:
+        if found.incident is None:
+            self._explain(found)
+        report = found.report(AuditEntry(at=now.at, action=action))
+        self._keep(report, found.key)
+        return report
+
+    def _again(
+        self,
+        known: Report,
+        now: Occasion,
+        case: Case | None = None,
+        proof: Proof | None = None,
+    ) -> Resolution:
+        """Fold a repeat into the report of the first: its remedy is used, unless it has a ``proof`` of its own."""
+        key = self._known.key_of(known)
+        if proof is None and not names_samples(known):
+            proof = known.proof
+        action = self._choose(key, now, case, proof)
+        entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
+        report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
+        self._keep(report, key)
+        if action.kind == "adopt":
+            kept = describe(action.atoms)
+            self._session.announce(f"{known.incident.id}: adopted for the rest: {kept}")
+        elif action.kind == "stop":
+            self._session.announce(f"{known.incident.id}: training stops: {action.reason}")
+        return self._resolve(action, case, report)
+
+    def _choose(
+        self,
+        key: FailureKey,
+        now: Occasion,
+        case: Case | None,
+        proof: Proof | None,
+        *,
+        replays_clean: bool = False,
+    ) -> Action:
+        policy, facts = self._session.policy, self._session.facts
+        action, self._state = policies.decide(
+            policy,
+            self._state,
+            key=key,
+            proof=proof,
+            at_step=now.at.step,
+            world_size=facts.world_size,
+            can_veto=facts.veto == "yes" and now.can_skip,
+            weights_broken=case is not None and case.update,
+            replays_clean=replays_clean,
+        )
+        if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":
+            return replace(action, reason="there is no step to run again: observed only")
+        return action
+
+    def _passes(self, case: Case, known: Report) -> bool:
+        """Return whether the remedy proven for the earlier failure passes here too (True where none was found then)."""
+        if names_samples(known):
+            return case.phase != "forward"
+        atoms = known.proof.minimal if known.proof else ()
+        new = tuple(atom for atom in atoms if atom not in self._session.in_force)
+        return not atoms or not any(
+            case.attempt(micro, under=lambda: applied(self._session.view, new)).failed
+            for micro in case.failing
+        )
+
+    def _resolve(self, action: Action, case: Case | None, report: Report) -> Resolution:
+        if action.kind == "adopt":
+            self._session.adopt(action.atoms)
+        return _resolution(action, case, report.incident.id)
+
+    def _keep(self, report: Report, key: FailureKey) -> None:
+        self._known.put(report, key)
+        self._session.store.write_report(report)
+        self._session.write_summary()
+
+
+def _resolution(action: Action, case: Case | None, incident: str) -> Resolution:
+    """Return how an action is carried out; one that is adopted is in force already, except after a rollback."""
+    kind = _KINDS[action.kind]
+    atoms: dict[int, tuple[Atom, ...]] = {}
+    if kind == "redo" and action.kind != "adopt" and case is not None:
+        atoms = {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}
+    return Resolution(
+        kind=kind,
+        atoms=atoms,
+        adopt=action.atoms if kind == "rollback" else (),
+        reason=action.reason,
+        incident=incident,
+    )

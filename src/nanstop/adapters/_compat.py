@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+_CHECKPOINTING = "activation_checkpointing"
+
 
 def inner_optimizer(optimizer: Any) -> Optimizer | None:
     """Return the torch optimizer inside accelerate's wrappers, or None before the host has made one."""
@@ -126,10 +128,32 @@ def _saved_config(name: str) -> dict[str, Any]:
 
 
 def recomputes(args: Any, model: nn.Module) -> bool:
-    """Return whether activations are recomputed in backward (the option was renamed in transformers 5)."""
-    name = "activation_checkpointing"
-    asked = getattr(args, name) if hasattr(args, name) else args.gradient_checkpointing
-    return bool(asked) or any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    """Return whether activations are recomputed in backward."""
+    asked, _ = _checkpointing(args)
+    return asked or any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+
+
+def will_recompute_reentrantly(args: Any) -> bool:
+    """Return whether the options switch on reentrant checkpointing; the default was reentrant before transformers 5."""
+    asked, options = _checkpointing(args)
+    return asked and bool(options.get("use_reentrant", not hasattr(args, _CHECKPOINTING)))
+
+
+def will_require_input_grads(args: Any, model: nn.Module) -> bool:
+    """Return whether ``train()`` makes the embedding's output require gradients when it switches checkpointing on.
+
+    transformers 5 does so for every model that reads token ids, earlier versions for adapters of their own only.
+    """
+    asked, _ = _checkpointing(args)
+    always = callable(getattr(model, "activation_checkpointing_enable", None))
+    reads_ids = always and getattr(model, "main_input_name", "") == "input_ids"
+    return asked and bool(reads_ids or getattr(model, "_hf_peft_config_loaded", False))
+
+
+def _checkpointing(args: Any) -> tuple[bool, dict[str, Any]]:
+    """Return whether checkpointing is asked for, and how (the option was renamed in transformers 5)."""
+    name = _CHECKPOINTING if hasattr(args, _CHECKPOINTING) else "gradient_checkpointing"
+    return bool(getattr(args, name)), dict(getattr(args, f"{name}_kwargs", None) or {})
 
 
 def checkpoint_path(trainer: Any, given: Any) -> str | None:

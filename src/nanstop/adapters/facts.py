@@ -9,6 +9,13 @@ from torch import nn
 
 from nanstop.adapters import _compat
 from nanstop.adapters.hf_view import HfView
+from nanstop.adapters.options import (
+    objective_of,
+    planned_optimizer,
+    precision_of,
+    precision_of_accelerate,
+    schedule_of,
+)
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.structure import structure
 from nanstop.records import RunFacts
@@ -16,8 +23,17 @@ from nanstop.records import RunFacts
 
 def facts_of(view: HfView, trainer: Any) -> RunFacts:
     """Return everything that is known of a trainer's run before its first step."""
-    args, model = trainer.args, view.model
-    known = structure(view, model) | {
+    args, model, processor = trainer.args, view.model, _tokenizer(trainer)
+    known = structure(
+        view,
+        model,
+        pads=getattr(processor, "pad_token_id", None) is not None,
+        reentrant=_compat.will_recompute_reentrantly(args),
+        will_require=_compat.will_require_input_grads(args, model),
+    )
+    if known["optimizer"] is None:
+        known["optimizer"] = planned_optimizer(args, model)
+    known |= {
         "host": type(trainer).__name__,
         "autocast": _autocast(trainer),
         "loss": _loss(args, model),
@@ -31,16 +47,20 @@ def facts_of(view: HfView, trainer: Any) -> RunFacts:
         "zero_loss_by_design": _zero_loss(args),
         "world_size": _compat.world_size(trainer),
         "device": args.device.type,
-        "padding_side": _padding_side(trainer),
+        "padding_side": getattr(processor, "padding_side", None),
         "veto": _veto(trainer, view),
+        "precision": precision_of(args),
+        "schedule": schedule_of(args, trainer.train_dataset, _compat.world_size(trainer)),
+        "objective": objective_of(args),
     }
-    vocab = _vocab(trainer)
+    vocab = _vocab(processor)
     return RunFacts(**(known if vocab is None else known | {"vocab": vocab}))
 
 
 def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
     """Return what structure tells of a raw loop; ``known`` are further fields of ``RunFacts``."""
-    return RunFacts(**({"host": "loop"} | structure(view, view.model) | known))
+    asked: dict[str, Any] = {"host": "loop", "precision": precision_of_accelerate()}
+    return RunFacts(**(asked | structure(view, view.model) | known))
 
 
 def _autocast(trainer: Any) -> str | None:
@@ -60,18 +80,18 @@ def _loss(args: Any, model: nn.Module) -> str | None:
     return "+".join(map(str, kind)) if isinstance(kind, (list, tuple)) else kind and str(kind)
 
 
-def _vocab(trainer: Any) -> int | None:
-    """Return how many ids the tokenizer can produce, where there is one."""
+def _tokenizer(trainer: Any) -> Any:
+    """Return the tokenizer, also where a processor holds it; None for a trainer without one."""
     processor = getattr(trainer, "processing_class", None)
+    return getattr(processor, "tokenizer", processor)
+
+
+def _vocab(tokenizer: Any) -> int | None:
+    """Return how many ids the tokenizer can produce, where there is one."""
     try:
-        return len(getattr(processor, "tokenizer", processor))
+        return len(tokenizer)
     except TypeError:
         return None
-
-
-def _padding_side(trainer: Any) -> str | None:
-    processor = getattr(trainer, "processing_class", None)
-    return getattr(getattr(processor, "tokenizer", processor), "padding_side", None)
 
 
 def _zero_loss(args: Any) -> str | None:

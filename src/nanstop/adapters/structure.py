@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.adapters import _compat
+from nanstop.adapters.parts import (
+    adapter_of,
+    gradient_path_of,
+    head_of,
+    is_reentrant,
+    quantized_of,
+)
 from nanstop.core.step import ModelView
 from nanstop.records import OptimizerFacts, ParamGroup, TokenRows
 
@@ -27,21 +33,31 @@ _TASKS = (
 )
 
 
-def structure(view: ModelView, model: nn.Module) -> dict[str, Any]:
+def structure(
+    view: ModelView,
+    model: nn.Module,
+    *,
+    pads: bool = False,
+    reentrant: bool = False,
+    will_require: bool = False,
+) -> dict[str, Any]:
     """Return fields of ``RunFacts``. ``model``: the one that carries the config, under any wrapper.
 
-    Reads embedding and head once for their rows' norms; otherwise nothing of the size of the model.
+    ``pads``: the host knows a padding token. ``reentrant``: it will switch on reentrant checkpointing, and with
+    ``will_require`` make the embedding's output require gradients for it. Reads embedding and head once for their
+    rows' norms; otherwise nothing of the size of the model.
     """
     config = getattr(model, "config", None)
-    rows = _table_rows(view)
+    rows, task = _table_rows(view), _task(model)
     scaler = view.scaler
+    reentrant = reentrant or is_reentrant(view.root)
     return {
         "param_groups": _param_groups(view.root),
         "scaler": float(scaler.get_scale()) if scaler is not None else None,
         "attention": view.attention(),
         "quantization": _quantization(view),
         "peft": _peft(view.root),
-        "task": _task(model),
+        "task": task,
         "optimizer": _optimizer(view.optimizer),
         "vocab": getattr(config, "vocab_size", None) or rows,
         "table_rows": rows,
@@ -53,6 +69,10 @@ def structure(view: ModelView, model: nn.Module) -> dict[str, Any]:
         ),
         "compiled": any(map(_is_compiled, view.root.modules())),
         "device": view.device_type,
+        "quantized": quantized_of(view, model),
+        "adapter": adapter_of(view.root),
+        "head": head_of(view, model, task, pads=pads),
+        "gradient_path": gradient_path_of(view, reentrant=reentrant, will_require=will_require),
     }
 
 
@@ -88,11 +108,8 @@ def _quantization(view: ModelView) -> str | None:
 
 
 def _peft(root: nn.Module) -> str | None:
-    configs = getattr(root, "peft_config", None)
-    if not isinstance(configs, Mapping) or not configs:
-        return None
-    kind = next(iter(configs.values())).peft_type
-    return str(getattr(kind, "value", kind))
+    adapter = adapter_of(root)
+    return adapter.kind if adapter is not None else None
 
 
 def _task(model: nn.Module) -> str | None:
@@ -144,6 +161,7 @@ def _rows(name: str, weight: Tensor, padding: int | None, *, tied: bool) -> Toke
     if padding is not None and 0 <= padding < len(zero):
         zero[padding] = False  # torch.nn.Embedding keeps the padding row at zero by design
     far = ((norms > _FAR * median) | (norms < median / _FAR) | norms.isnan()) & (norms != 0)
+    far &= ~_like_the_mean(weight, norms, far)
     return TokenRows(
         parameter=name,
         num_rows=weight.shape[0],
@@ -153,6 +171,22 @@ def _rows(name: str, weight: Tensor, padding: int | None, *, tied: bool) -> Toke
         tied=tied,
         trainable=weight.requires_grad,
     )
+
+
+def _like_the_mean(weight: Tensor, norms: Tensor, far: Tensor) -> Tensor:
+    """Return which of the short rows in ``far`` are the mean of the table: new tokens that were initialised well.
+
+    ``resize_token_embeddings`` does so, and the mean of rows in all directions is shorter than any of them.
+    """
+    found = torch.zeros_like(far)
+    places = (far & norms.isfinite()).nonzero().flatten()
+    if not 0 < len(places) < len(norms):
+        return found
+    mean = weight.detach()[(~far & (norms > 0)).to(weight.device)].float().mean(0)
+    rows = weight.detach()[places.to(weight.device)].float()
+    apart = torch.linalg.vector_norm(rows - mean, dim=1)
+    found[places] = (apart <= 0.5 * torch.linalg.vector_norm(mean)).cpu()
+    return found
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -1,0 +1,101 @@
+"""What ``TrainingArguments`` and TRL's configs ask for, as records. Nothing of the model is looked at."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Sized
+from typing import Any
+
+from nanstop.records import ObjectiveFacts, OptimizerFacts, PrecisionFacts, ScheduleFacts
+
+_FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8"}
+_GENERATES = ("GRPOConfig", "RLOOConfig")
+
+
+def precision_of(args: Any) -> PrecisionFacts:
+    """Return the format of mixed precision that the options ask for."""
+    option = next((name for name in ("fp16", "bf16") if getattr(args, name, False)), None)
+    return PrecisionFacts(
+        requested=_FORMATS[option] if option else None,
+        option=f"{option}=True" if option else "",
+        tf32=getattr(args, "tf32", None),
+    )
+
+
+def precision_of_accelerate() -> PrecisionFacts | None:
+    """Return what a loop asks accelerate for, where there is an ``Accelerator``."""
+    state = sys.modules.get("accelerate.state")
+    asked = state.AcceleratorState._shared_state.get("_mixed_precision") if state else None
+    if asked not in _FORMATS:
+        return None
+    return PrecisionFacts(requested=_FORMATS[asked], option=f'mixed_precision="{asked}"')
+
+
+def objective_of(args: Any) -> ObjectiveFacts | None:
+    """Return the settings of a preference or reinforcement objective, None for others."""
+    beta, group = (_number(getattr(args, name, None)) for name in ("beta", "num_generations"))
+    if beta is None and group is None:
+        return None
+    method = next((c.__name__ for c in type(args).__mro__ if c.__module__.startswith("trl.")), "")
+    return ObjectiveFacts(
+        method=method.removesuffix("Config").lower(),
+        beta=beta,
+        num_generations=int(group) if group is not None else None,
+    )
+
+
+def schedule_of(args: Any, data: Any, world_size: int = 1) -> ScheduleFacts:
+    """Return the schedule of the learning rate against the length of the training."""
+    per_epoch = _micros_per_epoch(args, data, world_size)
+    steps: int | None = int(args.max_steps) if args.max_steps > 0 else None
+    if steps is None and per_epoch is not None:
+        an_epoch = math.ceil(per_epoch / args.gradient_accumulation_steps)
+        steps = math.ceil(args.num_train_epochs * max(1, an_epoch))
+    kind = args.lr_scheduler_type
+    return ScheduleFacts(
+        scheduler=str(getattr(kind, "value", kind)),
+        warmup_steps=int(args.get_warmup_steps(steps)) if steps is not None else 0,
+        num_steps=steps,
+        micros_per_epoch=per_epoch,
+    )
+
+
+def _micros_per_epoch(args: Any, data: Any, world_size: int) -> int | None:
+    """Return how many micro-batches of one rank an epoch has, None where the data has no length."""
+    rows = len(data) if isinstance(data, Sized) else 0
+    if not rows:
+        return None
+    if any(base.__name__ in _GENERATES for base in type(args).__mro__):
+        # Each prompt stands in the batch once for each of its generations, in each iteration again.
+        rows *= args.num_generations * (getattr(args, "num_iterations", 1) or 1)
+    batch = args.per_device_train_batch_size * max(1, getattr(args, "n_gpu", 1) or 1)
+    return math.ceil(rows / (batch * world_size))
+
+
+def planned_optimizer(args: Any, model: Any = None) -> OptimizerFacts | None:
+    """Return the optimizer that a trainer will make, None where that cannot be told without making it."""
+    from transformers import Trainer
+
+    try:
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    except Exception:  # a missing library or a model that it needs: train() will say so
+        return None
+    own = inspect.signature(kind).parameters
+    default = {name: one.default for name, one in own.items() if one.default is not one.empty}
+    betas = [_number(each) for each in settings.get("betas", default.get("betas")) or ()]
+    bits = settings.get("optim_bits", default.get("optim_bits"))
+    return OptimizerFacts(
+        name=kind.__name__,
+        lr=_number(settings.get("lr")),
+        eps=_number(settings.get("eps", default.get("eps"))),
+        betas=(betas[0], betas[1]) if len(betas) == 2 and None not in betas else None,
+        weight_decay=_number(args.weight_decay),
+        state_bits=8 if bits == 8 or "8bit" in kind.__name__ else None,
+    )
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if known else None

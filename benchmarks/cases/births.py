@@ -12,6 +12,8 @@ import json
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +92,10 @@ class Births(TorchDispatchMode):
         self.found: list[dict[str, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        finite = all(_finite(value) for value in tree_leaves((args, kwargs or {})))
+        finite = all(is_finite(value) for value in tree_leaves((args, kwargs or {})))
         out = func(*args, **(kwargs or {}))
         name = str(func)
-        if finite and not name.startswith(_SILENT) and not all(map(_finite, tree_leaves(out))):
+        if finite and not name.startswith(_SILENT) and not all(map(is_finite, tree_leaves(out))):
             self._note(name, out)
         return out
 
@@ -127,19 +129,18 @@ def _is_real(value: Any) -> bool:
     )
 
 
-def _finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     if isinstance(value, float):
         return value - value == 0.0
     return not _is_real(value) or bool(torch.isfinite(value.detach()).all())
 
 
-def run(script: Path) -> dict[str, Any]:
-    """Run ``script`` as ``__main__`` and return what happened, ready for JSON."""
-    clock, births = Clock(), None
+def install(clock: Clock) -> None:
+    """Have ``clock`` follow the script: modules, backward calls and optimizer steps."""
     backward = Tensor.backward
 
     def watched(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if not _finite(loss):
+        if not is_finite(loss):
             clock.bad("loss")
         clock.backward = True
         try:
@@ -149,14 +150,14 @@ def run(script: Path) -> dict[str, Any]:
         clock.micro += 1
 
     def before(optimizer: Any, *_: Any) -> None:
-        clock.micro -= 1
-        if not all(_finite(p.grad) for group in optimizer.param_groups for p in group["params"]):
+        clock.micro = max(0, clock.micro - 1)
+        if not all(is_finite(p.grad) for group in optimizer.param_groups for p in group["params"]):
             clock.bad("grad")
         clock.optimizer = True
 
     def after(optimizer: Any, *_: Any) -> None:
         clock.optimizer = False
-        if not all(_finite(p) for group in optimizer.param_groups for p in group["params"]):
+        if not all(is_finite(p) for group in optimizer.param_groups for p in group["params"]):
             clock.bad("param")
         clock.step, clock.micro = clock.step + 1, 0
 
@@ -165,18 +166,37 @@ def run(script: Path) -> dict[str, Any]:
     register_optimizer_step_post_hook(after)
     nn.modules.module.register_module_forward_pre_hook(clock.enter)
     nn.modules.module.register_module_forward_hook(clock.leave, always_call=True)
-    ended = "ok"
+
+
+def execute(script: Path) -> None:
+    """Run ``script`` as ``__main__``. Errors: whatever it raises, but for an orderly exit."""
     sys.argv = [str(script)]
     sys.path.insert(0, str(script.parent))
-    with Births(clock) as births, Notes(clock):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as error:
-            ended = "ok" if not error.code else f"exit {error.code}"
-        except Exception as error:
-            traceback.print_exc()
-            ended = f"{type(error).__name__}: {error}"
-    return {"births": births.found, "first": clock.first, "steps": clock.step, "ended": ended}
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as error:
+        if error.code:
+            raise
+
+
+@contextmanager
+def ending(into: dict[str, Any]) -> Iterator[None]:
+    """Note under ``ended`` how the code inside ended: "ok", or its error, which is printed and goes no further."""
+    into["ended"] = "ok"
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        into["ended"] = f"{type(error).__name__}: {error}"
+
+
+def run(script: Path) -> dict[str, Any]:
+    """Run ``script`` under the recorder and return what happened, ready for JSON."""
+    clock, found = Clock(), dict[str, Any]()
+    install(clock)
+    with Births(clock) as births, Notes(clock), ending(found):
+        execute(script)
+    return {"births": births.found, "first": clock.first, "steps": clock.step, **found}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanstop.errors import NanstopError
-    from nanstop.facade import check, investigate, load, watch
+    from nanstop.facade import check, investigate, load, load_plan, plan, watch
     from nanstop.pages import explain
     from nanstop.records import Report
     from nanstop.run.policy import Policy
@@ -26,6 +26,8 @@ __all__ = [
     "explain",
     "investigate",
     "load",
+    "load_plan",
+    "plan",
     "watch",
 ]
 
@@ -37,6 +39,8 @@ _HOMES = {
     "explain": "nanstop.pages",
     "investigate": "nanstop.facade",
     "load": "nanstop.facade",
+    "load_plan": "nanstop.facade",
+    "plan": "nanstop.facade",
     "watch": "nanstop.facade",
 }
 

@@ -17,8 +17,11 @@ from nanstop.run.store import Store, load_incident, load_report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
+    from nanstop.adapters.planned import Plan
     from nanstop.report.run_report import RunReport
 
 
@@ -184,6 +187,46 @@ def _facts(target: Any) -> Any:
 
         return facts_of_loop(PlainView(target))
     raise NanstopError(f"check() takes a trainer or a torch module, not {type(target).__name__}")
+
+
+def plan(
+    model: nn.Module,
+    batches: Any,
+    *,
+    dtype: str | torch.dtype = "float16",
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: Optimizer | None = None,
+    lr: float | None = None,
+    updates: int = 3,
+    seconds: float = 60.0,
+) -> Plan:
+    """Return the smallest precision plan under which a model in ``dtype`` trains as it does in float32.
+
+    ``batches``: what the model is called with (its own labels, or ``input_ids`` to predict); the first four are used.
+    ``loss``: a function of one batch, else the loss that the model returns. ``updates`` of the optimizer, or of AdamW
+    at ``lr`` (1e-5), are tried too. The search begins no new trial after ``seconds``. Where there is no plan the result
+    says why. The model is left as it was, bit for bit. Synchronises the device. Errors: ``NanstopError`` NS001 for
+    what cannot be calibrated on, and whatever the model raises in float32.
+    """
+    from nanstop.adapters.planned import make_plan
+
+    return make_plan(
+        model,
+        batches,
+        dtype=dtype,
+        loss=loss,
+        optimizer=optimizer,
+        lr=lr,
+        updates=updates,
+        seconds=seconds,
+    )
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Return a plan that was saved. Errors: ``NanstopError`` for one that is missing, damaged or of another version."""
+    from nanstop.adapters.planned import read_plan
+
+    return read_plan(path)
 
 
 def load(path: str | os.PathLike[str]) -> Incident:

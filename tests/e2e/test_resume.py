@@ -6,7 +6,7 @@ import torch
 
 import nanstop
 import tiny
-from nanstop.run.store import load_plan
+from nanstop.run.plan_file import load_plan
 
 torch.set_num_threads(1)
 
@@ -38,7 +38,7 @@ def test_a_plan_is_saved_with_the_checkpoint_and_in_force_after_it(tmp_path, cap
         whole.train()
     (report,) = watch.incidents
     plan = load_plan(tmp_path / "run" / "checkpoint-3" / "nanstop-plan.yaml")
-    assert plan == report.proof.minimal
+    assert plan.remedies == report.proof.minimal
 
     resumed = trainer(tmp_path / "run", max_steps=6)
     with nanstop.watch(resumed, out=tmp_path / "m") as again:

@@ -17,16 +17,15 @@ from safetensors.torch import save
 
 from incident_records import ISLAND, report
 from nanstop.errors import NanstopError
-from nanstop.records import Atom, Report, SnapshotRef
+from nanstop.records import Atom, PrecisionPlan, Report, SnapshotRef
 from nanstop.run import files
+from nanstop.run.plan_file import load_plan, save_plan
 from nanstop.run.store import (
     Store,
     incident_folders,
     load_incident,
-    load_plan,
     load_report,
     load_summary,
-    save_plan,
 )
 from nanstop.run.summary import FindingRow, Summary, summary_row
 
@@ -315,18 +314,18 @@ def test_plan_can_be_read_by_people_and_by_us(tmp_path):
     text = (tmp_path / "plan.yaml").read_text()
     assert "# " in text
     assert "keep `model.layers.2.norm` in float32" in text
-    assert load_plan(tmp_path / "plan.yaml") == atoms
+    assert load_plan(tmp_path / "plan.yaml").remedies == atoms
     (tmp_path / "plan.yaml").write_text(
         text.replace("'1.0'", "1.0")
     )  # a person leaves the quotes out
-    assert load_plan(tmp_path / "plan.yaml") == atoms
+    assert load_plan(tmp_path / "plan.yaml").remedies == atoms
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("remedies: [", "not YAML"),
-        ("- a", "has the keys `schema` and `remedies`"),
+        ("- a", "has no key `schema`"),
         ("schema: 2\nremedies: []", "schema 2"),
         ("schema: 1\nremedies: [x]", "expected the keys remedy, target and value"),
         ("schema: 1\nremedies: [{remedy: iland}]", "unknown remedy in .*`iland`"),
@@ -347,5 +346,6 @@ def test_a_missing_plan_is_an_error_of_ours(tmp_path):
 
 
 def test_save_plan_outside_a_store(tmp_path):
-    save_plan((ISLAND,), tmp_path / "checkpoint-4" / "plan.yaml")
-    assert load_plan(tmp_path / "checkpoint-4" / "plan.yaml") == (ISLAND,)
+    plan = PrecisionPlan(remedies=(ISLAND,))
+    save_plan(plan, tmp_path / "checkpoint-4" / "plan.yaml")
+    assert load_plan(tmp_path / "checkpoint-4" / "plan.yaml") == plan

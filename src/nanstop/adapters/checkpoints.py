@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from nanstop.core.sentinel import nonfinite
-from nanstop.records import Atom
-from nanstop.run.store import load_plan, save_plan
+from nanstop.records import PrecisionPlan
+from nanstop.run.plan_file import load_plan, save_plan
 
 if TYPE_CHECKING:
     from nanstop.adapters.hf import TrainerWatch
@@ -21,10 +21,10 @@ PLAN = "nanstop-plan.yaml"
 """The remedies that a checkpoint's run was under, beside its weights."""
 
 
-def plan_of(checkpoint: str | None) -> tuple[Atom, ...]:
-    """Return the remedies that a checkpoint was saved under. Errors: ``NanstopError`` for a damaged plan."""
+def plan_of(checkpoint: str | None) -> PrecisionPlan:
+    """Return the plan that a checkpoint was saved under, an empty one without. Errors: ``NanstopError`` if damaged."""
     path = Path(checkpoint or "", PLAN)
-    return load_plan(path) if checkpoint and path.is_file() else ()
+    return load_plan(path) if checkpoint and path.is_file() else PrecisionPlan()
 
 
 class CheckpointGuard:
@@ -52,7 +52,7 @@ class CheckpointGuard:
         self._guard(path, lambda: self._save_checkpoint(model, trial))
         in_force = self._watch.session.in_force if self._watch.session is not None else ()
         if in_force and path.is_dir():
-            save_plan(in_force, path / PLAN)
+            save_plan(PrecisionPlan(remedies=in_force), path / PLAN)
 
     def _on_save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         path = Path(output_dir or self._watch.trainer.args.output_dir)

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from nanstop.records import Atom, Diagnosis, Evidence, Phase, Report, RunFacts, Signal
+from nanstop.records import (
+    Atom,
+    Diagnosis,
+    Evidence,
+    Phase,
+    PrecisionPlan,
+    Report,
+    RunFacts,
+    Signal,
+)
 from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
 from nanstop.run.environment import environment
@@ -173,8 +182,11 @@ class Session:
         """The remedies that are on for the rest of the run."""
         return self._in_force
 
-    def resume(self, atoms: tuple[Atom, ...], source: str) -> None:
-        """Adopt the remedies that a checkpoint was saved under, before the first step after it."""
+    def resume(self, plan: PrecisionPlan, source: str) -> None:
+        """Adopt the plan that a checkpoint was saved under, before the first step after it."""
+        from nanstop.remedies.plan import atoms_of
+
+        atoms = tuple(one for one in atoms_of(plan, self.view) if one not in self._in_force)
         if atoms and self.policy.on_failure == "repair":
             self.adopt(atoms)
             self.announce(f"resumed under {source}: {describe(atoms)}")

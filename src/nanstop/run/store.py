@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from nanstop.errors import NanstopError
-from nanstop.records import SCHEMA, Atom, Incident, Report, Series, SnapshotRef
+from nanstop.records import Atom, Incident, PrecisionPlan, Report, Series, SnapshotRef
 from nanstop.report import codec
-from nanstop.rules.cures import CURES, describe
 from nanstop.run.files import (
     MAX_JSON_BYTES,
-    check_schema,
     load_record,
     locked,
     read_text,
@@ -38,8 +36,6 @@ SUMMARY = "summary.json"
 SERIES = "series.json"
 PLAN = "plan.yaml"
 SNAPSHOT = "snapshot.safetensors"
-
-MAX_PLAN_BYTES = 2**20
 
 _ID = re.compile(r"\d{4,9}")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -120,7 +116,10 @@ class Store:
 
     def save_plan(self, atoms: tuple[Atom, ...]) -> None:
         """Write the adopted remedies as ``plan.yaml``."""
-        self._guarded(lambda: save_plan(atoms, self.folder / PLAN))
+        from nanstop.run.plan_file import save_plan
+
+        plan = PrecisionPlan(remedies=atoms)
+        self._guarded(lambda: save_plan(plan, self.folder / PLAN))
 
     def _guarded(self, write: Callable[[], T]) -> T | None:
         """Return what ``write`` returns; None once the disk has failed."""
@@ -224,45 +223,6 @@ def incident_folders(path: str | os.PathLike[str]) -> tuple[Path, ...]:
         hint = "a run that met no failure leaves none; `nanstop run --out DIR` says where they go"
         raise NanstopError(f"no incident in {folder}", hint=hint)
     return tuple(sorted(found, key=lambda one: int(one.name)))
-
-
-def save_plan(atoms: tuple[Atom, ...], path: str | os.PathLike[str]) -> None:
-    """Write remedies as YAML that a person can read and edit. Errors: ``OSError``."""
-    import yaml
-
-    rows = [{"remedy": one.remedy, "target": one.target, "value": one.value} for one in atoms]
-    title = "# Remedies that nanstop proved and kept for the rest of the run.\n"
-    reasons = "".join(f"#   {describe((one,))}\n" for one in atoms)
-    body = yaml.safe_dump({"schema": SCHEMA, "remedies": rows}, sort_keys=False, allow_unicode=True)
-    write_whole(Path(path), (title + reasons + body).encode())
-
-
-def load_plan(path: str | os.PathLike[str]) -> tuple[Atom, ...]:
-    """Return the atoms of a plan, checked against the known remedies. Errors: ``NanstopError`` NS001."""
-    import yaml
-
-    file = Path(path)
-    try:
-        plan = yaml.safe_load(read_text(file, MAX_PLAN_BYTES))
-    except yaml.YAMLError as error:
-        raise NanstopError(f"{file}: not YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(plan, dict) or not isinstance(plan.get("remedies"), list):
-        raise NanstopError(f"{file}: a plan has the keys `schema` and `remedies` (a list)")
-    check_schema(file, plan)
-    return tuple(_atom(file, index, row) for index, row in enumerate(plan["remedies"]))
-
-
-def _atom(file: Path, index: int, row: object) -> Atom:
-    where = f"{file}: remedies[{index}]"
-    if not isinstance(row, dict):
-        raise NanstopError(f"{where}: expected the keys remedy, target and value")
-    for name in row:
-        if name not in ("remedy", "target", "value"):
-            raise unknown(f"key in {where}", name, ("remedy", "target", "value"))
-    remedy, target, value = (row.get(name, "") for name in ("remedy", "target", "value"))
-    if str(remedy) not in CURES:
-        raise unknown(f"remedy in {where}", remedy, sorted(CURES))
-    return Atom(remedy=remedy, target=str(target), value=str(value))
 
 
 def _make_exclusively(folder: Path) -> bool:

@@ -1,0 +1,189 @@
+"""Calibration batches as a step: what a plan, before any training, is tried on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.adapters.facts import facts_of_loop
+from nanstop.adapters.loop import named_batch
+from nanstop.adapters.loop_step import LoopStep
+from nanstop.adapters.plain_view import PlainView
+from nanstop.core.rng import RngState, note_rng
+from nanstop.core.snapshot import BufferNotes
+from nanstop.core.step import Batch
+from nanstop.errors import NanstopError
+from nanstop.records import StepId
+
+IGNORED = -100
+
+Loss = Callable[[Any], Tensor]
+
+
+@dataclass(slots=True)
+class Objective:
+    """What is minimized: ``loss`` of a batch, times ``scale`` before the backward. Nothing is dropped out meanwhile."""
+
+    root: nn.Module
+    loss: Loss
+    scale: float = 1.0
+
+    def backward(self, batch: Any) -> Tensor:
+        with without_chance(self.root):
+            loss = self.loss(batch)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise NanstopError("the loss of a calibration batch must be a tensor of one number")
+            (loss * self.scale).backward()
+        return loss.detach()
+
+
+@dataclass(slots=True)
+class CalibrationMicro:
+    """See ``loop_step.Micro``."""
+
+    given: Any
+    objective: Objective
+    batch: Batch
+    loss: Tensor | None = None
+    rng: RngState = field(default_factory=note_rng)
+
+    def obstacle(self) -> str:
+        return ""
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        return self.objective.backward(self.given if batch is None else batch)
+
+
+class CalibrationStep(LoopStep):
+    """A window of calibration batches; see ``run.planning.ScaledStep``."""
+
+    objective: Objective
+
+    @property
+    def scale(self) -> float:
+        return self.objective.scale
+
+    @scale.setter
+    def scale(self, scale: float) -> None:
+        self.objective.scale = scale
+
+
+def calibration_step(
+    model: nn.Module,
+    batches: Sequence[Any],
+    *,
+    loss: Loss | None = None,
+    optimizer: Optimizer | None = None,
+    lr: float,
+) -> CalibrationStep:
+    """Return a step over batches; without an optimizer its updates are AdamW's at ``lr``. The model is not changed."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise NanstopError("every parameter of the model is frozen: there is nothing to train")
+    optimizer = optimizer or torch.optim.AdamW(trainable, lr=lr)
+    view = PlainView(model, optimizer)
+    objective = Objective(model, loss or model_loss(model))
+    buffers = BufferNotes(model)
+    step = CalibrationStep(
+        id=StepId(run="calibration", step=0),
+        view=view,
+        facts=facts_of_loop(view),
+        micros=tuple(CalibrationMicro(batch, objective, named_batch(batch)) for batch in batches),
+        buffers=buffers,
+        start=buffers.note(),
+        apply=lambda: _unscaled_step(optimizer, objective.scale),
+    )
+    step.objective = objective
+    return step
+
+
+def taken(batches: Any, limit: int) -> tuple[Any, ...]:
+    """Return the first batches of an iterable, token ids as ``input_ids`` and, where there are none, labels.
+
+    Errors: ``NanstopError`` for what holds no batch.
+    """
+    if isinstance(batches, (Tensor, Mapping)):
+        batches = (batches,)
+    if not isinstance(batches, Iterable):
+        raise NanstopError(f"batches must be an iterable of batches, not {type(batches).__name__}")
+    found = tuple(_labelled(batch) for batch in islice(batches, limit))
+    if not found:
+        raise NanstopError("there is no batch to calibrate on")
+    return found
+
+
+def num_tokens(batches: Iterable[Any]) -> int:
+    """Return the number of token ids in batches."""
+    ids = (batch.get("input_ids") for batch in batches if isinstance(batch, Mapping))
+    return sum(one.numel() for one in ids if isinstance(one, Tensor))
+
+
+def model_loss(model: nn.Module) -> Loss:
+    """Return a loss that calls the model with a batch and takes the loss that it returns."""
+    accepts = inspect.signature(model.forward).parameters
+    fixed = {"use_cache": False} if "use_cache" in accepts else {}
+
+    def loss(batch: Any) -> Tensor:
+        if isinstance(batch, Mapping):
+            output = model(**{**fixed, **batch})
+        else:
+            output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+        found = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+        if found is None:
+            raise NanstopError(
+                f"{type(model).__name__} returns no loss for a calibration batch",
+                hint="put labels into the batches, or give loss=FUNCTION of one batch",
+            )
+        return found
+
+    return loss
+
+
+@contextmanager
+def without_chance(root: nn.Module) -> Iterator[None]:
+    """Have nothing dropped at random: masks are drawn differently in each format, and gaps would be theirs.
+
+    Leaves ``training`` as it is, which gradient checkpointing depends on.
+    """
+    changed: list[tuple[nn.Module, str, float]] = []
+    for module in root.modules():
+        for name, value in vars(module).items():
+            by_chance = "drop" in name or "jitter" in name
+            by_chance |= name == "p" and isinstance(module, nn.modules.dropout._DropoutNd)
+            if by_chance and isinstance(value, float) and value > 0.0:
+                changed.append((module, name, value))
+    for module, name, _ in changed:
+        setattr(module, name, 0.0)
+    try:
+        yield
+    finally:
+        for module, name, value in changed:
+            setattr(module, name, value)
+
+
+def _labelled(batch: Any) -> Any:
+    if isinstance(batch, Tensor) and not batch.is_floating_point():
+        batch = {"input_ids": batch}
+    if not isinstance(batch, Mapping) or "labels" in batch or "input_ids" not in batch:
+        return batch
+    labels = batch["input_ids"].clone()
+    mask = batch.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == labels.shape:
+        labels[mask == 0] = IGNORED
+    return {**batch, "labels": labels}
+
+
+def _unscaled_step(optimizer: Optimizer, scale: float) -> None:
+    if scale != 1.0:
+        for group in optimizer.param_groups:
+            for gradient in (p.grad for p in group["params"] if p.grad is not None):
+                gradient.div_(scale)
+    optimizer.step()

@@ -1,0 +1,144 @@
+"""Plans of models and trainers: made from calibration batches, applied in one call, undone bitwise."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.adapters.calibration import calibration_step, num_tokens, taken
+from nanstop.adapters.plain_view import PlainView
+from nanstop.errors import NanstopError
+from nanstop.records import Calibration, PrecisionPlan
+from nanstop.remedies.plan import planned
+from nanstop.report.plan_text import render
+from nanstop.run.plan_file import load_plan, save_plan
+from nanstop.run.planning import plan_precision
+from nanstop.suggest import unknown
+
+FORMATS: Mapping[str, str] = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "half": "float16",
+}
+"""The formats that a plan can be made for, by every name that is understood."""
+
+DEFAULT_LR = 1e-5
+MAX_BATCHES = 4
+
+
+class Plan:
+    """A precision plan. ``record`` is all that is known of it; ``str`` gives it in words."""
+
+    def __init__(self, record: PrecisionPlan) -> None:
+        self.record = record
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a plan; else ``record.reason`` says why there is none."""
+        return not self.record.reason
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as YAML. Errors: ``NanstopError`` for a place that can't be written."""
+        try:
+            save_plan(self.record, path)
+        except OSError as error:
+            raise NanstopError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Applied:
+        """Put the plan in force on a model now; the returned object's ``close()`` (or ``with`` block) undoes it bitwise.
+
+        Give the optimizer where there is one already, so that its state takes the format of the parameters. Errors:
+        ``NanstopError`` for a module that the model does not have, and for a plan that says that there is none.
+        """
+        if not isinstance(model, nn.Module):
+            raise NanstopError(f"a plan is applied to a torch module, not {type(model).__name__}")
+        return Applied(PlainView(model, optimizer), self.record)
+
+    def __repr__(self) -> str:
+        return f"Plan({self.record!r})"
+
+    def __str__(self) -> str:
+        return render(self.record)
+
+
+class Applied:
+    """A plan in force."""
+
+    def __init__(self, view: Any, record: PrecisionPlan) -> None:
+        self._undo = ExitStack()
+        self._undo.enter_context(planned(view, record))
+
+    def close(self) -> None:
+        """Undo the plan; calling it again does nothing."""
+        self._undo.close()
+
+    def __enter__(self) -> Applied:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close()
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Return the plan in a file. Errors: ``NanstopError`` for one that is missing, damaged or of another version."""
+    return Plan(load_plan(Path(path)))
+
+
+def record_of(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> PrecisionPlan | None:
+    """Return the record of a plan however it is given."""
+    if plan is None or isinstance(plan, PrecisionPlan):
+        return plan
+    if isinstance(plan, Plan):
+        return plan.record
+    if isinstance(plan, (str, os.PathLike)):
+        return load_plan(plan)
+    raise NanstopError(f"plan must be a plan or the path of one, not {type(plan).__name__}")
+
+
+def make_plan(
+    model: nn.Module,
+    batches: Any,
+    *,
+    dtype: str | torch.dtype = "float16",
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: Optimizer | None = None,
+    lr: float | None = None,
+    updates: int = 3,
+    seconds: float = 60.0,
+) -> Plan:
+    """Return the smallest plan for a model; see ``nanstop.plan``."""
+    given = str(dtype).removeprefix("torch.")
+    if given not in FORMATS:
+        raise unknown("format to plan for", given, FORMATS)
+    if not isinstance(model, nn.Module):
+        raise NanstopError(f"plan() takes a torch module, not {type(model).__name__}")
+    if updates < 1 or not 0.0 < seconds < math.inf:
+        raise NanstopError("updates and seconds must be positive")
+    chosen = taken(batches, MAX_BATCHES)
+    rate = _rate(optimizer, lr)
+    step: Any = calibration_step(model, chosen, loss=loss, optimizer=optimizer, lr=rate)
+    calibration = Calibration(num_batches=len(chosen), num_tokens=num_tokens(chosen), lr=rate)
+    record = plan_precision(
+        step, dtype=FORMATS[given], updates=updates, seconds=seconds, calibration=calibration
+    )
+    return Plan(record)
+
+
+def _rate(optimizer: Optimizer | None, lr: float | None) -> float:
+    if optimizer is not None:
+        if lr is not None:
+            raise NanstopError("give an optimizer or a learning rate, not both")
+        return float(optimizer.param_groups[0].get("lr", 0.0))
+    if lr is not None and not 0.0 < lr < math.inf:
+        raise NanstopError(f"lr is {lr}; it must be a positive number")
+    return DEFAULT_LR if lr is None else lr

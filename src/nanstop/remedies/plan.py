@@ -1,0 +1,92 @@
+"""A precision plan in force: the remedies that carry it out on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from nanstop.core.step import ModelView
+from nanstop.errors import NanstopError
+from nanstop.records import Atom, PrecisionPlan
+from nanstop.remedies.storage import HALF, stored_in
+from nanstop.remedies.table import applied
+from nanstop.suggest import unknown
+
+_WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
+"""What compiled modules, data parallelism and PEFT put before the names of what they wrap."""
+
+
+@contextmanager
+def planned(view: ModelView, plan: PrecisionPlan) -> Iterator[None]:
+    """Have a plan in force; on exit all is bitwise as before. Errors: those of ``atoms_of``."""
+    with applied(view, atoms_of(plan, view)):
+        yield
+
+
+def atoms_of(plan: PrecisionPlan, view: ModelView) -> tuple[Atom, ...]:
+    """Return the remedies that carry a plan out on a model, whatever wraps it by now.
+
+    Errors: ``NanstopError`` for a plan that says that there is none, and for a module that the model does not have.
+    """
+    if plan.reason:
+        raise NanstopError(
+            f"there is no {plan.dtype} plan for {plan.model or 'this model'}: {plan.reason}"
+        )
+    islands = [
+        Atom(remedy="island", target=name, value=region.dtype)
+        for region in plan.regions
+        for name in _named(region.modules, view)
+    ]
+    outer = [Atom(remedy="outer_autocast", value=plan.dtype)] if plan.dtype else []
+    return (
+        *outer,
+        *islands,
+        *_of_storage(plan, view),
+        *_of_scaler(plan, view),
+        *plan.remedies,
+    )
+
+
+def _of_storage(plan: PrecisionPlan, view: ModelView) -> Iterator[Atom]:
+    if plan.attention and plan.attention != view.attention():
+        yield Atom(remedy="attention", value=plan.attention)
+    if plan.trainables == "float32" and any(p.requires_grad for p in stored_in(view, HALF)):
+        yield Atom(remedy="fp32_trainables")
+    if plan.logits == "float32" and plan.dtype:
+        yield Atom(remedy="fp32_logits")
+
+
+def _of_scaler(plan: PrecisionPlan, view: ModelView) -> Iterator[Atom]:
+    scaler = view.scaler
+    if plan.scaler is None or scaler is None or not scaler.is_enabled():
+        return
+    factor = plan.scaler.init_scale / scaler.get_scale()
+    if factor != 1.0:
+        yield Atom(remedy="loss_scale", value=repr(factor))
+
+
+def _named(modules: Sequence[str], view: ModelView) -> Iterator[str]:
+    """Yield the names that the model has for the modules of a plan."""
+    present = {name for name, _ in view.root.named_modules()}
+    bare = _bare(present)
+    for name in modules:
+        if name in present:
+            yield name
+        elif _stripped(name) in bare:
+            yield bare[_stripped(name)]
+        else:
+            raise unknown("module in the plan", name, sorted(bare))
+
+
+def _bare(names: set[str]) -> Mapping[str, str]:
+    """Return names by what they are without any wrapper; of several the outermost."""
+    found: dict[str, str] = {}
+    for name in sorted(names, key=len):
+        found.setdefault(_stripped(name), name)
+    return found
+
+
+def _stripped(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = f".{name}".replace(f".{wrapper}", ".")[1:]
+    return name

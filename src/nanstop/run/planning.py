@@ -1,0 +1,161 @@
+"""The precision plan of a model: calibrate in float32, search, verify along a few updates, count the cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from nanstop.records import (
+    Agreement,
+    Calibration,
+    PlanCost,
+    PrecisionPlan,
+    Region,
+    ScalerSettings,
+)
+from nanstop.remedies.storage import HALF, stored_in
+from nanstop.run.plan_bench import Bench, ScaledStep, Shown
+from nanstop.run.plan_terrain import Layout, layout_of
+from nanstop.search.plan import Found, Look, smallest_region
+from nanstop.search.prove import Budget
+
+__all__ = ["ScaledStep", "plan_precision"]
+
+_TRIALS = 400
+_SHARE = 0.1
+"""With less of the blocks' matrix products than this left in the narrow format, there is nothing to gain from it."""
+
+
+def plan_precision(
+    step: ScaledStep,
+    *,
+    dtype: str = "float16",
+    updates: int = 3,
+    seconds: float = 60.0,
+    calibration: Calibration,
+    clock: Callable[[], float] = time.monotonic,
+) -> PrecisionPlan:
+    """Return the smallest plan under which the step agrees with float32 in ``dtype``, or why there is none.
+
+    ``step``: calibration batches as its window. Everything is undone. Synchronises the device. Errors: what the step
+    raises in float32, as it is.
+    """
+    began = clock()
+    bench = Bench(step, dtype=getattr(torch, dtype), updates=updates)
+    search = _Search(bench, seconds, clock)
+    plan = search.plan()
+    done = replace(calibration, trials=bench.num_looks, seconds=clock() - began)
+    return replace(plan, calibration=done)
+
+
+class _Search:
+    """One search: what is tried, and what is made of what was found."""
+
+    def __init__(self, bench: Bench, seconds: float, clock: Callable[[], float]) -> None:
+        self.bench = bench
+        self.layout: Layout = layout_of(bench.step.view.root, bench.forward_modules())
+        self.budget = Budget(trials=_TRIALS, seconds=seconds, clock=clock)
+
+    def plan(self) -> PrecisionPlan:
+        half = any(p.requires_grad for p in stored_in(self.bench.step.view, HALF))
+        kept_as_stored = half and self.bench.dtype is torch.bfloat16
+        for trainables in ("", "float32") if kept_as_stored else ("float32",):
+            self.bench.base = self._base(trainables)
+            found = self._region()
+            if found is not None and self.bench.drifts(self._with(found.items)):
+                # Some regions show in the updates alone.
+                found = None if trainables == "" else self._region(thorough=True)
+            if found is not None:
+                return self._accepted(found)
+        return replace(self.bench.base, reason=self._why_not())
+
+    def _base(self, trainables: str) -> PrecisionPlan:
+        return PrecisionPlan(
+            model=self.bench.model_name,
+            dtype=self.bench.dtype_name,
+            trainables=trainables,
+        )
+
+    def _region(self, *, thorough: bool = False) -> Found[str] | None:
+        def run(items: tuple[str, ...]) -> Look[str]:
+            plan = self._with(items)
+            shown = self.bench.look(plan)
+            passes = shown.passes and not (thorough and self.bench.drifts(plan))
+            return Look(passes, self._suspects(shown, items))
+
+        return smallest_region(run, self.layout.terrain, budget=self.budget)
+
+    def _suspects(self, shown: Shown, items: tuple[str, ...]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for narrow in shown.pressed:
+            places = [narrow.module]
+            if self.layout.is_container(narrow.module):
+                large = [name for name, size in narrow.made_of if size > narrow.absmax / 4]
+                places = [name for name in large if not self.layout.is_container(name)]
+            found |= dict.fromkeys(places)
+        if not found:
+            found = dict.fromkeys(
+                name for name in shown.blamed if not self.layout.is_container(name)
+            )
+        return tuple(name for name in found if not self.layout.covered(name, items))
+
+    def _with(self, items: tuple[str, ...]) -> PrecisionPlan:
+        """Return the plan whose float32 regions are these modules."""
+        head = self.bench.step.view.head()
+        runs = self.layout.runs(tuple(item for item in items if item != head))
+        return replace(
+            self.bench.base,
+            regions=tuple(Region(modules=run) for run in runs),
+            logits="float32" if head in items else self.bench.dtype_name,
+        )
+
+    def _accepted(self, found: Found[str]) -> PrecisionPlan:
+        plan = self._with(found.items)
+        shown = self.bench.look(plan)
+        share = self.bench.product_share(plan, self.layout.in_block)
+        if share < _SHARE and found.items:
+            return replace(self.bench.base, reason=self._nothing_left(found.items))
+        regions = tuple(
+            replace(region, reason=self._without(found.items, region)) for region in plan.regions
+        )
+        walk = self.bench.walk(plan)
+        worst = shown.worst
+        return replace(
+            plan,
+            regions=regions,
+            loss=shown.loss_dtype,
+            scaler=ScalerSettings(init_scale=self.bench.scale) if self.bench.scales else None,
+            agreement=Agreement(
+                loss_gap=shown.loss_gap,
+                grad_cosine=shown.cosine,
+                num_updates=self.bench.updates,
+                update_loss_gap=walk.loss_gap,
+                update_share=walk.share,
+                headroom_bits=shown.headroom_bits,
+                headroom_at=worst.module if worst is not None else "",
+                matmul_share=self.bench.product_share(plan, lambda _: True),
+            ),
+            cost=self._cost(plan),
+        )
+
+    def _without(self, items: tuple[str, ...], region: Region) -> str:
+        """Return what goes wrong when a region is taken out again."""
+        rest = tuple(item for item in items if item not in region.modules)
+        plan = self._with(rest)
+        return self.bench.look(plan).why or self.bench.walk(plan).why
+
+    def _cost(self, plan: PrecisionPlan) -> PlanCost:
+        plain, planned = self.bench.look(self._with(())), self.bench.look(plan)
+        return PlanCost(casts=planned.casts - plain.casts, bytes=planned.bytes - plain.bytes)
+
+    def _nothing_left(self, items: tuple[str, ...]) -> str:
+        why = self.bench.look(self._with(())).why
+        return f"nothing worth its casts could stay in it: {len(items)} regions of float32 are needed ({why})"
+
+    def _why_not(self) -> str:
+        plan = self._with(self.layout.everything)
+        why = self.bench.look(plan).why or self.bench.walk(plan).why
+        return f"it fails even with every module of every block in float32 ({why})"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import nanstop
+from nanstop.exhibit import probed
 from nanstop.zoo.specimen import Specimen
 from nanstop.zoo.table import ZOO
 
@@ -30,9 +31,10 @@ def codes_found(specimen: Specimen, out) -> tuple[set[str], list[str]]:
     return every | {finding.code for finding in watch.findings}, best
 
 
-ELSEWHERE = ("NS108", "NS601", "NS604", "NS605", "NS801", "NS802")
+BY_PROBE = ("NS110", "NS111", "NS208", "NS303")
+ELSEWHERE = ("NS108", "NS208", "NS303", "NS601", "NS604", "NS605", "NS801", "NS802")
 ENGINE = [code for code in ZOO if code not in ELSEWHERE]
-"""The machine of a known stack is not this one; what a transformers log shows is tested with a real Trainer; how a process dies, with one that does."""
+"""The machine of a known stack is not this one; what a transformers log shows is tested with a real Trainer; what only a probe sees is below; how a process dies, with one that does."""
 
 
 @pytest.mark.parametrize("code", ENGINE)
@@ -46,3 +48,9 @@ def test_healthy_twin_is_left_in_peace(code, tmp_path):
     found, best = codes_found(ZOO[code].healthy(), tmp_path)
     assert not best
     assert code not in found
+
+
+@pytest.mark.parametrize("code", BY_PROBE)
+def test_probe_finds_the_fault_and_not_the_twin(code):
+    assert code in {finding.code for finding in probed(ZOO[code].fault())}
+    assert code not in {finding.code for finding in probed(ZOO[code].healthy())}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from nanstop.adapters.loop import watch_loop
-from nanstop.records import Diagnosis, Report
+from nanstop.adapters.loop_step import LoopStep
+from nanstop.adapters.probing import FirstWindow
+from nanstop.records import Diagnosis, Evidence, Report
 from nanstop.report.text import render, render_finding
+from nanstop.rules.diagnose import examine
 from nanstop.run.opening import opener
 from nanstop.run.policy import Policy
+from nanstop.run.probe import probe
 from nanstop.run.store import Store
 from nanstop.zoo.specimen import Specimen
 from nanstop.zoo.table import ZOO
@@ -43,7 +48,32 @@ class Exhibit:
 def exhibits(code: str) -> tuple[Exhibit, Exhibit]:
     """Return what the planted fault of ``code`` shows, and what its healthy twin does. Trains both; writes nothing."""
     entry = ZOO[code]
-    return _watched(entry.fault()), _watched(entry.healthy())
+    return _shown(entry.fault), _shown(entry.healthy)
+
+
+def probed(specimen: Specimen) -> tuple[Diagnosis, ...]:
+    """Return what a probe of the specimen's first window finds. The specimen is not trained."""
+
+    def found(step: LoopStep) -> tuple[Diagnosis, ...]:
+        return examine(Evidence(facts=step.facts, probe=probe(step)), "gauge").diagnoses
+
+    session = FirstWindow(found)
+    watch = watch_loop(specimen.model, specimen.optimizer, session.opened)
+
+    def train() -> None:
+        with watch:
+            watch.step(specimen.loss_fn, specimen.batches[0])
+            watch.update(clip=None, scaler=specimen.scaler)
+
+    return session.reached(train)
+
+
+def _shown(build: Callable[[], Specimen]) -> Exhibit:
+    shown = _watched(build())
+    if shown.ended:
+        return shown
+    new = [one for one in probed(build()) if one.code not in shown.codes]
+    return replace(shown, findings=(*shown.findings, *new))
 
 
 def _watched(specimen: Specimen) -> Exhibit:

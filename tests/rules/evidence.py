@@ -4,19 +4,25 @@ import math
 
 from nanstop.records import (
     BatchFact,
+    CoarseRow,
     Environment,
     Evidence,
     FailureKey,
+    GradientRow,
     Incident,
     Localization,
+    LogitGap,
     OpEvent,
     OptimizerFacts,
     ParamGroup,
+    Probe,
     RunFacts,
     Series,
     Signal,
+    StateRow,
     StepId,
     TensorStats,
+    UpdateRow,
 )
 
 NAN_LOSS = Signal(source="loss", value=math.nan)
@@ -98,3 +104,38 @@ def ended(kind, *signals, op=None):
     found = Localization(key=key, first_bad=None, origin="unknown", growth=(op,) if op else ())
     told = tuple(Signal(source="exit", name=name, message=message) for name, message in signals)
     return Evidence(incident=incident(signals=told), localization=found)
+
+
+def probed(facts=None, **fields):
+    """Evidence of a probe and nothing else."""
+    found = Probe(at=StepId(run="r", step=0), num_micro=1, **fields)
+    return Evidence(facts=facts or RunFacts(), probe=found)
+
+
+def update_row(num_lost, dtype="bfloat16"):
+    return UpdateRow(parameter="q.weight", dtype=dtype, num_lost=num_lost, num_total=1000)
+
+
+def state_row(num_vanished, dtype="float16"):
+    return StateRow(parameter="q.weight", dtype=dtype, num_vanished=num_vanished, num_total=1000)
+
+
+def gradient_row(num_flushed, dtype="float16"):
+    return GradientRow(
+        parameter="q.weight",
+        dtype=dtype,
+        absmax=1e-9,
+        num_total=1000,
+        num_nonzero=1000,
+        num_flushed=num_flushed,
+    )
+
+
+def coarse_row(op, error):
+    return CoarseRow(module="rotary", op=op, dtype="bfloat16", absmax=512.0, error=error)
+
+
+def logit_gap(logprob_mean):
+    return LogitGap(
+        num_tokens=8, logit_max=1.0, logit_mean=0.5, logprob_max=1.0, logprob_mean=logprob_mean
+    )

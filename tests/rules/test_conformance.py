@@ -29,7 +29,17 @@ HEADINGS = (
 )
 KINDS = {"static", "incident", "gauge"}
 BY_SERIES_ONLY = {"NS801"}
-HEALTHY_WITHOUT_FAILURE = ("NS101", "NS102", "NS103", "NS108", "NS209", "NS802")
+HEALTHY_WITHOUT_FAILURE = (
+    "NS101",
+    "NS102",
+    "NS103",
+    "NS108",
+    "NS111",
+    "NS208",
+    "NS209",
+    "NS303",
+    "NS802",
+)
 
 each_rule = pytest.mark.parametrize("rule", CATALOGUE, ids=lambda rule: rule.code)
 

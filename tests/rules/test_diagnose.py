@@ -93,7 +93,7 @@ def test_log_artefact_alone_establishes_no_cause():
 
 def test_kinds_are_kept_apart():
     given = evidence(OVERFLOW, half_head())
-    assert codes(given, "static") == ["NS102"]
+    assert codes(given, "static") == ["NS102", "NS110"]
     assert "NS102" not in codes(given, "incident")
     assert codes(Evidence(), "static") == codes(Evidence(), "gauge") == codes(Evidence()) == []
 

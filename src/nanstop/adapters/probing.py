@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
 from torch import nn
@@ -46,30 +46,21 @@ def first_step(
             "this trainer is being watched",
             hint="check or probe it before `nanstop.watch(trainer)`",
         )
-    session = _FirstWindow(job)
+    session = FirstWindow(job)
     with put_back(trainer), quiet(trainer):
         watch = TrainerWatch(trainer, session.opened)
         watch.install()
         try:
-            (train or trainer.train)()
-        except _Halt:
-            pass
+            return session.reached(train or trainer.train)
         finally:
             watch.close()
-    if session.error is not None:
-        raise session.error
-    if not session.answered:
-        raise NanstopError(
-            f"no window of {type(trainer).__name__} could be run again before its first update"
-        )
-    return session.answer
 
 
 class _Halt(BaseException):
     """Ends a training from inside; no ``except Exception`` of a callback may keep it going."""
 
 
-class _FirstWindow(IdleSession):
+class FirstWindow(IdleSession):
     """Stands in for a session, does the job with the first window, and breaks the training off."""
 
     def __init__(self, job: Callable[[Step], Any]) -> None:
@@ -80,7 +71,17 @@ class _FirstWindow(IdleSession):
         self.answered = False
         self.error: BaseException | None = None
 
-    def opened(self, _view: Any, facts: Any) -> _FirstWindow:
+    def reached(self, train: Callable[[], Any]) -> Any:
+        """Run ``train`` up to the first window and return the job's answer. Raises what the job or the window raised."""
+        with suppress(_Halt):
+            train()
+        if self.error is not None:
+            raise self.error
+        if not self.answered:
+            raise NanstopError("no window could be run again before the first update")
+        return self.answer
+
+    def opened(self, _view: Any, facts: Any) -> FirstWindow:
         """Return itself: what a watch opens."""
         self.facts = facts
         return self

@@ -56,6 +56,14 @@ def counted(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
+def percent(part: int, whole: int) -> str:
+    """Return a share as people say it: whole percents, one digit below 10 %, never rounded up to all."""
+    share = 100.0 * part / whole if whole else 0.0
+    if part and part == whole:
+        return "100 %"
+    return f"{min(share, 99.0):.0f} %" if share >= 10.0 else f"{share:.1f} %"
+
+
 def limit(dtype: str) -> str:
     """Return the largest finite value of a format, as text."""
     return number(FORMAT_MAX[dtype]) if dtype in FORMAT_MAX else "its limit"

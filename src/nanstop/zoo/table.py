@@ -14,7 +14,7 @@ from nanstop.records import ParamGroup, RunFacts
 from nanstop.rules.log_filter import filtered
 from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
 from nanstop.rules.stacks import stacks
-from nanstop.zoo import plants
+from nanstop.zoo import plants, precision
 from nanstop.zoo.specimen import Specimen, run_plain
 
 HALF = (torch.float16, torch.bfloat16)
@@ -129,6 +129,62 @@ def stands_on_known_stack(specimen: Specimen) -> bool:
     return machine is not None and any(one.stands(machine, facts) for one in stacks())
 
 
+def stands_still(specimen: Specimen) -> bool:
+    """Return whether most weights are the same after an update although their gradients are not zero."""
+    before = [p.detach().clone() for p in specimen.model.parameters()]
+    num_moving = run_plain(specimen).num_nonzero_gradients
+    moved = zip(specimen.model.parameters(), before, strict=True)
+    return sum(int((p != old).sum()) for p, old in moved) < num_moving / 2
+
+
+def positions_collide(specimen: Specimen) -> bool:
+    """Return whether the model answers the same at two positions that have the same input."""
+    (answer,) = specimen.model(specimen.batches[0]["x"])
+    return answer.unique(dim=0).shape[0] < answer.shape[0]
+
+
+def gradients_are_zero(specimen: Specimen) -> bool:
+    """Return whether every gradient is exactly 0 and the loss is not."""
+    run = run_plain(specimen)
+    return run.num_nonzero_gradients == 0 and any(run.losses)
+
+
+def has_no_units(specimen: Specimen) -> bool:
+    """Return whether the weights are in bfloat16 on a machine whose GPU is older than Ampere."""
+    stored = {parameter.dtype for parameter in specimen.model.parameters()}
+    machine = specimen.environment
+    old = machine is not None and machine.capability is not None and machine.capability < "8.0"
+    return old and torch.bfloat16 in stored
+
+
+def packed_alone(specimen: Specimen) -> bool:
+    """Return whether weights are whole numbers and no adapter learns beside them."""
+    parameters = dict(specimen.model.named_parameters())
+    packed = any(not p.is_floating_point() for p in parameters.values())
+    return packed and not any("lora_" in n and p.requires_grad for n, p in parameters.items())
+
+
+def frozen_head(specimen: Specimen) -> bool:
+    """Return whether a training leaves the score head as it was."""
+    head = specimen.model.get_submodule("score").get_parameter("weight")
+    before = head.detach().clone()
+    run_plain(specimen)
+    return torch.equal(before, head)
+
+
+def moves_too_far(specimen: Specimen) -> bool:
+    """Return whether the loss is ten times what it was after a few steps."""
+    losses = run_plain(specimen).losses
+    return losses[-1] > 10.0 * losses[0]
+
+
+def learns_nothing(specimen: Specimen) -> bool:
+    """Return whether a training leaves every weight as it was."""
+    before = [p.detach().clone() for p in specimen.model.parameters()]
+    run_plain(specimen)
+    return all(map(torch.equal, before, specimen.model.parameters()))
+
+
 def has_zero_rows(specimen: Specimen) -> bool:
     """Return whether the embedding has a row of zeros."""
     tables = (m for m in specimen.model.modules() if isinstance(m, torch.nn.Embedding))
@@ -149,16 +205,27 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
         ),
         "NS102": _pair(plants.half_trainables, torch.float16, torch.float32, trains_half),
         "NS103": _pair(plants.new_tokens, 0.0, None, has_zero_rows),
+        "NS104": _pair(setups.on_v100, torch.bfloat16, torch.float32, has_no_units),
+        "NS107": _pair(setups.packed_base, 0, 2, packed_alone),
         "NS108": _pair(plants.on_h20, "12.1.3.1", "12.4.5.8", stands_on_known_stack),
+        "NS109": _pair(setups.scored, False, True, frozen_head),  # noqa: FBT003
+        "NS110": _pair(precision.small_gradients, torch.float16, torch.float32, update_breaks),
+        "NS111": _pair(precision.small_steps, torch.bfloat16, torch.float32, stands_still),
+        "NS113": _pair(setups.adam_at, 1.0, 1e-3, moves_too_far),
+        "NS114": _pair(setups.optimizer_of, "before", "after", learns_nothing),
         "NS201": _pair(plants.gated_product, 300.0, 3.0, loss_fails),
         "NS202": _pair(plants.masked_row, 0, 1, loss_fails),
         "NS204": _pair(plants.logarithm, -1.0, 0.5, loss_fails),
         "NS205": _pair(plants.kept_mean, 0, 3, loss_fails),
         "NS206": _pair(plants.unit_rows, 0.0, 0.5, loss_fails),
         "NS207": _pair(plants.log_ratio, 100.0, 10.0, loss_fails),
+        "NS208": _pair(
+            precision.counted_positions, torch.bfloat16, torch.float32, positions_collide
+        ),
         "NS209": _pair(plants.normalisation, 300.0, 3.0, is_bent),
         "NS301": _pair(plants.summed_loss, 100.0, 1.0, gradient_fails),
         "NS302": _pair(plants.scaled_run, 300.0, 3.0, scale_collapses),
+        "NS303": _pair(precision.weighted_loss, 1e-7, 1.0, gradients_are_zero),
         "NS304": _pair(plants.distance, 0.0, 0.5, gradient_fails),
         "NS401": _pair(plants.loaded_weights, math.nan, 0.5, weight_is_bad),
         "NS402": _pair(plants.reward_head, torch.float16, torch.float32, update_breaks),

@@ -18,6 +18,12 @@ from nanstop.records.doctor import (
     Injected,
     InjectedRow,
 )
+from nanstop.records.checkpoint import (
+    CheckpointScan,
+    FormatFit,
+    KeyProblem,
+    TensorScan,
+)
 from nanstop.records.facts import (
     BatchFact,
     Environment,
@@ -106,6 +112,7 @@ __all__ = [
     "AuditEntry",
     "BatchFact",
     "Calibration",
+    "CheckpointScan",
     "CoarseRow",
     "Confidence",
     "Diagnosis",
@@ -116,6 +123,7 @@ __all__ = [
     "FailureKind",
     "Fidelity",
     "Finiteness",
+    "FormatFit",
     "GradientPath",
     "GradientRow",
     "Guard",
@@ -126,6 +134,7 @@ __all__ = [
     "Incident",
     "Injected",
     "InjectedRow",
+    "KeyProblem",
     "Localization",
     "LogitGap",
     "ObjectiveFacts",
@@ -158,6 +167,7 @@ __all__ = [
     "SourceLine",
     "StateRow",
     "StepId",
+    "TensorScan",
     "TensorStats",
     "TokenRows",
     "Trial",

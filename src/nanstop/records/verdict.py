@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nanstop.records.checkpoint import CheckpointScan
 from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
 from nanstop.records.probe import Probe
@@ -61,6 +62,7 @@ class Evidence:
     updates: tuple[UpdateRow, ...] = ()
     trials: tuple[Trial, ...] = ()
     probe: Probe | None = None
+    checkpoint: CheckpointScan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

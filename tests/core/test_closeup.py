@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from nanstop.core.closeup import Observer, fully_masked_rows, is_masking, storage_names
-from nanstop.core.revisit import Patch, Revisit
+from nanstop.core.revisit import Patch, Revisit, Spot
 
 NAN, INF = float("nan"), float("inf")
 aten = torch.ops.aten
@@ -106,7 +106,7 @@ def test_patch_mends_only_bad_elements_of_its_mask():
 
     seen, _ = looked(run, index=1)
     mask = torch.tensor([False, True, False, False])
-    with Revisit(Patch({1: (seen.op, (mask,))})):
+    with Revisit(Patch({1: Spot(seen.op, (mask,), seen.read)})):
         mended = run()
     assert mended.isfinite().tolist() == [True, True, True, False]
     assert mended[[0, 2]].tolist() == [2.0, 4.0]
@@ -117,12 +117,12 @@ def test_patch_gives_numbers_that_differ():
         return torch.ones(8).neg().sqrt()
 
     seen, _ = looked(run, index=2)
-    with Revisit(Patch({2: (seen.op, seen.bad)})):
+    with Revisit(Patch({2: Spot(seen.op, seen.bad)})):
         assert run().unique().numel() == 8
 
 
 def test_patch_that_meets_another_op_says_so():
-    patch = Patch({0: ("aten.mul.Tensor", (None,))})
+    patch = Patch({0: Spot("aten.mul.Tensor", (None,))})
     with Revisit(patch):
         torch.ones(2)
     assert patch.missed

@@ -243,3 +243,20 @@ def test_labels_of_padding_do_not_excuse_bad_logits():
     batch["labels"] = batch["labels"].masked_fill(torch.arange(16) < 8, -100)
     found = located_body(lambda x: torch.where(x > -1e9, x / 0.0, x), batch=batch)
     assert op_of(found) == "div"
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        torch.square,
+        lambda x: F.relu(x).square(),
+        lambda x: F.layer_norm(x, (8,)),
+        lambda x: x @ torch.full((8, 8), 8.0),
+        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)),
+    ],
+)
+def test_op_that_fails_on_what_an_overflow_left_finite(later):
+    """Most elements stay just below the limit and fail in the next op: it is no decoy that overflowed before."""
+    grown = planted.Body(lambda x: torch.tanh(x) * 3e38 * 2.0)
+    found = located_body(nn.Sequential(grown, planted.Body(later)))
+    assert (op_of(found), found.key.module) == ("mul", "body.0")

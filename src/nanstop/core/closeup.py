@@ -32,7 +32,8 @@ come so low are single values, each another."""
 class CloseUp:
     """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds a mask.
 
-    ``bad``: for each output, its bool mask of bad elements (None where it has none), on the device.
+    ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it has none), on the
+    device.
     """
 
     op: str
@@ -43,6 +44,7 @@ class CloseUp:
     fully_masked_rows: int = 0
     masking: bool = False
     bad: tuple[Tensor | None, ...] = ()
+    read: tuple[Tensor | None, ...] = ()
 
 
 class Observer:
@@ -63,17 +65,13 @@ class Observer:
         if index not in self._wanted:
             return None
         traits = optable.traits(func)
-        read = [
-            tensor
-            for position, _, tensor in optable.tensors(args, kwargs)
-            if position not in traits.overwritten
-        ]
+        read = operands_of(func, args, kwargs)
         # Of an op that raises there is no result to look at; its operands are what there is to say.
         before = CloseUp(str(func), tuple(self._measured(tensor) for tensor in read))
         self.seen[index] = before
         masked = fully_masked_rows(read)
         kept = [t.clone() for t in read] if traits.mutated else read
-        kept_args = _replace(args, dict(zip(map(id, read), kept, strict=True)))
+        kept_args = replaced(args, dict(zip(map(id, read), kept, strict=True)))
 
         def done(result: Any) -> None:
             outputs = outputs_of(func, args, kwargs, result)
@@ -86,6 +84,7 @@ class Observer:
                 fully_masked_rows=masked,
                 masking=is_masking(traits.base, kept, outputs),
                 bad=bad,
+                read=tuple(_bad_or_none(t) for t in kept),
             )
 
         return done
@@ -205,6 +204,12 @@ def _verdict(run: Callable[[], list[Tensor]], bad: tuple[Tensor | None, ...]) ->
     return "finite" if looked else "unknown"
 
 
+def operands_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors that an op reads, in the order of its arguments."""
+    overwritten = optable.traits(func).overwritten
+    return [t for position, _, t in optable.tensors(args, kwargs) if position not in overwritten]
+
+
 def outputs_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Tensor]:
     """Return the tensors that an op wrote, each once: changed operands first."""
     found: dict[int, Tensor] = {}
@@ -213,7 +218,8 @@ def outputs_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> 
     return list(found.values())
 
 
-def _replace(args: Any, copies: Mapping[int, Tensor]) -> tuple[Any, ...]:
+def replaced(args: Any, copies: Mapping[int, Tensor]) -> tuple[Any, ...]:
+    """Return arguments with tensors exchanged, by their ids."""
     return tuple(
         [copies.get(id(item), item) for item in arg]
         if isinstance(arg, list | tuple)

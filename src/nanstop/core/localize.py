@@ -23,7 +23,7 @@ from nanstop.core import slicing
 from nanstop.core.closeup import CloseUp, Observer, storage_names
 from nanstop.core.numerics import has_bad
 from nanstop.core.positions import Grid
-from nanstop.core.revisit import Patch, Revisit
+from nanstop.core.revisit import Patch, Revisit, Spot
 from nanstop.core.step import Batch, Step
 from nanstop.core.story import Story
 from nanstop.core.trace import Recorder, Trace, Value
@@ -32,8 +32,6 @@ from nanstop.records import Localization, Phase
 _MAX_CLOSEUPS = 24
 _MAX_DECOYS = 2
 """How many births that explain nothing are passed over before the earliest is taken."""
-
-Masks = Mapping[int, tuple[str, tuple[Tensor | None, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ def record(step: Step, micro: int, *, update: bool = False, phase: Phase = "forw
     return _recorded(Scene(step, micro, update, phase))
 
 
-def _recorded(scene: Scene, mended: Masks | None = None) -> Recording:
+def _recorded(scene: Scene, mended: Mapping[int, Spot] | None = None) -> Recording:
     recorders: list[Recorder] = []
 
     def make() -> Recorder:
@@ -197,7 +195,7 @@ def localize(
     return replace(found, num_ops=len(first.trace.ops), seconds=clock() - began)
 
 
-def _told(scene: Scene, recording: Recording, mended: Masks) -> Story | None:
+def _told(scene: Scene, recording: Recording, mended: Mapping[int, Spot]) -> Story | None:
     """Return what a recording and a close-up of its births say; None if nothing failed and nothing was absorbed."""
     births = slicing.trace_back(recording.trace, _sinks(recording))
     births = slicing.with_dropped(recording.trace, births)
@@ -255,7 +253,7 @@ def _wanted(
     return chosen
 
 
-def _looked(scene: Scene, wanted: Iterable[int], mended: Masks) -> dict[int, CloseUp]:
+def _looked(scene: Scene, wanted: Iterable[int], mended: Mapping[int, Spot]) -> dict[int, CloseUp]:
     observer = Observer(wanted, storage_names(known_tensors(scene)))
     looks = (Patch(mended), observer) if mended else (observer,)
     return _played(scene, lambda: Revisit(*looks), lambda *_: observer.seen)
@@ -275,7 +273,7 @@ def _confirmed(scene: Scene, story: Story) -> Story:
     decoy. It is put right for good, and the run recorded again.
     """
     first = story
-    mended: dict[int, tuple[str, tuple[Tensor | None, ...]]] = {}
+    mended: dict[int, Spot] = {}
     for _ in range(_MAX_DECOYS):
         suspect = story.suspect()
         if suspect is None or not first.reaches:
@@ -291,7 +289,7 @@ def _confirmed(scene: Scene, story: Story) -> Story:
     return story
 
 
-def _passes(scene: Scene, reaches: tuple[str, ...], mended: Masks) -> bool:
+def _passes(scene: Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:
     """Return whether what failed first is finite with some births put right."""
     patch = Patch(mended)
 

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import CodeType
 
-from torch import Tensor
-
 from nanstop.core import slicing
 from nanstop.core.closeup import CloseUp
 from nanstop.core.numerics import format_name
 from nanstop.core.positions import Grid, positions_in
+from nanstop.core.revisit import Spot
 from nanstop.core.slicing import Lineage, range_of
 from nanstop.core.trace import Op, Trace, Value
 from nanstop.records import (
@@ -68,15 +67,15 @@ class Story:
         other.reaches = reaches
         return other
 
-    def suspect(self) -> dict[int, tuple[str, tuple[Tensor | None, ...]]] | None:
-        """Return the bad elements of the op that the story blames, as ``Patch`` takes them; None if it blames no op."""
+    def suspect(self) -> dict[int, Spot] | None:
+        """Return what ``Patch`` is to put right at the op that the story blames; None if it blames no op."""
         born = self._first_born()
         if born is None or self._first_external(born) is not None or born not in self._closeups:
             return None
-        closeup = self._closeups[born]
-        return (
-            {born: (closeup.op, closeup.bad)} if any(m is not None for m in closeup.bad) else None
-        )
+        seen = self._closeups[born]
+        if all(mask is None for mask in seen.bad):
+            return None
+        return {born: Spot(seen.op, seen.bad, seen.read)}
 
     def tell(self) -> Localization | None:
         """Return the localization: an op that gave birth, else a tensor that was bad before, else what was absorbed."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.adapters.facts import facts_of_loop
 from nanstop.adapters.loop import named_batch
 from nanstop.adapters.loop_step import LoopStep
 from nanstop.adapters.plain_view import PlainView
@@ -21,7 +20,7 @@ from nanstop.core.rng import RngState, note_rng
 from nanstop.core.snapshot import BufferNotes
 from nanstop.core.step import Batch
 from nanstop.errors import NanstopError
-from nanstop.records import StepId
+from nanstop.records import RunFacts, StepId
 
 IGNORED = -100
 
@@ -95,7 +94,7 @@ def calibration_step(
     step = CalibrationStep(
         id=StepId(run="calibration", step=0),
         view=view,
-        facts=facts_of_loop(view),
+        facts=RunFacts(host="calibration"),
         micros=tuple(CalibrationMicro(batch, objective, named_batch(batch)) for batch in batches),
         buffers=buffers,
         start=buffers.note(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -68,8 +68,10 @@ class Shown:
     loss_dtype: str
     casts: int
     bytes: int
-    products: Mapping[str, tuple[int, int]] = field(hash=False)
+    products: Mapping[str, tuple[int, int]]
     """Of the first batch: conversions, bytes written, and the work of matrix products by module."""
+    scale: float = 1.0
+    """The largest loss scale that leaves the gradients their headroom."""
 
     @property
     def passes(self) -> bool:
@@ -145,11 +147,20 @@ class Bench:
         """Return what a plan does to loss, gradients and headroom."""
         if plan not in self._shown:
             self.num_looks += 1
-            shown, wanted = self._tried(plan)
-            if wanted < self.scale or (wanted > self.scale and not shown.passes):
-                self.scale = wanted
-                shown, _ = self._tried(plan)
+            shown = self._tried(plan)
+            if shown.scale < self.scale or (shown.scale > self.scale and not shown.passes):
+                self.scale = shown.scale
+                shown = self._tried(plan)
             self._shown[plan] = shown
+        return self._shown[plan]
+
+    def settle(self, plan: PrecisionPlan) -> Shown:
+        """Return what a plan that passes shows at the largest loss scale that its own gradients have room for."""
+        before, known = self.scale, self.look(plan)
+        self.scale = known.scale
+        self._shown[plan], self._walks = self._tried(plan), {}
+        if not self._shown[plan].passes:
+            self.scale, self._shown[plan] = before, known
         return self._shown[plan]
 
     def drifts(self, plan: PrecisionPlan) -> bool:
@@ -178,8 +189,8 @@ class Bench:
         finally:
             self.step.scale = 1.0
 
-    def _tried(self, plan: PrecisionPlan) -> tuple[Shown, float]:
-        """Return what a plan shows at the present scale, and the scale that its own values call for."""
+    def _tried(self, plan: PrecisionPlan) -> Shown:
+        """Return what a plan shows at the present scale."""
         largest = 0.0
         worst: Shown | None = None
         for micro in range(len(self.step.batches)):
@@ -191,7 +202,7 @@ class Bench:
             if shown.why:
                 break
         assert worst is not None
-        return worst, self._scale_for(largest)
+        return replace(worst, scale=self._scale_for(largest))
 
     def _scale_for(self, largest: float) -> float:
         """Return the largest power of two that leaves gradients of this size their headroom."""

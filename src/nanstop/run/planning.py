@@ -114,13 +114,14 @@ class _Search:
 
     def _accepted(self, found: Found[str]) -> PrecisionPlan:
         plan = self._with(found.items)
-        shown = self.bench.look(plan)
         share = self.bench.product_share(plan, self.layout.in_block)
         if share < _SHARE and found.items:
             return replace(self.bench.base, reason=self._nothing_left(found.items))
         regions = tuple(
             replace(region, reason=self._without(found.items, region)) for region in plan.regions
         )
+        cost = self._cost(plan)
+        shown = self.bench.settle(plan)
         walk = self.bench.walk(plan)
         worst = shown.worst
         return replace(
@@ -138,7 +139,7 @@ class _Search:
                 headroom_at=worst.module if worst is not None else "",
                 matmul_share=self.bench.product_share(plan, lambda _: True),
             ),
-            cost=self._cost(plan),
+            cost=cost,
         )
 
     def _without(self, items: tuple[str, ...], region: Region) -> str:

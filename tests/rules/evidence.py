@@ -139,3 +139,10 @@ def logit_gap(logprob_mean):
     return LogitGap(
         num_tokens=8, logit_max=1.0, logit_mean=0.5, logprob_max=1.0, logprob_mean=logprob_mean
     )
+
+
+def setup(**fields):
+    """Standing facts, and a machine where ``capability`` is given: what is known before a run."""
+    capability = fields.pop("capability", None)
+    machine = Environment(nanstop="0", python="3", capability=capability) if capability else None
+    return Evidence(facts=RunFacts(**fields), environment=machine)

@@ -1,17 +1,26 @@
 """Each rule says what it should on the evidence it is made for, and nothing on what is close to it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from nanstop.records import (
+    AdapterFacts,
     Atom,
     Environment,
     Evidence,
+    GradientPath,
+    HeadFacts,
+    ObjectiveFacts,
+    OptimizerFacts,
     Position,
+    PrecisionFacts,
+    QuantizedFacts,
     RangeRow,
     Replay,
     RunFacts,
+    ScheduleFacts,
     Signal,
     SourceLine,
     TokenRows,
@@ -33,6 +42,7 @@ from rules.evidence import (
     logit_gap,
     probed,
     series,
+    setup,
     state_row,
     stats,
     update_row,
@@ -83,7 +93,65 @@ GEMM = event(op="aten.mm.default", dtype="bfloat16", outputs=(), source=SourceLi
 H20 = Environment(nanstop="0", python="3", gpu="NVIDIA H20", cublas="12.1.3.1")
 BF16 = RunFacts(autocast="bfloat16")
 
+ASKS_FP16 = PrecisionFacts(requested="float16", option="fp16=True")
+ASKS_BF16 = PrecisionFacts(requested="bfloat16", option="bf16=True")
+TRAINED, FROZEN = group("float32", "w"), group("float32", "w", trainable=False)
+PACKED = QuantizedFacts(method="bitsandbytes", bits=4, num_layers=7, num_adapted=4)
+SCORE = HeadFacts(module="model.score", trained=True)
+UNTRAINED = HeadFacts(module="model.score", trained=False)
+PATH = GradientPath(num_trainable=64, num_tensors=2, num_updated=64)
+STEPS = ScheduleFacts(scheduler="linear", warmup_steps=10, num_steps=100, micros_per_epoch=40)
+
+
+def lora(**fields):
+    return AdapterFacts(**({"kind": "LORA", "rank": 8, "alpha": 16.0} | fields))
+
+
+def adamw(lr, **fields):
+    return OptimizerFacts(name="AdamW", lr=lr, eps=1e-8, **fields)
+
+
+def large(num_elements):
+    """A trainable group of many parameters."""
+    return replace(TRAINED, num_elements=num_elements)
+
+
 FIRES = [
+    ("NS104", setup(precision=ASKS_FP16), "certain"),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda", capability="7.5"), "certain"),
+    ("NS104", setup(autocast="bfloat16", device="cuda", capability="7.0"), "certain"),
+    ("NS104", setup(param_groups=(group("bfloat16", "w"),), device="cuda", capability="7.0"), "certain"),
+    ("NS104", setup(quantized=replace(PACKED, compute_dtype="bfloat16"), device="cuda", capability="6.1"), "certain"),
+    ("NS104", setup(precision=PrecisionFacts(tf32=True), device="cuda", capability="7.5"), "certain"),
+    ("NS104", setup(precision=PrecisionFacts(requested="float8"), device="cuda", capability="8.0"), "certain"),
+    ("NS107", setup(quantized=replace(PACKED, num_adapted=0, trained_base=("norm.weight",))), "certain"),
+    ("NS107", setup(quantized=replace(PACKED, num_adapted=0), param_groups=(FROZEN,)), "certain"),
+    ("NS107", setup(quantized=replace(PACKED, compute_dtype="float16"), autocast="bfloat16"), "likely"),
+    ("NS107", setup(quantized=replace(PACKED, bits=8), device="cuda", capability="7.0"), "likely"),
+    ("NS107", setup(quantized=replace(PACKED, half_rest="float16")), "possible"),
+    ("NS109", setup(head=UNTRAINED, task="sequence_classification", adapter=lora(task_type="CAUSAL_LM"), param_groups=(TRAINED,)), "likely"),
+    ("NS109", setup(head=UNTRAINED, task="token_classification", param_groups=(TRAINED, FROZEN)), "likely"),
+    ("NS109", setup(head=replace(SCORE, pads=False), task="sequence_classification", batch_shape=(4,)), "likely"),
+    ("NS109", setup(task="causal_lm", adapter=lora(task_type="SEQ_CLS")), "possible"),
+    ("NS113", setup(optimizer=adamw(0.2)), "likely"),
+    ("NS113", setup(optimizer=adamw(0.01)), "possible"),
+    ("NS113", setup(optimizer=adamw(2e-3), param_groups=(large(7_000_000_000),)), "possible"),
+    ("NS113", setup(optimizer=adamw(0.0), schedule=STEPS), "certain"),
+    ("NS113", setup(schedule=replace(STEPS, warmup_steps=100)), "certain"),
+    ("NS113", setup(schedule=STEPS, num_micro=64), "possible"),
+    ("NS113", setup(clip=-1.0), "certain"),
+    ("NS113", setup(clip=1e-10, optimizer=adamw(1e-4), gradient_path=PATH), "likely"),
+    ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=0.0, num_generations=1)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=2.0, num_generations=8)), "possible"),
+    ("NS113", setup(objective=ObjectiveFacts(method="rloo", beta=-0.1, num_generations=8)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=0.0)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=100.0)), "possible"),
+    ("NS113", setup(objective=ObjectiveFacts(method="kto", beta=-0.1)), "certain"),
+    ("NS114", setup(param_groups=(FROZEN,), gradient_path=replace(PATH, num_trainable=0)), "certain"),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, num_updated=0)), "certain"),
+    ("NS114", setup(gradient_path=replace(PATH, reentrant=True, inputs_require_grad=False)), "likely"),
+    ("NS114", setup(gradient_path=replace(PATH, num_reached=0, unreached=("w",))), "certain"),
+    ("NS114", setup(adapter=lora(alpha=0.0)), "certain"),
     ("NS108", Evidence(facts=BF16, environment=H20), "possible"),
     ("NS601", ended("signal", ("SIGFPE", ""), ("frame", "m.py:3 in f"), op=GEMM), "certain"),
     ("NS601", ended("signal", ("SIGKILL", "")), "possible"),
@@ -152,6 +220,44 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("NS104", setup(precision=ASKS_FP16, autocast="float16")),
+    ("NS104", setup(precision=ASKS_FP16, device="cuda", capability="7.0")),
+    ("NS104", setup(precision=ASKS_BF16, autocast="bfloat16")),
+    ("NS104", setup(precision=ASKS_BF16, capability="7.0")),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda", capability="8.0")),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda", capability="12.0")),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda")),
+    ("NS104", setup(precision=PrecisionFacts(tf32=False), device="cuda", capability="7.5")),
+    ("NS107", setup(autocast="float16")),
+    ("NS107", setup(quantized=PACKED, param_groups=(TRAINED, FROZEN))),
+    ("NS107", setup(quantized=replace(PACKED, half_rest="bfloat16", compute_dtype="bfloat16"), autocast="bfloat16")),
+    ("NS107", setup(quantized=replace(PACKED, compute_dtype="float16"), autocast="float16")),
+    ("NS107", setup(quantized=replace(PACKED, num_adapted=0), param_groups=(TRAINED, FROZEN))),
+    ("NS107", setup(quantized=replace(PACKED, bits=8), device="cuda", capability="7.5")),
+    ("NS107", setup(quantized=replace(PACKED, bits=8), capability="7.0")),
+    ("NS109", setup(head=SCORE, task="sequence_classification", adapter=lora(task_type="SEQ_CLS"), param_groups=(TRAINED,), batch_shape=(8,))),
+    ("NS109", setup(head=SCORE, task="sequence_classification", adapter=lora(modules_to_save=("score",)), param_groups=(TRAINED,))),
+    ("NS109", setup(head=replace(SCORE, pads=False), task="sequence_classification", batch_shape=(1,))),
+    ("NS109", setup(task="causal_lm", adapter=lora(task_type="CAUSAL_LM"))),
+    ("NS109", setup(task="causal_lm", adapter=lora())),
+    ("NS109", setup(task="seq2seq_lm", adapter=lora(task_type="CAUSAL_LM"))),
+    ("NS113", setup(optimizer=adamw(1e-3), schedule=STEPS, clip=1.0, num_micro=32, gradient_path=PATH)),
+    ("NS113", setup(optimizer=adamw(5e-3), adapter=lora(), param_groups=(large(200_000_000),))),
+    ("NS113", setup(optimizer=adamw(6e-4), param_groups=(large(125_000_000),))),
+    ("NS113", setup(optimizer=adamw(1e-4), clip=1.0, gradient_path=replace(PATH, num_trainable=70_000_000_000))),
+    ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.5))),
+    ("NS113", setup(optimizer=adamw(0.0))),
+    ("NS113", setup(optimizer=adamw(5e-5), schedule=ScheduleFacts(scheduler="linear"), clip=None)),
+    ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=0.0, num_generations=2))),
+    ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=0.1))),
+    ("NS113", setup(objective=ObjectiveFacts(method="kto", beta=0.1))),
+    ("NS113", setup(objective=ObjectiveFacts(method="cpo", beta=20.0))),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=PATH)),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, num_updated=None, num_reached=1))),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, reentrant=True, inputs_require_grad=True))),
+    ("NS114", setup(param_groups=(group("bfloat16", "w"),), gradient_path=replace(PATH, num_updated=0))),
+    ("NS114", setup(param_groups=(TRAINED,), world_size=2, gradient_path=replace(PATH, num_updated=0))),
+    ("NS114", setup(adapter=lora())),
     ("NS110", Evidence(facts=half_head(dtype="float32"))),
     ("NS110", Evidence(facts=half_head(state_bits=8))),
     ("NS110", probed(states=(state_row(900, "float32"), state_row(5), state_row(300, "8-bit")))),

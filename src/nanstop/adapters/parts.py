@@ -29,22 +29,24 @@ _MOST = 8
 
 def quantized_of(view: ModelView, model: nn.Module) -> QuantizedFacts | None:
     """Return how the base is packed, None where it is not."""
-    packed = view.quantized_layers()
+    packed = view.quantized_layers() or _with_whole_numbers(view.root)
     config = getattr(getattr(model, "config", None), "quantization_config", None)
     if not packed and config is None:
         return None
     layers = [view.root.get_submodule(name) for name in packed]
-    adapters = _adapter_names(view.root)
+    adapters, head = _adapter_names(view.root), f"{view.head() or ' '}."
     base = [(n, p) for n, p in view.root.named_parameters() if n not in adapters]
     rest = {p.dtype for _, p in base if p.is_floating_point() and not _is_packed(p)}
     half = next((each for each in _HALF if each in rest), None)
     return QuantizedFacts(
-        method=_method(config),
+        method="bitsandbytes" if view.quantized_layers() else _method(config),
         bits=_bits(layers, config),
         num_layers=len(layers),
         compute_dtype=_compute_dtype(layers),
         half_rest=_name(half) if half else None,
-        trained_base=tuple(name for name, p in base if p.requires_grad)[:_MOST],
+        trained_base=tuple(n for n, p in base if p.requires_grad and not n.startswith(head))[
+            :_MOST
+        ],
         num_adapted=sum(p.requires_grad for n, p in view.root.named_parameters() if n in adapters),
     )
 
@@ -129,6 +131,16 @@ def _embeds_with_gradient(view: ModelView) -> bool:
         return True
 
 
+def _with_whole_numbers(root: nn.Module) -> tuple[str, ...]:
+    """Return the layers whose own weight is a matrix of integers."""
+    weights = ((name, module._parameters.get("weight")) for name, module in root.named_modules())
+    return tuple(
+        name
+        for name, weight in weights
+        if weight is not None and weight.dim() == 2 and not weight.is_floating_point()
+    )
+
+
 def _adapter_names(root: nn.Module) -> set[str]:
     names = (name for name, _ in root.named_parameters())
     return {name for name in names if any(mark in name for mark in _ADAPTERS)}
@@ -140,15 +152,24 @@ def _is_packed(parameter: Tensor) -> bool:
 
 def _method(config: Any) -> str:
     found = config.get("quant_method") if isinstance(config, dict) else None
-    return _word(found or getattr(config, "quant_method", None)) or "bitsandbytes"
+    return _word(found or getattr(config, "quant_method", None)) or "unknown"
 
 
 def _bits(layers: list[nn.Module], config: Any) -> int:
     kinds = {kind.__name__ for layer in layers for kind in type(layer).__mro__}
     if "Linear8bitLt" in kinds or getattr(config, "load_in_8bit", False):
         return 8
+    if not kinds.isdisjoint(("Linear4bit", "LinearNF4", "LinearFP4")):
+        return 4
     bits = getattr(config, "bits", None)
-    return bits if isinstance(bits, int) else 4
+    return (
+        bits if isinstance(bits, int) else 8 * max((_bytes(layer) for layer in layers), default=1)
+    )
+
+
+def _bytes(layer: nn.Module) -> int:
+    weight = layer._parameters.get("weight")
+    return weight.element_size() if weight is not None else 1
 
 
 def _compute_dtype(layers: list[nn.Module]) -> str | None:

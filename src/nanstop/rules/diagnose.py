@@ -10,6 +10,7 @@ from nanstop.rules.base import Rule
 from nanstop.rules.catalogue import CATALOGUE
 
 YIELDS: dict[str, tuple[str, ...]] = {
+    "NS114": ("NS107",),
     "NS201": ("NS202", "NS602"),
     "NS204": ("NS202", "NS205", "NS206", "NS207", "NS503", "NS602"),
     "NS205": ("NS503",),

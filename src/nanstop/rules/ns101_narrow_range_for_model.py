@@ -92,9 +92,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _computes_in_float16(facts: RunFacts) -> bool:
-    return facts.autocast == "float16" or any(
-        group.dtype == "float16" for group in facts.param_groups
-    )
+    asked = facts.precision.requested if facts.precision is not None else None
+    packed = facts.quantized.compute_dtype if facts.quantized is not None else None
+    stored = {group.dtype for group in facts.param_groups}
+    return "float16" in {facts.autocast, asked, packed} | stored
 
 
 def _from_ranges(ranges: tuple[RangeRow, ...]) -> tuple[Confidence, str] | None:

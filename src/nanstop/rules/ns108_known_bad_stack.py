@@ -39,18 +39,19 @@ from __future__ import annotations
 
 from nanstop.records import Diagnosis, Environment, Evidence
 from nanstop.rules.base import Rule
-from nanstop.rules.reading import standing
+from nanstop.rules.reading import machine_of, standing
 from nanstop.rules.stacks import Stack, stacks
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the first stack that this run stands on; of a run that failed, one whose defect fits the failure."""
-    environment = _environment(evidence)
+    environment = machine_of(evidence)
     if environment is None:
         return None
     facts = standing(evidence)
-    found = [one for one in stacks() if one.stands(environment, facts)]
     failed = evidence.localization is not None
+    known = (one for one in stacks() if failed or not one.said_by)
+    found = [one for one in known if one.stands(environment, facts)]
     if failed:
         found = [one for one in found if one.fits(evidence)]
     if not found:
@@ -64,12 +65,6 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(_versions(first, environment), f"source: {first.source}", *map(_briefly, others)),
         where=first.id,
     )
-
-
-def _environment(evidence: Evidence) -> Environment | None:
-    if evidence.environment is not None:
-        return evidence.environment
-    return evidence.incident.environment if evidence.incident is not None else None
 
 
 def _versions(stack: Stack, environment: Environment) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from nanstop.records import (
     FORMAT_MAX,
     BatchFact,
+    Environment,
     Evidence,
     Localization,
     OpEvent,
@@ -23,6 +24,13 @@ def standing(evidence: Evidence) -> RunFacts:
     if evidence.facts is not None:
         return evidence.facts
     return evidence.incident.facts if evidence.incident is not None else RunFacts()
+
+
+def machine_of(evidence: Evidence) -> Environment | None:
+    """Return the machine of the run, that of the incident where no other was recorded."""
+    if evidence.environment is not None:
+        return evidence.environment
+    return evidence.incident.environment if evidence.incident is not None else None
 
 
 def born(evidence: Evidence, phases: Iterable[str]) -> OpEvent | None:

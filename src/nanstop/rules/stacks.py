@@ -72,6 +72,8 @@ class Stack:
     source: str
     where: Where
     failure: Failure | None = None
+    said_by: str = ""
+    """The finding that says the same before a run has failed."""
 
     def stands(self, environment: Environment, facts: RunFacts) -> bool:
         """Return whether a run on this machine with these facts stands on the stack."""
@@ -104,6 +106,7 @@ def stacks() -> tuple[Stack, ...]:
             **{name: row[name] for name in ("id", "title", "cause", "cure", "source")},
             where=Where(**_frozen(row["where"])),
             failure=Failure(**_frozen(row["failure"])) if "failure" in row else None,
+            said_by=row.get("said_by", ""),
         )
         for row in rows
     )

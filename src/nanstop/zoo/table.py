@@ -14,7 +14,7 @@ from nanstop.records import ParamGroup, RunFacts
 from nanstop.rules.log_filter import filtered
 from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
 from nanstop.rules.stacks import stacks
-from nanstop.zoo import plants, precision
+from nanstop.zoo import plants, precision, setups
 from nanstop.zoo.specimen import Specimen, run_plain
 
 HALF = (torch.float16, torch.bfloat16)
@@ -208,7 +208,7 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
         "NS104": _pair(setups.on_v100, torch.bfloat16, torch.float32, has_no_units),
         "NS107": _pair(setups.packed_base, 0, 2, packed_alone),
         "NS108": _pair(plants.on_h20, "12.1.3.1", "12.4.5.8", stands_on_known_stack),
-        "NS109": _pair(setups.scored, False, True, frozen_head),  # noqa: FBT003
+        "NS109": _pair(setups.scored, "frozen", "trained", frozen_head),
         "NS110": _pair(precision.small_gradients, torch.float16, torch.float32, update_breaks),
         "NS111": _pair(precision.small_steps, torch.bfloat16, torch.float32, stands_still),
         "NS113": _pair(setups.adam_at, 1.0, 1e-3, moves_too_far),

@@ -1,0 +1,130 @@
+"""No update can reach a parameter that is to be trained.
+
+## What happened
+Nothing is trainable, or the optimizer holds other tensors than the model's, or gradients cannot come through to what is
+trainable. The loss is computed, steps are counted, checkpoints are written, and the model stays what it was.
+
+## Why it happens
+Reentrant checkpointing runs each block without a graph and rebuilds it in backward, which autograd does only for a block
+with an input that requires a gradient. Token ids have none, and the output of a frozen embedding neither: of 32 layers
+of LoRA not one gets a gradient, all 0 of them, and torch says so once, in a warning. An optimizer that was made before
+`get_peft_model`, `model.half()` on loaded copies or a new `model` keeps the old tensors: it updates 0 of the parameters
+that the forward uses. A `.detach()`, `.item()` or `torch.no_grad()` on the way to the loss ends the graph. LoRA adds
+B A x alpha / r, and B starts at zero: with alpha 0 both gradients are exactly 0 for ever.
+
+## Example
+```python
+optimizer = torch.optim.AdamW(model.parameters())
+model = get_peft_model(model, LoraConfig())       # the optimizer holds the frozen base
+```
+
+## Fix
+1. `gradient_checkpointing_kwargs={"use_reentrant": False}`. Cost: none.
+2. `model.enable_input_require_grads()` before training. Cost: one more gradient, of the embedding's output.
+3. Make the optimizer after the model is complete. Cost: none.
+4. See that what is to be trained has `requires_grad`, and that the loss comes from it without a detour. Cost: none.
+
+## Fix safety
+All of these change training from nothing to something.
+
+## Not to be confused with
+NS111: updates that arrive and are rounded away. NS303: gradients that are flushed to zero. NS701: a reward that never
+differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed base without adapters.
+
+## References
+- https://github.com/huggingface/transformers/issues/26221
+- https://github.com/huggingface/trl/issues/3089
+- https://github.com/huggingface/trl/issues/2486
+- https://github.com/huggingface/peft/issues/1142
+- https://github.com/locuslab/open-unlearning/issues/178
+"""
+
+from __future__ import annotations
+
+from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
+from nanstop.rules.base import Rule
+from nanstop.rules.candidates import half_trainables
+from nanstop.rules.reading import counted, listed, standing
+
+Reason = tuple[Confidence, str, str, str]
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return why no gradient or no update comes to what is to be trained."""
+    facts = standing(evidence)
+    reason = (
+        _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
+    )
+    if reason is None:
+        return None
+    confidence, title, cause, help_line = reason
+    return Diagnosis(
+        code="NS114",
+        title=title,
+        cause=cause,
+        confidence=confidence,
+        lines=(help_line,),
+        where=facts.host,
+    )
+
+
+def _nothing_trainable(facts: RunFacts) -> Reason | None:
+    path = facts.gradient_path
+    if path is None or path.num_trainable or not facts.param_groups:
+        return None
+    frozen = sum(group.num_tensors for group in facts.param_groups)
+    cause = f"all {counted(frozen, 'parameter')} of the model are frozen"
+    return "certain", "nothing is trainable", cause, "attach adapters, or set requires_grad"
+
+
+def _held_elsewhere(facts: RunFacts) -> Reason | None:
+    path = facts.gradient_path
+    if path is None or path.num_updated != 0 or not path.num_trainable:
+        return None
+    # An engine, and an optimizer for half weights, may hold float32 copies that it writes back itself.
+    if facts.world_size > 1 or facts.veto != "yes" or half_trainables(facts):
+        return None
+    cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
+    title = "the optimizer holds none of the model's parameters"
+    return "certain", title, cause, "make the optimizer after the model is complete"
+
+
+def _cut_off(facts: RunFacts) -> Reason | None:
+    path = facts.gradient_path
+    if path is None or not path.num_trainable:
+        return None
+    if path.num_reached == 0:
+        cause = (
+            f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
+        )
+        if path.unreached:
+            cause += f": {listed(path.unreached)}"
+        return (
+            "certain",
+            "no gradient arrives",
+            cause,
+            "look for detach, item or no_grad before the loss",
+        )
+    if path.reentrant and path.inputs_require_grad is False:
+        cause = "reentrant checkpointing, and the embedding's output requires no gradient"
+        fix = 'gradient_checkpointing_kwargs={"use_reentrant": False}, or model.enable_input_require_grads()'
+        return "likely", "no gradient enters the checkpointed blocks", cause, fix
+    return None
+
+
+def _scaled(facts: RunFacts) -> Reason | None:
+    adapter = facts.adapter
+    if adapter is None or adapter.kind != "LORA" or adapter.alpha != 0.0:
+        return None
+    cause = "lora_alpha is 0: what the adapters compute is multiplied by 0"
+    return "certain", "adapters that are scaled by 0", cause, "set lora_alpha, usually to r or 2 r"
+
+
+RULE = Rule(
+    "NS114",
+    "no-gradient-path",
+    "no update reaches what is to be trained",
+    check,
+    ("static",),
+    __doc__ or "",
+)

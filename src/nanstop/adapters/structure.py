@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +17,10 @@ from nanstop.adapters.parts import (
     is_reentrant,
     quantized_of,
 )
+from nanstop.core.rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.core.step import ModelView
 from nanstop.records import OptimizerFacts, ParamGroup, TokenRows
 
-_FAR = 8.0
-"""A row whose norm is this many times the median, or its inverse, was not trained with the others."""
-_MAX_ROWS = 64
 _TASKS = (
     ("ForCausalLM", "causal_lm"),
     ("LMHeadModel", "causal_lm"),
@@ -148,45 +147,19 @@ def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
         name = next((n for n in names if n in parameters), names[0])
         weight = parameters.get(name)
         usable = weight is not None and weight.dim() == 2 and weight.is_floating_point()
-        if usable and weight.device.type != "meta" and weight.shape[0] > 8:
-            found.append(_rows(name, weight, padding, tied=name in tied))
+        if usable and weight.device.type != "meta" and weight.shape[0] > MIN_ROWS:
+            norms = torch.cat([row_norms(block) for block in row_blocks(weight)]).cpu()
+            found.append(
+                token_rows(
+                    name,
+                    norms,
+                    partial(row_blocks, weight),
+                    padding=padding,
+                    tied=name in tied,
+                    trainable=weight.requires_grad,
+                )
+            )
     return tuple(found)
-
-
-def _rows(name: str, weight: Tensor, padding: int | None, *, tied: bool) -> TokenRows:
-    norms = torch.linalg.vector_norm(weight.detach(), dim=1, dtype=torch.float32).cpu()
-    usual = norms[norms.isfinite() & (norms > 0)]
-    median = float(usual.median()) if usual.numel() else 0.0
-    zero = norms == 0
-    if padding is not None and 0 <= padding < len(zero):
-        zero[padding] = False  # torch.nn.Embedding keeps the padding row at zero by design
-    far = ((norms > _FAR * median) | (norms < median / _FAR) | norms.isnan()) & (norms != 0)
-    far &= ~_like_the_mean(weight, norms, far)
-    return TokenRows(
-        parameter=name,
-        num_rows=weight.shape[0],
-        zero_rows=tuple(zero.nonzero().flatten().tolist()[:_MAX_ROWS]),
-        outlier_rows=tuple(far.nonzero().flatten().tolist()[:_MAX_ROWS]),
-        median_norm=median,
-        tied=tied,
-        trainable=weight.requires_grad,
-    )
-
-
-def _like_the_mean(weight: Tensor, norms: Tensor, far: Tensor) -> Tensor:
-    """Return which of the short rows in ``far`` are the mean of the table: new tokens that were initialised well.
-
-    ``resize_token_embeddings`` does so, and the mean of rows in all directions is shorter than any of them.
-    """
-    found = torch.zeros_like(far)
-    places = (far & norms.isfinite()).nonzero().flatten()
-    if not 0 < len(places) < len(norms):
-        return found
-    mean = weight.detach()[(~far & (norms > 0)).to(weight.device)].float().mean(0)
-    rows = weight.detach()[places.to(weight.device)].float()
-    apart = torch.linalg.vector_norm(rows - mean, dim=1)
-    found[places] = (apart <= 0.5 * torch.linalg.vector_norm(mean)).cpu()
-    return found
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -164,6 +164,7 @@ class TestExceptions:
             ("Attempting to unscale FP16 gradients.", True),
             ("CUDA error: device-side assert triggered", True),
             ("Function 'MulBackward0' returned nan values in its 0th output.", True),
+            ("Expected parameter logits of Categorical [...], but found invalid values: nan", True),
             ("CUDA out of memory.", False),
             ("Expected all tensors to be on the same device", False),
         ],

@@ -16,6 +16,7 @@ _SIGNATURES = (
     "nonfinite",
     "should be finite",
     "invalid values in its",
+    "but found invalid values",
 )
 
 
@@ -23,7 +24,7 @@ def is_numeric(error: BaseException) -> bool:
     """Return whether an exception says that a value was not finite or out of its range.
 
     Messages are those of torch ("probability tensor contains either `inf`, `nan` or element < 0", "index out of range
-    in self", "Attempting to unscale FP16 gradients."), of CUDA asserts and of anomaly detection.
+    in self", "Attempting to unscale FP16 gradients.", a distribution's "but found invalid values"), of CUDA asserts and of anomaly detection.
     """
     if isinstance(error, (FloatingPointError, ZeroDivisionError, OverflowError)):
         return True

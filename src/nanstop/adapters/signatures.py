@@ -24,7 +24,8 @@ def is_numeric(error: BaseException) -> bool:
     """Return whether an exception says that a value was not finite or out of its range.
 
     Messages are those of torch ("probability tensor contains either `inf`, `nan` or element < 0", "index out of range
-    in self", "Attempting to unscale FP16 gradients.", a distribution's "but found invalid values"), of CUDA asserts and of anomaly detection.
+    in self", "Attempting to unscale FP16 gradients.", a distribution's "but found invalid values"), of CUDA asserts and
+    of anomaly detection.
     """
     if isinstance(error, (FloatingPointError, ZeroDivisionError, OverflowError)):
         return True

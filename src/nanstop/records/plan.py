@@ -37,8 +37,8 @@ class ScalerSettings:
 class Agreement:
     """Distance of a planned run to float32 on the calibration data, the worst of all micro-batches.
 
-    ``loss_gap``: relative. ``update_loss_gap``: of the losses along ``num_updates`` updates. ``update_share``: of the
-    way that float32's weights went in them, how much the planned ones went (1.0: all; near 0: updates lost to rounding).
+    ``loss_gap``: relative. ``update_loss_gap``: of the losses along ``num_updates`` updates. ``update_share``: how
+    far they went along float32's gradients, against float32's own updates (near 0: they were lost to rounding).
     ``headroom_bits``: the least of any value that is in the plan's format, gradients as they are scaled; ``headroom_at``:
     the module that holds it. ``matmul_share``: of the multiplications of matrix products, how many are in that format.
     """
@@ -84,7 +84,8 @@ class PrecisionPlan:
     """The smallest change under which a run in ``dtype`` agrees with float32; or, with ``reason``, why there is none.
 
     ``dtype``: the format that everything computes in by default ("" where a run's own is left as it is). ``trainables``:
-    the format in which trainable parameters and their optimizer state are kept. ``logits``, ``loss``: the formats of the
+    the format in which trainable parameters and their optimizer state are kept ("": as they are stored), because of
+    ``trainables_reason``. ``logits``, ``loss``: the formats of the
     output head and of the loss. ``attention``: the kernel, "" for the model's own. ``remedies``: further switches, such
     as those that a run adopted.
     """
@@ -95,6 +96,7 @@ class PrecisionPlan:
     dtype: str = ""
     regions: tuple[Region, ...] = ()
     trainables: str = ""
+    trainables_reason: str = ""
     logits: str = ""
     loss: str = ""
     scaler: ScalerSettings | None = None

@@ -28,7 +28,8 @@ def headline(plan: PrecisionPlan) -> Iterator[str]:
     if plan.dtype and plan.logits == "float32":
         yield "  float32  the output head"
     if plan.trainables == "float32":
-        yield "  float32  trainable parameters and optimizer state"
+        why = f": {plan.trainables_reason}" if plan.trainables_reason else ""
+        yield f"  float32  trainable parameters and optimizer state{why}"
     if plan.attention:
         yield f"  attention by the `{plan.attention}` kernel"
     for atom in plan.remedies:
@@ -53,7 +54,7 @@ def _agreement(found: Agreement) -> Iterator[str]:
     yield (
         f"  = against float32: loss {found.loss_gap:.1e}, gradient cosine {found.grad_cosine:.6f}; "
         f"{found.num_updates} updates: loss {found.update_loss_gap:.1e}, "
-        f"{found.update_share:.1%} of the way"
+        f"{found.update_share:.1%} of the descent"
     )
     where = f" at `{found.headroom_at}`" if found.headroom_at else ""
     yield (

@@ -35,7 +35,6 @@ LOSS_TOLERANCE = 1e-3
 MIN_COSINE = 0.999
 MIN_HEADROOM = 2.0
 MIN_SHARE = 0.9
-"""Adam turns a gradient of either sign into a whole step, so that rounding alone takes a few per cent of the way."""
 
 _SCALES = 2.0**-10, 2.0**16
 """The smallest loss scale that is tried, and GradScaler's own, above which nothing is gained."""
@@ -84,6 +83,7 @@ class Walk:
 
     loss_gap: float
     share: float
+    updates: int = 0
     error: str = ""
 
     @property
@@ -94,7 +94,7 @@ class Walk:
         if not self.loss_gap <= LOSS_TOLERANCE:
             return f"the loss along the updates is {self.loss_gap:.1e} away from float32"
         if not self.share >= MIN_SHARE:
-            return f"the updates go {self.share:.0%} of the way that they go in float32"
+            return f"{self.updates} updates go {self.share:.0%} of the way that they go in float32"
         return ""
 
 
@@ -162,10 +162,6 @@ class Bench:
         if not self._shown[plan].passes:
             self.scale, self._shown[plan] = before, known
         return self._shown[plan]
-
-    def drifts(self, plan: PrecisionPlan) -> bool:
-        """Return whether updates under a plan leave the way that they take in float32."""
-        return bool(self.walk(plan).why)
 
     def walk(self, plan: PrecisionPlan) -> Walk:
         """Return how a few updates under a plan, not recorded, compare with float32."""
@@ -265,13 +261,18 @@ class Bench:
         if isinstance(self._way, str):
             raise NanstopError(f"an update in float32 fails: {self._way}")
         if isinstance(way, str):
-            return Walk(math.inf, 0.0, way)
+            return Walk(math.inf, 0.0, self.updates, way)
         gaps = [_gap(mine, exact) for mine, exact in zip(way[0], self._way[0], strict=True)]
-        along = length = 0.0
-        for name, exact in self._way[1].items():
-            along += float((way[1][name].double() * exact.double()).sum())
-            length += float(exact.double().square().sum())
-        return Walk(max(gaps, default=0.0), along / length if length > 0.0 else 1.0)
+        mine, exact = self._descent(way[1]), self._descent(self._way[1])
+        return Walk(max(gaps, default=0.0), mine / exact if exact else 1.0, self.updates)
+
+    def _descent(self, moved: Mapping[str, Tensor]) -> float:
+        """Return how far parameters went along float32's gradients, which tell steps that matter from Adam's noise."""
+        return sum(
+            float((moved[name].double() * gradient.double().to(moved[name].device)).sum())
+            for exact in self._exact
+            for name, gradient in exact.grads.items()
+        )
 
 
 def _exact_of(run: Rehearsal) -> _Exact:

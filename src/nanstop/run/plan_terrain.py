@@ -25,10 +25,6 @@ class Layout:
     units: tuple[str, ...]
     terrain: Terrain[str]
 
-    @property
-    def everything(self) -> tuple[str, ...]:
-        return self.units
-
     def is_container(self, name: str) -> bool:
         """Return whether a module is a block, or holds blocks: in float32 it would take most of the model along."""
         return name in self.containers

@@ -57,36 +57,45 @@ class _Search:
     def __init__(self, bench: Bench, seconds: float, clock: Callable[[], float]) -> None:
         self.bench = bench
         self.layout: Layout = layout_of(bench.step.view.root, bench.forward_modules())
-        self.budget = Budget(trials=_TRIALS, seconds=seconds, clock=clock)
+        self.clock = clock
+        self.end = clock() + seconds
 
     def plan(self) -> PrecisionPlan:
-        half = any(p.requires_grad for p in stored_in(self.bench.step.view, HALF))
-        kept_as_stored = half and self.bench.dtype is torch.bfloat16
-        for trainables in ("", "float32") if kept_as_stored else ("float32",):
-            self.bench.base = self._base(trainables)
-            found = self._region()
-            if found is not None and self.bench.drifts(self._with(found.items)):
-                # Some regions show in the updates alone.
-                found = None if trainables == "" else self._region(thorough=True)
+        stored = stored_in(self.bench.step.view, HALF)
+        half = any(parameter.requires_grad for parameter in stored)
+        if half and self.bench.dtype is torch.bfloat16:
+            found = self._found("")
             if found is not None:
                 return self._accepted(found)
-        return replace(self.bench.base, reason=self._why_not())
+            why = self.bench.walk(self._with(())).why
+        else:
+            why = "float16 holds neither AdamW's eps nor small updates" if half else ""
+        found = self._found("float32", why)
+        return self._refused() if found is None else self._accepted(found)
 
-    def _base(self, trainables: str) -> PrecisionPlan:
-        return PrecisionPlan(
+    def _found(self, trainables: str, why: str = "") -> Found[str] | None:
+        """Return the smallest region with trainables kept so; None where there is none."""
+        self.bench.base = PrecisionPlan(
             model=self.bench.model_name,
             dtype=self.bench.dtype_name,
             trainables=trainables,
+            trainables_reason=why,
         )
+        found = self._region()
+        if found is None or not self.bench.walk(self._with(found.items)).why:
+            return found
+        # Some regions show in the updates alone; what is lost in storage no region brings back.
+        return self._region(thorough=True) if trainables else None
 
     def _region(self, *, thorough: bool = False) -> Found[str] | None:
         def run(items: tuple[str, ...]) -> Look[str]:
             plan = self._with(items)
             shown = self.bench.look(plan)
-            passes = shown.passes and not (thorough and self.bench.drifts(plan))
+            passes = shown.passes and not (thorough and self.bench.walk(plan).why)
             return Look(passes, self._suspects(shown, items))
 
-        return smallest_region(run, self.layout.terrain, budget=self.budget)
+        left = Budget(trials=_TRIALS, seconds=max(self.end - self.clock(), 0.0), clock=self.clock)
+        return smallest_region(run, self.layout.terrain, budget=left)
 
     def _suspects(self, shown: Shown, items: tuple[str, ...]) -> tuple[str, ...]:
         found: dict[str, None] = {}
@@ -154,9 +163,13 @@ class _Search:
 
     def _nothing_left(self, items: tuple[str, ...]) -> str:
         why = self.bench.look(self._with(())).why
-        return f"nothing worth its casts could stay in it: {len(items)} regions of float32 are needed ({why})"
+        return (
+            f"less than {_SHARE:.0%} of the blocks' matrix products could stay in it: "
+            f"{len(items)} modules have to be float32 ({why})"
+        )
 
-    def _why_not(self) -> str:
-        plan = self._with(self.layout.everything)
+    def _refused(self) -> PrecisionPlan:
+        plan = self._with(self.layout.units)
         why = self.bench.look(plan).why or self.bench.walk(plan).why
-        return f"it fails even with every module of every block in float32 ({why})"
+        reason = f"it fails even with every module of every block in float32 ({why})"
+        return replace(self.bench.base, reason=reason)

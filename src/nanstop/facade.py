@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanstop.adapters.autowatch import opened
 from nanstop.errors import NanstopError
-from nanstop.records import Diagnosis, Incident, Report
+from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.run.announce import announcer
-from nanstop.run.environment import environment
 from nanstop.run.policy import Policy
 from nanstop.run.store import Store, load_incident, load_report
 
@@ -21,16 +20,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from nanstop.adapters.planned import Plan
+    from nanstop.adapters.planned import Applied, Plan
     from nanstop.report.run_report import RunReport
 
 
 class Watch:
     """A watch on a run. ``close()`` (or leaving its ``with`` block) restores everything that was patched."""
 
-    def __init__(self, inner: Any, store: Store) -> None:
+    def __init__(self, inner: Any, store: Store, applied: Applied | None = None) -> None:
         self._inner = inner
         self._store = store
+        self._applied = applied
 
     @property
     def incidents(self) -> tuple[Report, ...]:
@@ -58,7 +58,12 @@ class Watch:
 
     def close(self) -> None:
         """End the watch; calling it again does nothing."""
-        self._inner.close()
+        self._end()
+
+    def _end(self, *exit_code: int) -> None:
+        self._inner.close(*exit_code)
+        if self._applied is not None:
+            self._applied.close()
 
     def __enter__(self) -> Watch:
         return self
@@ -77,7 +82,7 @@ class LoopWatch(Watch):
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        self._inner.close(0 if kind is None else 1)
+        self._end(0 if kind is None else 1)
 
     def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
         """Run ``loss_fn(batch)`` and its backward as one micro-batch; return the detached loss."""
@@ -106,9 +111,11 @@ def watch(
     policy: Policy | str | None = None,
     out: str | os.PathLike[str] | None = None,
     accumulation: int | None = None,
+    plan: Plan | PrecisionPlan | str | os.PathLike[str] | None = None,
 ) -> Watch:
     """Watch a transformers/TRL trainer (call ``trainer.train()`` as ever), or a model and its optimizer.
 
+    ``plan``: a precision plan or its file, in force while a trainer trains, and on a model until the watch is closed.
     ``policy``: a ``Policy`` or one of its words ("repair", "skip", "stop", "observe"). ``out``: incident folder, else
     ``$NANSTOP_DIR``, else ``.nanstop``. Watching a trainer twice is one watch. With ``NANSTOP=off`` nothing is watched.
     Errors: ``NanstopError`` NS001 for anything that can't be watched.
@@ -125,12 +132,26 @@ def watch(
             return Watch(_Off(), Store(incident_folder(out)))
         known = vars(target).get("_nanstop_watch")
         if known is None:
-            store = run_store(out)
-            open_session = opener(chosen, store, announcer(store.folder), opened=opened)
+            store, record = run_store(out), _planned(plan)
+            open_session = opener(
+                chosen, store, announcer(store.folder), plan=record, opened=opened
+            )
             inner = watch_trainer(target, open_session)
             known = target._nanstop_watch = Watch(inner, store)
+        elif plan is not None:
+            raise NanstopError(
+                "this trainer is watched already", hint="give the plan to its first watch()"
+            )
         return known
-    return _watch_loop(target, optimizer, chosen, out, accumulation)
+    return _watch_loop(target, optimizer, chosen, out, accumulation, plan=_planned(plan))
+
+
+def _planned(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> PrecisionPlan | None:
+    if plan is None:
+        return None
+    from nanstop.adapters.planned import record_of
+
+    return record_of(plan)
 
 
 def _watch_loop(
@@ -139,6 +160,8 @@ def _watch_loop(
     policy: Policy,
     out: str | os.PathLike[str] | None,
     accumulation: int | None,
+    *,
+    plan: PrecisionPlan | None,
 ) -> LoopWatch:
     import torch
 
@@ -160,17 +183,28 @@ def _watch_loop(
 
         idle = watch_loop(model, optimizer, lambda *_: IdleSession(), accumulation=accumulation)
         return LoopWatch(idle, Store(incident_folder(out)))
+    applied = None
+    if plan is not None:
+        from nanstop.adapters.planned import Plan
+
+        applied = Plan(plan).apply(model, optimizer)
     store = run_store(out)
     open_session = opener(policy, store, announcer(store.folder), opened=opened)
-    return LoopWatch(watch_loop(model, optimizer, open_session, accumulation=accumulation), store)
+    inner = watch_loop(model, optimizer, open_session, accumulation=accumulation)
+    return LoopWatch(inner, store, applied)
 
 
-def check(target: Any) -> tuple[Diagnosis, ...]:
-    """Return what will go wrong with a trainer or a model, from facts alone: nothing is run."""
-    from nanstop.records import Evidence
-    from nanstop.rules.diagnose import diagnose
+def check(target: Any, *, static: bool = False) -> tuple[Diagnosis, ...]:
+    """Return what will go wrong with a trainer or a model, before its first step; the most certain first.
 
-    return diagnose(Evidence(facts=_facts(target), environment=environment()), "static")
+    A trainer's first window is made as ``train()`` would make it, probed, and undone; with ``static``, and for a model
+    alone, nothing is run. Errors: ``NanstopError`` NS001 for anything else. What could not be probed is no error.
+    """
+    from nanstop.adapters.checking import look
+    from nanstop.run.preflight import preflight
+
+    trainer = target if _is_trainer(target) and not static else None
+    return preflight(look(_facts(target), trainer=trainer)).findings
 
 
 def _facts(target: Any) -> Any:

@@ -25,7 +25,9 @@ from nanstop.run.dry import DryPlan, answered
 from nanstop.run.files import write_whole
 from nanstop.run.idle import IdleSession
 
-JOBS: Mapping[str, str] = MappingProxyType({"check": "nanstop.adapters.dry_check"})
+JOBS: Mapping[str, str] = MappingProxyType(
+    {"check": "nanstop.adapters.checking", "doctor": "nanstop.adapters.audit"}
+)
 """Each job's module, imported when it is asked for: its ``run(target, options)`` returns a record."""
 
 
@@ -47,7 +49,7 @@ class Target:
 
 def install(table: Table, trainer_class: Any, plan: DryPlan) -> None:
     """Have the first ``train()`` of any trainer do the job, and no trainer create a repository to push to."""
-    table.replace(trainer_class, "train", partial(_train, plan))
+    table.replace(trainer_class, "train", partial(_train, plan, table, trainer_class))
     table.replace(trainer_class, "init_hf_repo", lambda *_args, **_options: None)
 
 
@@ -56,8 +58,19 @@ def loop_opener(plan: DryPlan) -> Callable[[Any, Any], Any]:
     return lambda view, facts: _FirstStep(plan, view, facts)
 
 
-def _train(plan: DryPlan, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Stand in for ``Trainer.train``."""
+def _train(
+    plan: DryPlan,
+    table: Table,
+    trainer_class: Any,
+    _original: Any,
+    trainer: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> NoReturn:
+    """Stand in for ``Trainer.train``, for once; whatever the job has the trainer do, it saves nothing."""
+    table.restore(trainer_class, "train")
+    for name in ("save_model", "_save_checkpoint", "push_to_hub"):
+        table.replace(trainer_class, name, lambda *_args, **_options: None)
 
     def target() -> Target:
         from nanstop.adapters.facts import facts_of
@@ -68,7 +81,8 @@ def _train(plan: DryPlan, original: Any, trainer: Any, *args: Any, **kwargs: Any
             view=view,
             facts=facts_of(view, trainer),
             trainer=trainer,
-            train=partial(original, trainer, *args, **kwargs),
+            # Looked up when it is called: a watch of the job's own may stand in for it then.
+            train=lambda: trainer.train(*args, **kwargs),
             arguments=(args, kwargs),
         )
 
@@ -114,7 +128,7 @@ def _do(plan: DryPlan, target: Callable[[], Target], *, first_rank: bool) -> NoR
         with autowatch.paused():
             answer = _answer(plan, target)
         write_whole(Path(plan.out), answer)
-    _end()
+    end()
 
 
 def _answer(plan: DryPlan, target: Callable[[], Target]) -> bytes:
@@ -127,7 +141,7 @@ def _answer(plan: DryPlan, target: Callable[[], Target]) -> bytes:
         return answered(crash=traceback.format_exc())
 
 
-def _end() -> NoReturn:
+def end() -> NoReturn:
     """End the process: neither an ``except`` nor a ``finally`` of the script may go on to save what was never trained.
 
     What libraries have left for the end (worker processes, temporary folders) is still tidied up.

@@ -1,43 +1,128 @@
-"""What will go wrong with a run, said before its first step: facts and a short probe against the findings."""
+"""What will go wrong with a run, said before its first step: facts and a probe against the findings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+from nanstop.errors import NanstopError
 from nanstop.records import (
     CONFIG,
     SCHEMA,
     Diagnosis,
     Environment,
     Evidence,
+    Probe,
     RunFacts,
 )
-from nanstop.rules.diagnose import examine
+from nanstop.report.codec import from_json
+from nanstop.report.text import render_finding
+from nanstop.rules.diagnose import RANK, Examination, examine
+from nanstop.rules.reading import counted
+from nanstop.run.dry import dry_run
+from nanstop.run.files import read_text
+from nanstop.suggest import unknown
+
+_MAX_MACHINE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
     """What is known of a run that has not begun, and what follows from it.
 
-    ``failures``: what could not be looked at, with the reason.
+    ``probe``: None where nothing was run. ``failures``: what could not be looked at, with the reason. ``seconds``: of
+    looking, without what the script itself took.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     facts: RunFacts
     environment: Environment
+    probe: Probe | None = None
     findings: tuple[Diagnosis, ...] = ()
     failures: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
+def check_script(
+    command: Sequence[str], *, static: bool = False, machine: Environment | None = None
+) -> Preflight:
+    """Return what is found of a script's first training, which does not take place; see ``dry_run`` for errors.
+
+    ``static``: look at facts only and run nothing.
+    """
+    seen = dry_run(command, "check", Preflight, options={"static": static})
+    return preflight(seen, machine)
+
+
 def preflight(seen: Preflight, machine: Environment | None = None) -> Preflight:
-    """Return ``seen`` with its findings. Pure: nothing is run or read here.
+    """Return ``seen`` with its findings, best first. Pure: nothing is run or read here.
 
     ``machine``: the facts of another machine, for a run that will not happen on this one.
     """
     if machine is not None:
-        seen = replace(seen, environment=machine)
-    found = examine(Evidence(facts=seen.facts, environment=seen.environment), "static")
+        seen = replace(seen, environment=machine, facts=_elsewhere(seen.facts, machine))
+    evidence = Evidence(
+        facts=seen.facts,
+        environment=seen.environment,
+        probe=seen.probe,
+        ranges=seen.probe.ranges if seen.probe is not None else (),
+    )
+    found = examine(evidence, "static")
+    if seen.probe is not None:
+        found = _merged(found, examine(evidence, "gauge"))
     return replace(seen, findings=found.diagnoses, failures=(*seen.failures, *found.failures))
+
+
+def _merged(first: Examination, second: Examination) -> Examination:
+    """Return both kinds of findings, each code once, the most certain first."""
+    codes = {diagnosis.code for diagnosis in first.diagnoses}
+    new = [one for one in second.diagnoses if one.code not in codes and one.code != "NS000"]
+    ordered = sorted((*first.diagnoses, *new), key=lambda one: (RANK[one.confidence], one.code))
+    return Examination(tuple(ordered), tuple(dict.fromkeys((*first.failures, *second.failures))))
+
+
+def _elsewhere(facts: RunFacts, machine: Environment) -> RunFacts:
+    """Return the facts that the run would have on a machine with a GPU: there it computes as its options say."""
+    if machine.gpu is None and machine.capability is None:
+        return facts
+    asked = facts.precision.requested if facts.precision is not None else None
+    return replace(facts, device="cuda", autocast=facts.autocast or asked)
+
+
+def read_machine(path: Path) -> Environment:
+    """Return the machine that a file describes: what ``nanstop env --json`` prints there, or a part of it.
+
+    Errors: ``NanstopError`` NS001 for a file that cannot be read or says something else.
+    """
+    try:
+        plain = json.loads(read_text(path, _MAX_MACHINE_BYTES))
+    except ValueError as error:
+        raise NanstopError(f"{path}: not JSON ({error})", hint="nanstop env --json") from error
+    if not isinstance(plain, dict):
+        raise NanstopError(f"{path}: not the facts of a machine", hint="nanstop env --json")
+    known = [each.name for each in fields(Environment)]
+    strange = next((name for name in plain if name not in known), None)
+    if strange is not None:
+        raise unknown(f"fact of a machine in {path}", strange, known)
+    told: dict[str, Any] = {"nanstop": "unknown", "python": "unknown"} | plain
+    for name in ("packages", "flags", "env_vars"):
+        told[name] = tuple((k, str(v)) for k, v in dict(told.get(name) or {}).items())
+    return from_json(Environment, json.dumps(told))
+
+
+def render(found: Preflight) -> str:
+    """Return the findings as text, each as everywhere, and what was looked at."""
+    blocks = [render_finding(one) for one in found.findings]
+    notes = [f"note: {failure}" for failure in found.failures]
+    return "\n\n".join([*blocks, "\n".join([*notes, _closing(found)])])
+
+
+def _closing(found: Preflight) -> str:
+    probed = found.probe is not None
+    looked = "facts and a probe of the first window" if probed else "facts alone, nothing was run"
+    number = counted(len(found.findings), "finding") if found.findings else "nothing found"
+    return f"nanstop: {found.facts.host or 'model'}: {number} ({looked}, {found.seconds:.1f} s)"

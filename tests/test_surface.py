@@ -78,6 +78,7 @@ COMMANDS = {
         "--timeout",
         "--memory",
         "--limit",
+        "--executor",
         "--json",
     ],
     "lr-range": ["command", "--low", "--high", "--steps", "--json"],

@@ -1,5 +1,6 @@
 """Bisects of real scripts in real child processes: every way to end, resumed, in parallel, and with bad input."""
 
+import contextlib
 import json
 import os
 import signal
@@ -37,11 +38,12 @@ def bisect_it(tmp_path, monkeypatch):
     """Bisect a script whose last lines are given, in a fresh folder."""
     monkeypatch.chdir(tmp_path)
 
-    def run(ending, bad=BAD, good=GOOD, **limits):
+    def run(ending, bad=BAD, good=GOOD, where="fork", **limits):
         write(tmp_path, ending, bad, good)
         pair = read_pair("bad.json", "good.json", "train.py")
         lines = []
-        result = run_bisect(pair, limits=Limits(**limits), announce=lines.append)
+        limits = Limits(**limits)
+        result = run_bisect(pair, limits=limits, where=where, announce=lines.append)
         assert len(lines) == len(result.trials)
         assert from_json(BisectResult, to_json(result)) == result
         return result
@@ -136,13 +138,87 @@ def test_memory_is_a_failure_like_any_other(bisect_it):
 
 def test_only_one_of_the_two_may_fail(bisect_it):
     result = bisect_it("")
-    assert (result.status, result.minimal, len(result.trials)) == ("bad_passes", (), 2)
+    assert (result.status, result.minimal, len(result.trials)) == ("bad_passes", (), 3)
     assert "BAD does not fail: it was run twice" in render(result)
     result = bisect_it("os.abort()\n")
     assert (result.status, len(result.trials)) == ("good_fails", 3)
     assert "GOOD fails as well (SIGABRT)" in result.message
     result = bisect_it("os.abort() if config['a'] else sys.exit(3)\n")
     assert "GOOD fails as well (exit code 3)" in result.message
+
+
+def test_swapped_configurations_are_said_to_be_and_their_trials_are_kept(bisect_it):
+    result = bisect_it(FPE, bad=GOOD, good=BAD)
+    assert (result.status, result.minimal, len(result.trials)) == ("swapped", (), 4)
+    assert "BAD passes and GOOD fails (SIGFPE), each twice: are they swapped?" in render(result)
+    other = bisect_it(FPE)
+    assert other.minimal == ("a", "b")
+    assert [row.known for row in other.trials[:2]] == [True, True]
+
+
+HEAVY = "import numpy\n"
+
+
+def test_mixtures_are_forked_and_what_confirms_is_not(bisect_it):
+    result = bisect_it(HEAVY + FPE)
+    plain = bisect_it(HEAVY + FPE + "# spawned\n", where="spawn")
+    for one in (result, plain):
+        assert (one.status, one.minimal, one.failure.name) == ("found", ("a", "b"), "SIGFPE")
+    outcomes = [[(row.keys, row.outcome, row.end) for row in one.trials] for one in (result, plain)]
+    assert outcomes[0] == outcomes[1]
+    alone = [row for row in result.trials if row.attempt or len(row.keys) in (0, len(BAD))]
+    assert len(alone) == 4
+    assert not any(row.forked for row in alone)
+    assert all(row.forked for row in result.trials if row not in alone)
+    assert not any(row.forked for row in plain.trials)
+    again = bisect_it(HEAVY + FPE, where="spawn")
+    assert [row.known for row in again.trials] == [not row.forked for row in result.trials]
+
+
+def test_where_forks_deceive_only_processes_of_their_own_count(bisect_it):
+    """A fork, which is a child of the warm parent, would have ``k0`` decide."""
+    ending = """
+import numpy
+forked = "warm_server" in open(f"/proc/{os.getpid()}/cmdline").read()
+if config["k0" if forked else "a"]: os.abort()
+"""
+    result = bisect_it(ending)
+    assert (result.status, result.minimal, result.sufficient_fix) == ("found", ("a",), ("a",))
+    assert any(row.forked for row in result.trials)
+    assert result.not_forked == "a forked trial ended otherwise than one started by itself"
+    assert all(row.known for row in bisect_it(ending).trials if not row.forked)
+
+
+def test_a_script_that_must_not_be_forked_is_not(bisect_it):
+    result = bisect_it("import numpy\nos.environ['A'] = str(config['a'])\n" + FPE)
+    assert result.minimal == ("a", "b")
+    assert not any(row.forked for row in result.trials)
+    assert "does to its environment is unknown" in result.not_forked
+
+
+def test_a_trial_whose_parent_is_killed_is_run_again(bisect_it):
+    ending = """
+import numpy
+if "warm_server" in open(f"/proc/{os.getppid()}/cmdline").read():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+    result = bisect_it(ending + FPE)
+    assert (result.status, result.minimal) == ("found", ("a", "b"))
+    assert result.not_forked == "the process to fork from is gone"
+    assert not any(row.forked for row in result.trials)
+    assert all(row.seconds < 30 for row in result.trials)
+
+
+def test_executors_that_are_none(bisect_it, monkeypatch):
+    with pytest.raises(NanstopError, match="unknown executor: `rey`") as raised:
+        bisect_it(FPE, where="rey")
+    assert "did you mean `ray`?" in raised.value.hint
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(NanstopError, match="needs Ray, which is not installed") as raised:
+        bisect_it(FPE, where="ray")
+    assert raised.value.hint == 'pip install "nanstop[ray]"'
+    assert not Path("runs.log").exists()
 
 
 def test_a_flaky_script_is_reported_not_guessed(bisect_it):
@@ -194,6 +270,16 @@ print(result.minimal)
 """
 
 
+def running(folder):
+    """The commands of all processes that have a file of ``folder`` among their words."""
+    lines = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):
+                lines.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in lines if str(folder) in line]
+
+
 @pytest.mark.slow  # real signals against a real clock: they need an idle machine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_it_resumes_without_repeating_a_finished_trial(tmp_path, monkeypatch, number):
@@ -213,6 +299,7 @@ def test_interrupted_it_resumes_without_repeating_a_finished_trial(tmp_path, mon
     assert ("trials are kept in" in rest) is (number != signal.SIGKILL)
     time.sleep(0.5)
     interrupted = runs()
+    assert running(tmp_path) == []
     finished = len(list(Path(os.environ["NANSTOP_DIR"]).glob("bisect/*/trial.json")))
     assert finished >= 4
     done = subprocess.run(

@@ -144,11 +144,18 @@ def test_a_batch_is_as_wide_as_asked_and_the_search_takes_fewer_of_them():
 
 @pytest.mark.parametrize(
     ("always", "status", "num_trials"),
-    [("passes", "bad_passes", 2), ("fails", "good_fails", 3), ("unresolved", "bad_passes", 2)],
+    [("passes", "bad_passes", 3), ("fails", "good_fails", 3), ("unresolved", "bad_passes", 3)],
 )
 def test_ends_that_do_not_differ_are_run_twice_and_said(always, status, num_trials):
     found = bisect(FORTY, Trials(lambda *_: always))
     assert (found.status, found.minimal, found.num_trials) == (status, (), num_trials)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_ends_that_are_swapped_are_said_to_be(width):
+    trials = Trials(lambda keys, _: "passes" if keys else "fails")
+    found = bisect(FORTY, trials, width=width)
+    assert (found.status, found.minimal, found.num_trials) == ("swapped", (), 4)
 
 
 def test_a_good_end_that_ends_otherwise_the_second_time_is_flaky_not_failing():

@@ -9,7 +9,7 @@ import typer
 from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, progress, show
 
 
-def bisect_configs(
+def bisect_configs(  # noqa: PLR0913, PLR0917 - one for each option
     bad: Annotated[
         str, typer.Argument(metavar="BAD", help="A config that fails, or a quoted command line.")
     ],
@@ -23,6 +23,14 @@ def bisect_configs(
     timeout: Annotated[float | None, typer.Option(help="Seconds a trial may take.")] = None,
     memory: Annotated[float | None, typer.Option(metavar="MB", help="Memory of a trial.")] = None,
     limit: Annotated[int | None, typer.Option(help="Trials in all.")] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Trials fork from a process that has imported torch (fork), start by themselves "
+            "(spawn), or are handed to a Ray cluster (ray).",
+        ),
+    ] = "fork",
     as_json: AsJson = False,
 ) -> int:
     """Find the smallest difference between a training that fails and one that does not, by running both."""
@@ -32,7 +40,8 @@ def bisect_configs(
 
     memory_bytes = None if memory is None else int(memory * 2**20)
     limits = Limits(timeout=timeout, memory_bytes=memory_bytes, jobs=jobs, trials=limit)
-    result = run_bisect(read_pair(bad, good, script), limits=limits, announce=progress)
+    pair = read_pair(bad, good, script)
+    result = run_bisect(pair, limits=limits, where=executor, announce=progress)
     show(result, printable(render(result)), as_json)
     return OK if result.status == "found" else FINDINGS
 
@@ -52,3 +61,18 @@ def lr_range(
     found = sweeps.lr_range(command, low=low, high=high, steps=steps)
     show(found, sweeps.render(found, str(sweeps.result_file())), as_json)
     return OK if found.status == "found" else FINDINGS
+
+
+def doctor(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="SCRIPT or -m MODULE, with arguments.")
+    ],
+    as_json: AsJson = False,
+) -> int:
+    """Plant failures in a copy of a script's training: which of its own NaN guards act? Nothing is saved."""
+    from nanstop.report.doctor import render
+    from nanstop.run.doctor import doctor as audit
+
+    found = audit(command)
+    show(found, printable(render(found)), as_json)
+    return FINDINGS if found.num_reaching else OK

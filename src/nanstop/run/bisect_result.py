@@ -25,6 +25,7 @@ class TrialRow:
     """One trial. ``keys``: what it took from BAD. "invalid": it ended by an error before any step of training.
 
     ``failure``: the one that decided. ``known``: the result was on disk. ``folder``: its config, output and incidents.
+    ``forked``: from a process that had imported its libraries; what confirms an answer never is.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
@@ -39,6 +40,7 @@ class TrialRow:
     seconds: float
     peak_bytes: int
     known: bool
+    forked: bool
     folder: str
 
 
@@ -59,7 +61,7 @@ class BisectResult:
     ``minimal``: from GOOD plus these it fails the same, and with any left out it does not. ``sufficient_fix``: BAD
     without these passes. ``inseparable``: of ``minimal``, keys without which the others are no valid configuration.
     ``flaky``: configurations (keys taken from BAD) that ended differently when run again. ``message``: why there is no
-    answer; empty with status "found".
+    answer; empty with status "found". ``not_forked``: why no trial was, or none any more.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
@@ -75,6 +77,7 @@ class BisectResult:
     seconds: float = 0.0
     folder: str = ""
     problem: str = ""
+    not_forked: str = ""
 
 
 def trial_line(row: TrialRow, differing: Sequence[str]) -> str:

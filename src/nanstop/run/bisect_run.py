@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from nanstop.errors import NanstopError
 from nanstop.run import live
 from nanstop.run.bisect_result import BisectResult, Difference, Outcome, TrialRow, trial_line
+from nanstop.run.executors import Executor, Job, Running, executor
 from nanstop.run.launch import watching
 from nanstop.run.opening import incident_folder
 from nanstop.run.policy import Policy
@@ -36,7 +37,7 @@ from nanstop.run.trial_store import (
     read_end,
 )
 from nanstop.search.bisect import Bisection, Request, Verdict, bisect
-from nanstop.search.isolate import ERRORS, Child, End, spawn
+from nanstop.search.isolate import ERRORS, End
 
 FOLDER = "bisect"
 
@@ -46,6 +47,8 @@ _LEAST_SECONDS = 60.0
 """Nothing is called a hang sooner, unless the user's own timeout says so."""
 _QUIET = {"WANDB_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Of a trial's environment: no trial reports to a service."""
+_TRIES = 3
+"""How often a trial is started whose process ends without anybody knowing how."""
 _VERDICTS: Mapping[Outcome, Verdict] = {"pass": "passes", "same_failure": "fails"}
 
 
@@ -69,30 +72,45 @@ class Limits:
                 raise NanstopError(f"{name} must be more than 0, not {value!r}")
 
 
+class _ForksDifferError(Exception):
+    """A trial that was forked ended otherwise than the same one started by itself."""
+
+
 def run_bisect(
     pair: Pair,
     *,
     limits: Limits,
+    where: str = "fork",
     folder: str | os.PathLike[str] | None = None,
     announce: Callable[[str], None] = lambda _: None,
 ) -> BisectResult:
     """Run the trials that tell which keys of ``pair`` make the bad configuration fail, and return what they say.
 
     ``folder``: the incident folder, ``$NANSTOP_DIR`` or ``.nanstop`` by default; trials live in ``bisect`` below it.
-    ``announce`` gets a line for each trial. Interrupted, it ends the running trials and raises ``KeyboardInterrupt``;
+    ``where``: name of the executor (see ``executors``). ``announce`` gets a line for each trial. Interrupted, it ends the running trials and raises ``KeyboardInterrupt``;
     the finished ones are used again by the next call. Errors: ``NanstopError`` NS001 where trials cannot be written.
     """
     place = (Path(folder) if folder is not None else incident_folder()).absolute() / FOLDER
     store = TrialStore(place, pair.words())
     began = time.monotonic()
-    trials = Trials(pair, store, limits, announce)
+    trials = Trials(pair, store, limits, announce, executor(where))
     try:
-        with store.held(), _ended_by_sigterm():
-            found = bisect(list(pair.items), trials.run, width=limits.jobs, limit=limits.trials)
+        with store.held(), _ended_by_sigterm(), closing(trials.executor):
+            found = _search(trials)
     except KeyboardInterrupt:
         announce(f"interrupted: {len(trials.rows)} trials are kept in {place} and not run again")
         raise
     return trials.result(found, time.monotonic() - began)
+
+
+def _search(trials: Trials) -> Bisection:
+    """Return what the trials tell. Where forks deceive, none of them counts."""
+    keys, limits = list(trials.pair.items), trials.limits
+    try:
+        return bisect(keys, trials.run, width=limits.jobs, limit=limits.trials)
+    except _ForksDifferError:
+        trials.executor.stop_forking("a forked trial ended otherwise than one started by itself")
+        return bisect(keys, trials.run, width=limits.jobs, limit=limits.trials)
 
 
 @dataclass(slots=True)
@@ -103,9 +121,11 @@ class Trials:
     store: TrialStore
     limits: Limits
     announce: Callable[[str], None]
+    executor: Executor
     rows: list[TrialRow] = field(default_factory=list)
     target: Failure | None = None
-    running: dict[str, Child] = field(default_factory=dict)
+    running: dict[str, Running] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
     next_look: float = 0.0
 
     def run(self, requests: Sequence[Request]) -> list[Verdict]:
@@ -139,6 +159,7 @@ class Trials:
             seconds=seconds,
             folder=str(self.store.folder),
             problem=self.store.problem,
+            not_forked=self.executor.why_not,
         )
 
     def _explained(self) -> Failure | None:
@@ -152,9 +173,10 @@ class Trials:
     def _known(self, digest: str) -> Finished | None:
         found = self.store.load(digest)
         limits = self.limits
-        if found and found.holds(timeout=self._timeout(), memory_bytes=limits.memory_bytes):
-            return found
-        return None
+        if found is None or (found.forked and not self.executor.forks):
+            return None
+        holds = found.holds(timeout=self._timeout(), memory_bytes=limits.memory_bytes)
+        return found if holds else None
 
     def _run_new(self, waiting: Mapping[str, Request]) -> dict[str, Finished]:
         """Run trials until all have ended; on any exception end those that run."""
@@ -165,29 +187,48 @@ class Trials:
                     digest, request = queue.pop(0)
                     self.running[digest] = self._start(digest, request)
                 time.sleep(_POLL_SECONDS)
-                for digest, end in self._ended():
+                for digest, end, forked in self._ended():
                     del self.running[digest]
-                    finished[digest] = self._finish(digest, end)
+                    if end.kind == "lost":
+                        self._count_loss(digest, end)
+                        queue.append((digest, waiting[digest]))
+                    else:
+                        finished[digest] = self._finish(digest, end, forked=forked)
         finally:
             for child in self.running.values():
                 child.stop()
             self.running.clear()
         return finished
 
-    def _start(self, digest: str, request: Request) -> Child:
+    def _count_loss(self, digest: str, end: End) -> None:
+        self.losses[digest] = self.losses.get(digest, 0) + 1
+        if self.losses[digest] >= _TRIES:
+            why = f" ({end.message})" if end.message else ""
+            raise NanstopError(
+                f"whoever ran trial {digest} was gone {_TRIES} times before the trial ended{why}",
+                hint="look for what ends processes here: memory, a scheduler, a node that left",
+            )
+
+    def _start(self, digest: str, request: Request) -> Running:
         place = self.store.begin(digest)
         settings = self.pair.placed(self._settings(request), place)
         try:
             command = self.pair.form.command(settings, place)
-            return spawn(
-                command,
+            job = Job(
+                command=command,
                 folder=place,
                 environment=_environment(place, record=self._recorded(request)),
                 timeout=self._timeout(),
                 memory_bytes=self.limits.memory_bytes,
+                alone=self._alone(request),
             )
         except OSError as error:
             raise cannot_write(self.store.folder, error) from error
+        return self.executor.start(job)
+
+    def _alone(self, request: Request) -> bool:
+        """Return whether a trial has to be as by hand: BAD and GOOD are, and what confirms an answer."""
+        return request.attempt > 0 or len(request.keys) in (0, len(self.pair.items))
 
     def _timeout(self) -> float | None:
         """Return the seconds a trial may take: as given, else many times what BAD and GOOD took, once both are known."""
@@ -205,8 +246,11 @@ class Trials:
         died = self.target is not None and self.target.kind in ("signal", "timeout")
         return died and request.attempt > 0
 
-    def _ended(self) -> list[tuple[str, End]]:
-        """Return the trials that have ended, or whose answer is there already: nothing after it would change it."""
+    def _ended(self) -> list[tuple[str, End, bool]]:
+        """Return the trials that have ended, or whose answer is there already: nothing after it would change it.
+
+        With each whether it was forked.
+        """
         looking = time.monotonic() >= self.next_look
         if looking:
             self.next_look = time.monotonic() + _LOOK_SECONDS
@@ -216,27 +260,31 @@ class Trials:
             if end is None and looking and self._answered(child):
                 end = child.stop()
             if end is not None:
-                ended.append((digest, end))
+                ended.append((digest, end, child.forked))
         return ended
 
-    def _answered(self, child: Child) -> bool:
+    def _answered(self, child: Running) -> bool:
         target = self.target
         if target is None or target.kind != "nonfinite":
             return False
         return any(one.same_as(target) for one in failures_so_far(child.folder))
 
-    def _finish(self, digest: str, end: End) -> Finished:
+    def _finish(self, digest: str, end: End, *, forked: bool) -> Finished:
         place = self.store.place(digest)
-        finished = replace(read_end(place, end), memory_bytes=self.limits.memory_bytes)
+        memory_bytes = self.limits.memory_bytes
+        finished = replace(read_end(place, end), memory_bytes=memory_bytes, forked=forked)
         for name in PLACES:  # checkpoints of a trial are of no use
             shutil.rmtree(place / name, ignore_errors=True)
         self.store.keep(digest, finished)
         return finished
 
     def _note(self, request: Request, digest: str, finished: Finished, *, known: bool) -> Verdict:
-        """Write the trial into the list and return its verdict. The first failure of BAD is the one looked for."""
+        """Write the trial into the list and return its verdict.
+
+        The first failure of BAD is the one looked for; where BAD passes, that of GOOD.
+        """
         failures = finished.failures
-        if self.target is None and len(request.keys) == len(self.pair.items) and failures:
+        if self.target is None and len(request.keys) in (0, len(self.pair.items)) and failures:
             self.target = failures[0]
         outcome = self._outcome(finished)
         same = (one for one in failures if outcome == "same_failure" and one.same_as(self._sought))
@@ -252,11 +300,23 @@ class Trials:
             seconds=finished.end.seconds,
             peak_bytes=finished.end.peak_bytes,
             known=known,
+            forked=finished.forked,
             folder=digest,
         )
         self.rows.append(row)
         self.announce(trial_line(row, self.pair.keys(self.pair.items)))
+        if self._deceived(row):
+            raise _ForksDifferError
         return _VERDICTS.get(outcome, "unresolved")
+
+    def _deceived(self, row: TrialRow) -> bool:
+        """Return whether a trial that was started by itself ended otherwise than the same one as a fork."""
+        same = (one for one in self.rows if one.keys == row.keys and one.forked)
+        return (
+            self.executor.forks
+            and not row.forked
+            and any(one.outcome != row.outcome for one in same)
+        )
 
     @property
     def _sought(self) -> Failure:
@@ -278,6 +338,8 @@ class Trials:
             "found": "",
             "bad_passes": "BAD does not fail: it was run twice and passed both times; "
             "if it fails only sometimes or only later, give it more steps",
+            "swapped": f"BAD passes and GOOD fails ({self._last_failure()}), each twice: are they "
+            "swapped? Give them the other way round; these trials are kept",
             "good_fails": f"GOOD fails as well ({self._last_failure()}), so the two cannot be told "
             f"apart; {seen}",
             "flaky": "the same configuration ended differently when it was run again, so nothing "

@@ -67,7 +67,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A finished trial: how its process ended, what failed in it (the deciding failure first), updates it applied."""
+    """A finished trial: how its process ended, what failed in it (the deciding failure first), updates it applied.
+
+    ``forked``: its process was forked from one that had imported its libraries.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
@@ -75,6 +78,7 @@ class Finished:
     failures: tuple[Failure, ...] = ()
     steps: int = 0
     memory_bytes: int | None = None
+    forked: bool = False
 
     def holds(self, *, timeout: float | None, memory_bytes: int | None) -> bool:
         """Return whether the trial would end so under these limits too."""

@@ -101,7 +101,7 @@ class WarmParent:
         answer = self._answer(_ANSWER_SECONDS)
         if "refused" in answer:
             raise CannotForkError(answer["refused"])
-        return Child(_Forked(self, answer["pid"]), folder=folder, timeout=timeout)
+        return Child(_Forked(self, answer["pid"]), folder=folder, timeout=timeout, forked=True)
 
     def close(self) -> None:
         """End the process, and every child that still runs."""

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Literal
 
 Verdict = Literal["fails", "passes", "unresolved"]
-Status = Literal["found", "flaky", "bad_passes", "good_fails", "limit"]
+Status = Literal["found", "flaky", "swapped", "bad_passes", "good_fails", "limit"]
 Keys = frozenset[str]
 
 _ROUNDS = 3
@@ -43,7 +43,8 @@ class Bisection:
     ``minimal``: from the good configuration plus these it fails, and with any of them left out it does not.
     ``sufficient_fix``: the bad configuration without these passes, and with any of them back it does not.
     ``inseparable``: members of ``minimal`` without which, each alone, a trial is unresolved instead of passing: the
-    others need it to be valid. ``flaky``: configurations that ended differently when they were run again. With status
+    others need it to be valid. With status "swapped" the bad configuration passes and the good one fails.
+    ``flaky``: configurations that ended differently when they were run again. With status
     "limit" ``minimal`` is the smallest set known to fail.
     """
 
@@ -178,16 +179,19 @@ class _Bisect:
 
     def _ends(self) -> Status:
         """Return "found" if the bad configuration fails and the good one passes, each run again if it does not."""
-        ends = (self.everything, frozenset[str]())
+        bad, good = self.everything, frozenset[str]()
         if self.width > 1:
-            self.oracle.ask(ends)
-        for keys, wanted, status in zip(
-            ends, ("fails", "passes"), ("bad_passes", "good_fails"), strict=True
-        ):
-            if self.oracle.ask([keys]) != [wanted]:
-                self.oracle.again([keys])
-                return "flaky" if keys in self.oracle.flaky() else status
-        return "found"
+            self.oracle.ask([bad, good])
+        if self.oracle.ask([bad]) == ["fails"]:
+            if self.oracle.ask([good]) == ["passes"]:
+                return "found"
+            status, doubtful = "good_fails", [good]
+        elif self.oracle.ask([good]) == ["fails"]:
+            status, doubtful = "swapped", [bad, good]
+        else:
+            status, doubtful = "bad_passes", [bad]
+        self.oracle.again(doubtful)
+        return status if self.oracle.flaky() == [] else "flaky"
 
     def _outcome(self, status: Status) -> Bisection:
         return Bisection(

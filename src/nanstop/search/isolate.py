@@ -75,8 +75,16 @@ class LostError(Exception):
 class Child:
     """A running process that writes ``folder``/out.txt and err.txt, bounded in time, ended with all that it started."""
 
-    def __init__(self, process: Process, *, folder: Path, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        process: Process,
+        *,
+        folder: Path,
+        timeout: float | None = None,
+        forked: bool = False,
+    ) -> None:
         self.folder = folder
+        self.forked = forked
         self._process = process
         self._ooms = _num_oom_kills()
         self._began = time.monotonic()

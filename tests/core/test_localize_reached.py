@@ -88,3 +88,30 @@ def test_a_logarithm_of_ids_that_reaches_the_loss_is_no_mask():
     place = found(nn.Linear(8, 8), loss_fn, x=x, ids=ids, open=torch.tensor(0))
     assert (place.origin, place.key.op) == ("born_here", "aten.log.default")
     assert found(nn.Linear(8, 8), loss_fn, x=x, ids=ids, open=torch.tensor(1)) is None
+
+
+def test_values_that_the_program_itself_refuses():
+    """No op raises: torch.distributions looks at what it is given, and so do checks of one's own."""
+
+    def distribution(model, batch):
+        return (
+            -torch.distributions.Categorical(logits=model(batch["x"]), validate_args=True)
+            .entropy()
+            .mean()
+        )
+
+    def check(model, batch):
+        logits = model(batch["x"])
+        if not torch.isfinite(logits).all():
+            raise ValueError("logits should be finite")
+        return logits.square().mean()
+
+    x = torch.ones(4, 8).half()
+    for loss_fn in (distribution, check):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).half()
+        assert found(model, loss_fn, x=x) is None
+        with torch.no_grad():
+            model[0].weight.fill_(6e4)
+        place = found(model, loss_fn, x=x)
+        assert (place.key.module, place.key.op) == ("0", "aten.addmm.default")
+        assert place.reaches == ("exception",)

@@ -236,8 +236,13 @@ def _ends(recording: Recording) -> list[Value]:
 
 
 def _raised_operands(trace: Trace) -> list[Value]:
-    raised = next((op for op in reversed(trace.ops) if op.raised), None)
-    return list(raised.inputs) if raised else []
+    """Return what the op that raised had read; where the program itself raised, the last bad values it looked at."""
+    backwards = list(reversed(trace.ops))
+    raised = next((op for op in backwards if op.raised), None)
+    if raised is not None:
+        return list(raised.inputs)
+    bad = ([v for v in op.inputs if slicing.range_of(trace, v).is_bad] for op in backwards)
+    return next(filter(None, bad), [])
 
 
 def _wanted(

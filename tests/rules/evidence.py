@@ -5,6 +5,7 @@ import math
 from nanstop.records import (
     BatchFact,
     CoarseRow,
+    DriftRow,
     Environment,
     Evidence,
     FailureKey,
@@ -146,3 +147,7 @@ def setup(**fields):
     capability = fields.pop("capability", None)
     machine = Environment(nanstop="0", python="3", capability=capability) if capability else None
     return Evidence(facts=RunFacts(**fields), environment=machine)
+
+
+def drift_row():
+    return DriftRow(module="norm", op="aten.sub.Tensor", dtype="bfloat16", before=4e-3, after=5.9)

@@ -49,7 +49,7 @@ from nanstop.records.plan import (
     Region,
     ScalerSettings,
 )
-from nanstop.records.probe import CoarseRow, GradientRow, LogitGap, Probe, StateRow
+from nanstop.records.probe import CoarseRow, DriftRow, GradientRow, LogitGap, Probe, StateRow
 from nanstop.records.setup import (
     AdapterFacts,
     GradientPath,
@@ -117,6 +117,7 @@ __all__ = [
     "Confidence",
     "Diagnosis",
     "Doctor",
+    "DriftRow",
     "Environment",
     "Evidence",
     "FailureKey",

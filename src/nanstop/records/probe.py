@@ -58,6 +58,18 @@ class CoarseRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriftRow:
+    """An op that loses digits: relative distance to float32 of what it reads and of what it makes."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    module: str
+    op: str
+    dtype: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateRow:
     """Second moments of one parameter after the probed update: how many are 0 although the gradient is not."""
 
@@ -89,6 +101,7 @@ class Probe:
     states: tuple[StateRow, ...] = ()
     logits: LogitGap | None = None
     coarse: tuple[CoarseRow, ...] = ()
+    drift: tuple[DriftRow, ...] = ()
     num_rows_pooled_at_padding: int = 0
     problems: tuple[str, ...] = ()
     seconds: float = 0.0

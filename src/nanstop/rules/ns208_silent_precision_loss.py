@@ -43,7 +43,17 @@ float32 of some hundredths of a nat a token is what bfloat16 costs, and no fault
 
 from __future__ import annotations
 
-from nanstop.records import Atom, CoarseRow, Confidence, Diagnosis, Evidence, Probe
+import math
+
+from nanstop.records import (
+    Atom,
+    CoarseRow,
+    Confidence,
+    Diagnosis,
+    DriftRow,
+    Evidence,
+    Probe,
+)
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates
 from nanstop.rules.reading import counted, number, op_name
@@ -52,6 +62,9 @@ LEAST_ANGLE = 0.5
 """Radians; less is lost in what half precision costs anyway."""
 LEAST_DISTANCE = 0.1
 """Nats a token, on average: a tenth off the probability of every next token."""
+LEAST_LOSS_GAP = 0.05
+LEAST_LOSS = 0.01
+"""Losses below this (of an objective that adds up to 0) have no relative distance."""
 
 _ANGLES = ("sin", "cos")
 
@@ -62,25 +75,26 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if probe is None:
         return None
     coarse = [row for row in probe.coarse if not _is_angle(row) or row.error >= LEAST_ANGLE]
-    causes = [*_pooled(probe), *map(_coarse_cause, coarse[:1]), *_distant(probe)]
+    distant = _distant(probe)
+    causes = [*_pooled(probe), *map(_coarse_cause, coarse[:1]), *distant]
     if not causes:
         return None
-    where = coarse[0].module if coarse else ""
+    places = [row.module for row in coarse] or [row.module for row in probe.drift if distant]
     return Diagnosis(
         code="NS208",
         title="finite, and not what float32 computes",
         cause=causes[0],
         confidence=_confidence(probe, coarse),
-        lines=tuple(causes[1:]),
-        remedies=_islands(coarse),
-        where=where,
+        lines=(*causes[1:], *(map(_drift_line, probe.drift[:1]) if distant else ())),
+        remedies=_islands(places),
+        where=next(filter(None, places), ""),
     )
 
 
 def _confidence(probe: Probe, coarse: list[CoarseRow]) -> Confidence:
     if probe.num_rows_pooled_at_padding:
         return "certain"
-    return "likely" if coarse or _distant(probe) else "possible"
+    return "likely" if coarse or _logit_distance(probe) >= LEAST_DISTANCE else "possible"
 
 
 def _pooled(probe: Probe) -> tuple[str, ...]:
@@ -105,16 +119,33 @@ def _coarse_cause(row: CoarseRow) -> str:
     )
 
 
+def _logit_distance(probe: Probe) -> float:
+    return probe.logits.logprob_mean if probe.logits is not None else 0.0
+
+
 def _distant(probe: Probe) -> tuple[str, ...]:
-    gap = probe.logits
-    if gap is None or not gap.logprob_mean >= LEAST_DISTANCE:
+    """Return how far the answers are from float32; the loss alone tells where an op is seen to lose its digits."""
+    gap, loss, true = probe.logits, probe.loss, probe.reference_loss
+    if gap is not None and gap.logprob_mean >= LEAST_DISTANCE:
+        distance = f"{gap.logprob_mean:.2g} nats a token off float32 on average"
+        return (f"log-probabilities are {distance}, {gap.logprob_max:.2g} at most",)
+    if loss is None or true is None or not probe.drift or not abs(true) >= LEAST_LOSS:
         return ()
-    distance = f"{gap.logprob_mean:.2g} nats a token off float32 on average"
-    return (f"log-probabilities are {distance}, {gap.logprob_max:.2g} at most",)
+    if not LEAST_LOSS_GAP * abs(true) <= abs(loss - true) < math.inf:
+        return ()
+    return (f"the loss is {loss:.4g} where float32 has {true:.4g}",)
 
 
-def _islands(coarse: list[CoarseRow]) -> Candidates:
-    modules = dict.fromkeys(row.module for row in coarse if row.module)
+def _drift_line(row: DriftRow) -> str:
+    place = f" of `{row.module}`" if row.module else ""
+    return (
+        f"`{op_name(row.op)}`{place} reads numbers {row.before:.1g} off float32 and writes them "
+        f"{row.after:.1g} off"
+    )
+
+
+def _islands(places: list[str]) -> Candidates:
+    modules = dict.fromkeys(filter(None, places))
     return tuple(
         (Atom(remedy="island", target=module, value="float32->input"),) for module in modules
     )

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from nanstop.core.agreement import gradient_rows, logit_gap, run_window, without_dropout
 from nanstop.core.coarse import coarse_rows
+from nanstop.core.drift import drift_rows
+from nanstop.core.pooling import num_rows_pooled_at_padding
 from nanstop.core.probe import op_formats, probe_ranges
 from nanstop.core.step import Step
 from nanstop.core.updates import probe_update
@@ -29,7 +31,7 @@ def probe(
     """Return ranges, gradients, updates and the distance to float32 of one window, at the run's own loss scale.
 
     ``step``: a window of the user's real objective with its update still to come, as ``adapters.probing.first_step``
-    hands to its job, as a raw loop's watch hands to ``gauge``, or any step of a run. It is run about five times, under
+    hands to its job, as a raw loop's watch hands to ``gauge``, or any step of a run. It is run about ten times, under
     the recorder and in float32 (room for a float32 copy of every half parameter), with dropout off so that formats can
     be compared. Everything is undone bitwise. Synchronises the device. What cannot be measured (out of memory, an
     optimizer that raises) is in ``problems``; raises nothing but ``KeyboardInterrupt`` and the like.
@@ -51,6 +53,8 @@ def probe(
                 "ranges", lambda: probe_ranges(step, formats=formats, under=wide, micros=micros)
             )
         coarse = stage("positions", lambda: coarse_rows(step, micros=micros))
+        drift = stage("digits", lambda: drift_rows(step, under=wide, micros=micros))
+        pooled = stage("the pooled token", lambda: num_rows_pooled_at_padding(step))
         update = stage("the update", lambda: probe_update(step))
         scale = _scale(step)
         gradients = logits = None
@@ -70,6 +74,8 @@ def probe(
         states=update.states if update is not None else (),
         logits=logits,
         coarse=coarse or (),
+        drift=drift or (),
+        num_rows_pooled_at_padding=pooled or 0,
         problems=tuple(stage.problems),
         seconds=clock() - began,
     )

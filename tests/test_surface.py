@@ -69,6 +69,7 @@ COMMANDS = {
         "--hang",
         "--json",
     ],
+    "check": ["command", "--static", "--machine", "--json"],
     "report": ["folder", "--json"],
     "bisect": [
         "bad",

@@ -99,16 +99,22 @@ def declared_dtype(config: Any) -> str | None:
     """
     if config is None:
         return None
-    saved = _saved_config(str(getattr(config, "_name_or_path", "") or ""))
+    saved = saved_config(str(getattr(config, "_name_or_path", "") or ""))
     text = getattr(config, "text_config", None)
-    found = saved.get("dtype") or saved.get("torch_dtype")
-    if found is None and isinstance(saved.get("text_config"), dict):
-        found = saved["text_config"].get("dtype") or saved["text_config"].get("torch_dtype")
-    found = found or getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    found = dtype_of(saved) or getattr(config, "dtype", None) or getattr(text, "dtype", None)
     return str(found).removeprefix("torch.") if found is not None else None
 
 
-def _saved_config(name: str) -> dict[str, Any]:
+def dtype_of(saved: dict[str, Any]) -> str | None:
+    """Return the format that a saved ``config.json`` declares, in its own words or those of its text part."""
+    text = saved.get("text_config")
+    parts = (saved, text if isinstance(text, dict) else {})
+    found = (part.get(name) for part in parts for name in ("dtype", "torch_dtype"))
+    return next((str(each) for each in found if each is not None), None)
+
+
+def saved_config(name: str) -> dict[str, Any]:
+    """Return the ``config.json`` of a folder or of the local hub cache (never the network); {} without one."""
     path = Path(name, "config.json") if name else None
     if path is not None and not path.is_file():
         from huggingface_hub import try_to_load_from_cache

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nanstop.cli import after, before, during, reference
-from nanstop.cli.command_line import Commands, RunCommand, UsageProblem, usage_error
+from nanstop.cli.command_line import CheckCommand, Commands, RunCommand, UsageProblem, usage_error
 from nanstop.cli.terminal import (
     FINDINGS,
     INTERNAL,
@@ -58,9 +58,11 @@ def nanstop(
 
 app.command()(during.demo)
 app.command(cls=RunCommand)(during.run)
+app.command(cls=CheckCommand)(before.check)
 app.command()(after.report)
 app.command("bisect")(before.bisect_configs)
 app.command("lr-range", cls=RunCommand)(before.lr_range)
+app.command(cls=RunCommand)(before.doctor)
 app.command()(after.compare)
 app.command()(reference.explain)
 app.command()(reference.rules)
@@ -71,11 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. No exception leaves."""
     try:
         return app(args=arguments, prog_name="nanstop", standalone_mode=False) or OK
-    except NanstopError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        return ended(error)
+
+
+def ended(error: Exception | KeyboardInterrupt) -> int:
+    """Say what ended a command, and return the exit code for it."""
+    if isinstance(error, NanstopError):
         return fail(error)
-    except UsageProblem as error:
+    if isinstance(error, UsageProblem):
         return fail(usage_error(error))
-    except (KeyboardInterrupt, typer.Abort):
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED
-    except Exception as error:
-        return crashed(error)
+    return crashed(error)

@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, progress, show
+
+if TYPE_CHECKING:
+    from nanstop.run.preflight import Preflight
+
+
+def check(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET",
+            help="A script or command with its arguments, a config file of trl, or a checkpoint.",
+        ),
+    ],
+    static: Annotated[
+        bool, typer.Option("--static", help="Look at facts only: run no first window.")
+    ] = False,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What `nanstop env --json` says where the run will really be."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say what will go wrong with a run, before its first step. Nothing is trained, saved or pushed."""
+    from nanstop.run import preflight
+
+    there = preflight.read_machine(machine) if machine is not None else None
+    found = _config(command) if preflight.is_config(command) else None
+    if found is not None:
+        found = preflight.preflight(found, there)
+    else:
+        found = preflight.check_script(command, static=static, machine=there)
+    show(found, printable(preflight.render(found)), as_json)
+    return FINDINGS if found.findings else OK
+
+
+def _config(command: list[str]) -> Preflight:
+    from nanstop.adapters.trl_config import read_config
+
+    return read_config(Path(command[0]))
 
 
 def bisect_configs(  # noqa: PLR0913, PLR0917 - one for each option

@@ -45,6 +45,23 @@ class RunCommand(TyperCommand):
         return super().parse_args(ctx, [*args[:end], "--", *rest])
 
 
+class CheckCommand(RunCommand):
+    """``nanstop check``: our switches may also stand last, unless ``--`` says that all that follows is the script's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Move our switches from the end to the front."""
+        switches = {
+            name
+            for one in self.params
+            if isinstance(one, TyperOption) and one.is_flag
+            for name in one.opts
+        }
+        end = len(args)
+        while "--" not in args and end and args[end - 1] in switches:
+            end -= 1
+        return super().parse_args(ctx, [*args[end:], *args[:end]])
+
+
 def usage_error(error: Any) -> NanstopError:
     """Return typer's complaint as ours."""
     command = error.ctx.command_path if getattr(error, "ctx", None) else "nanstop"

@@ -78,10 +78,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 def _no_adapters(packed: QuantizedFacts, facts: RunFacts) -> Reason | None:
     nothing = not any(group.trainable for group in facts.param_groups)
-    if packed.num_adapted or not (packed.trained_base or (nothing and facts.param_groups)):
+    if packed.num_adapted or not (packed.trained_base or nothing):
         return None
-    layers = counted(packed.num_layers, f"{packed.bits}-bit layer")
-    left = f"only {listed(packed.trained_base)} can learn" if packed.trained_base else "none learns"
+    known = packed.num_layers
+    layers = counted(known, f"{packed.bits}-bit layer") if known else f"{packed.bits}-bit layers"
+    left = (
+        f"only {listed(packed.trained_base)} can learn"
+        if packed.trained_base
+        else "nothing learns that was packed"
+    )
     return (
         "certain",
         "a quantised base is trained without adapters",

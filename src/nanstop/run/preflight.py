@@ -26,6 +26,7 @@ from nanstop.run.dry import dry_run
 from nanstop.run.files import read_text
 from nanstop.suggest import unknown
 
+_CONFIGS = (".yaml", ".yml", ".json")
 _MAX_MACHINE_BYTES = 2**20
 
 
@@ -56,6 +57,25 @@ def check_script(
     """
     seen = dry_run(command, "check", Preflight, options={"static": static})
     return preflight(seen, machine)
+
+
+def is_config(command: Sequence[str]) -> bool:
+    """Return whether this is a config file by itself. Errors: ``NanstopError`` NS001 for one that has arguments."""
+    path = Path(command[0]) if command else Path()
+    if path.suffix not in _CONFIGS:
+        return False
+    if not path.is_file():
+        folder = path.parent if path.parent.is_dir() else Path()
+        near = [str(folder / one.name) for one in folder.iterdir() if one.suffix in _CONFIGS]
+        if near:
+            raise unknown("config file", path, sorted(near))
+        raise NanstopError(f"no such config file: {path}")
+    if len(command) > 1:
+        raise NanstopError(
+            f"{path} is a config file and takes no arguments",
+            hint=f"with a script: nanstop check train.py --config {path}",
+        )
+    return True
 
 
 def preflight(seen: Preflight, machine: Environment | None = None) -> Preflight:

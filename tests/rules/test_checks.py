@@ -117,7 +117,16 @@ def large(num_elements):
     return replace(TRAINED, num_elements=num_elements)
 
 
+def narrow_row(bits, phase="forward"):
+    return RangeRow(
+        module="m", op="o", dtype="float16", absmax=1e3, headroom_bits=bits, phase=phase
+    )
+
+
 FIRES = [
+    ("NS101", probed(FP16, ranges=(narrow_row(-1.0),)), "certain"),
+    ("NS101", probed(FP16, ranges=(narrow_row(1.0, "backward"),)), "likely"),
+    ("NS101", probed(FP16, loss_scale=4.0, ranges=(narrow_row(-1.0, "backward"),)), "likely"),
     ("NS104", setup(precision=ASKS_FP16), "certain"),
     ("NS104", setup(precision=ASKS_BF16, device="cuda", capability="7.5"), "certain"),
     ("NS104", setup(autocast="bfloat16", device="cuda", capability="7.0"), "certain"),
@@ -222,6 +231,7 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("NS101", probed(FP16, loss_scale=65536.0, ranges=(narrow_row(-1.0, "backward"),))),
     ("NS104", setup(precision=ASKS_FP16, autocast="float16")),
     ("NS104", setup(precision=ASKS_FP16, device="cuda", capability="7.0")),
     ("NS104", setup(precision=ASKS_BF16, autocast="bfloat16")),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.core.localize import eager
-from nanstop.core.numerics import format_name, has_bad, is_measurable
+from nanstop.core.numerics import format_name, has_bad, is_measurable, nonfinite_names
 from nanstop.core.step import Step
 from nanstop.errors import NanstopError
 from nanstop.records import StateRow, UpdateRow
@@ -23,11 +23,12 @@ _COMPENSATIONS = ("kahan", "compensation", "shift")
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The probed update, by parameter."""
+    """The probed update, by parameter. ``broken``: parameters that it makes non-finite."""
 
     lr: float
     rows: tuple[UpdateRow, ...]
     states: tuple[StateRow, ...]
+    broken: tuple[str, ...] = ()
 
 
 def probe_update(step: Step) -> Update:
@@ -53,7 +54,7 @@ def probe_update(step: Step) -> Update:
             raise NanstopError("the gradients are not finite, so that no update is made")
         lr = _to_peak(optimizer)
         step.update()
-        return Update(lr, *_read(optimizer, trained, moved))
+        return Update(lr, *_read(optimizer, trained, moved), nonfinite_names(trained.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,10 @@ pass and cannot help here. Clamping values to 65504 is finite and wrong; for Gem
 
 from __future__ import annotations
 
-from nanstop.records import Confidence, Diagnosis, Evidence, RangeRow, RunFacts
+import math
+from dataclasses import replace
+
+from nanstop.records import Confidence, Diagnosis, Evidence, Probe, RangeRow, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import BF16
 from nanstop.rules.reading import number, standing
@@ -76,7 +79,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     facts = standing(evidence)
     if not _computes_in_float16(facts):
         return None
-    reason = _from_ranges(evidence.ranges) or _from_family(facts) or _from_declaration(facts)
+    ranges = (*evidence.ranges, *_probed(evidence.probe))
+    reason = _from_ranges(ranges) or _from_family(facts) or _from_declaration(facts)
     if reason is None:
         return None
     confidence, cause = reason
@@ -96,6 +100,19 @@ def _computes_in_float16(facts: RunFacts) -> bool:
     packed = facts.quantized.compute_dtype if facts.quantized is not None else None
     stored = {group.dtype for group in facts.param_groups}
     return "float16" in {facts.autocast, asked, packed} | stored
+
+
+def _probed(probe: Probe | None) -> tuple[RangeRow, ...]:
+    """Return the probed ranges; a loss scale goes down by itself, so that backward ones count without it."""
+    if probe is None:
+        return ()
+    scale = probe.loss_scale or 1.0
+    return tuple(
+        replace(row, absmax=row.absmax / scale, headroom_bits=row.headroom_bits + math.log2(scale))
+        if row.phase == "backward"
+        else row
+        for row in probe.ranges
+    )
 
 
 def _from_ranges(ranges: tuple[RangeRow, ...]) -> tuple[Confidence, str] | None:

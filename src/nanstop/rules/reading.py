@@ -65,10 +65,10 @@ def counted(amount: int, noun: str) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Return a share as people say it: whole percents, one digit below 10 %, never rounded up to all."""
-    share = 100.0 * part / whole if whole else 0.0
-    if part and part == whole:
-        return "100 %"
+    """Return a share as people say it: whole percents, one digit below 10 %, never rounded to none or all."""
+    if part in (0, whole):
+        return "100 %" if part else "0 %"
+    share = max(100.0 * part / whole, 0.1)
     return f"{min(share, 99.0):.0f} %" if share >= 10.0 else f"{share:.1f} %"
 
 

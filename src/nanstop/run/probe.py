@@ -56,6 +56,8 @@ def probe(
         drift = stage("digits", lambda: drift_rows(step, under=wide, micros=micros))
         pooled = stage("the pooled token", lambda: num_rows_pooled_at_padding(step))
         update = stage("the update", lambda: probe_update(step))
+        if update is not None and update.broken:
+            stage.problems.append(f"the update: {update.broken[0]} is not finite after it")
         scale = _scale(step)
         gradients = logits = None
         if own is not None and true is not None and formats is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[Coa
             trace = recorder.finish()
         for op in trace.ops:
             if op.phase in ("forward", "loss"):
-                row = _count_row(op, look) or _angle_row(op, trace)
+                row = _count_row(op, look) or _angle_row(op, trace, look.exact)
                 if row is not None:
                     known = found.get((row.module, row.op, row.dtype))
                     worse = known is None or row.error > known.error
@@ -50,10 +50,14 @@ def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[Coa
 
 
 class _Counts:
-    """Called with each op; of those that write whole numbers in half precision, keeps (largest, error)."""
+    """Called with each op; of those that write whole numbers in half precision, keeps (largest, error).
+
+    ``exact``: those that wrote every number as it is.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[float, float]] = {}
+        self.exact: set[int] = set()
 
     def __call__(
         self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
@@ -65,10 +69,12 @@ class _Counts:
         def done(result: Any) -> None:
             if not isinstance(result, Tensor) or result.dtype not in _HALF:
                 return
-            if result.numel() != exact.numel() or result.numel() < 2:
+            if result.numel() != exact.numel():
                 return
             kept = result.double().flatten()
-            if kept.unique().numel() < exact.unique().numel():
+            if torch.equal(kept, exact.flatten()):
+                self.exact.add(index)
+            elif kept.unique().numel() < exact.unique().numel():
                 off = (kept - exact.flatten()).abs().nan_to_num(posinf=float(exact.abs().max()))
                 self.seen[index] = (float(exact.abs().max()), float(off.max()))
 
@@ -101,11 +107,11 @@ def _count_row(op: Op, look: _Counts) -> CoarseRow | None:
     return CoarseRow(module=op.module, op=op.name, dtype=dtype, absmax=absmax, error=error)
 
 
-def _angle_row(op: Op, trace: Trace) -> CoarseRow | None:
+def _angle_row(op: Op, trace: Trace, exact: Set[int]) -> CoarseRow | None:
     if optable.base_name(op.name) not in _ANGLES or not op.inputs:
         return None
     angle = op.inputs[0]
-    half = _coarsest(angle, trace, _REACH)
+    half = _coarsest(angle, trace, exact, _REACH)
     if half is None or angle.slot < 0:
         return None
     absmax = max(abs(trace.low[angle.slot]), abs(trace.high[angle.slot]))
@@ -117,12 +123,15 @@ def _angle_row(op: Op, trace: Trace) -> CoarseRow | None:
     )
 
 
-def _coarsest(value: Value, trace: Trace, reach: int) -> torch.dtype | None:
-    """Return the half format that a value is in or was computed from, within ``reach`` ops."""
+def _coarsest(value: Value, trace: Trace, exact: Set[int], reach: int) -> torch.dtype | None:
+    """Return the half format that a value is in or was computed from, within ``reach`` ops; exact numbers have none."""
+    writers = value.storage.writers[: value.generation]
+    if writers and writers[-1] in exact:
+        return None
     if value.dtype in _HALF:
         return value.dtype
-    writers = value.storage.writers[: value.generation]
     if not writers or reach == 0 or not value.dtype.is_floating_point:
         return None
-    found = (_coarsest(source, trace, reach - 1) for source in trace.ops[writers[-1]].inputs)
+    sources = trace.ops[writers[-1]].inputs
+    found = (_coarsest(source, trace, exact, reach - 1) for source in sources)
     return next((half for half in found if half is not None), None)

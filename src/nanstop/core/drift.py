@@ -43,8 +43,9 @@ def drift_rows(
         for key, (op, samples) in own.items():
             if key in wide and _computes(op):
                 row = _compared(op, samples, wide[key][1])
-                if row is not None:
-                    rows.setdefault((row.module, row.op), row)
+                known = rows.get((op.module, op.name))
+                if row is not None and (known is None or row.after > known.after):
+                    rows[row.module, row.op] = row
     return tuple(rows.values())[:_MOST_ROWS]
 
 

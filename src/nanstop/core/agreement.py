@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.core.localize import eager
-from nanstop.core.numerics import floats, format_name
+from nanstop.core.numerics import floats, format_name, has_bad
 from nanstop.core.probe import Formats
 from nanstop.core.step import Step
 from nanstop.records import GradientRow, LogitGap
@@ -125,14 +125,17 @@ def _distances(own: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 def gradient_rows(
     own: Window, reference: Window, formats: Formats, scale: float
 ) -> tuple[GradientRow, ...]:
-    """Return what each gradient lost; ``scale``: that of the loss, in both windows. Synchronises the device."""
+    """Return what each gradient that is finite lost; ``scale``: that of the loss, in both windows.
+
+    Synchronises the device.
+    """
     rows = []
     for name, true in reference.grads.items():
         grad = own.grads.get(name)
         for exact, kept in zip(
             floats(true), floats(grad) if grad is not None else (), strict=False
         ):
-            if exact.shape == kept.shape:
+            if exact.shape == kept.shape and not has_bad(kept):
                 owner = name.rpartition(".")[0]
                 dtype = formats.gradient(owner, format_name(kept.dtype))
                 rows.append(_gradient_row(name, exact, kept, dtype, scale))

@@ -99,6 +99,8 @@ class Probe:
     gradients: tuple[GradientRow, ...] = ()
     updates: tuple[UpdateRow, ...] = ()
     states: tuple[StateRow, ...] = ()
+    broken: tuple[str, ...] = ()
+    """Parameters that the probed update makes non-finite."""
     logits: LogitGap | None = None
     coarse: tuple[CoarseRow, ...] = ()
     drift: tuple[DriftRow, ...] = ()

@@ -100,6 +100,8 @@ def _losses(probe: Probe) -> Iterator[str]:
     )
     if vanished:
         yield f"second moments: {percent(vanished, kept)} are zero"
+    if probe.broken:
+        yield f"not finite after the update: {listed(probe.broken)}"
     if probe.logits is not None and any(row.dtype in HALF for row in probe.ranges):
         gap = probe.logits
         yield (

@@ -13,6 +13,7 @@ from nanstop.core.pooling import num_rows_pooled_at_padding
 from nanstop.core.probe import op_formats, probe_ranges
 from nanstop.core.step import Step
 from nanstop.core.updates import probe_update
+from nanstop.errors import NanstopError
 from nanstop.records import Probe
 from nanstop.remedies.precision import reference
 
@@ -56,8 +57,6 @@ def probe(
         drift = stage("digits", lambda: drift_rows(step, under=wide, micros=micros))
         pooled = stage("the pooled token", lambda: num_rows_pooled_at_padding(step))
         update = stage("the update", lambda: probe_update(step))
-        if update is not None and update.broken:
-            stage.problems.append(f"the update: {update.broken[0]} is not finite after it")
         scale = _scale(step)
         gradients = logits = None
         if own is not None and true is not None and formats is not None:
@@ -74,6 +73,7 @@ def probe(
         gradients=gradients or (),
         updates=update.rows if update is not None else (),
         states=update.states if update is not None else (),
+        broken=update.broken if update is not None else (),
         logits=logits,
         coarse=coarse or (),
         drift=drift or (),
@@ -93,7 +93,8 @@ class _Stages:
         try:
             return measure()
         except Exception as error:  # the user's own code runs in there: anything may come out of it
-            first_line = str(error).partition("\n")[0]
+            said = error.message if isinstance(error, NanstopError) else str(error)
+            first_line = said.partition("\n")[0]
             self.problems.append(f"{name}: {first_line or type(error).__name__}")
             return None
 

@@ -106,6 +106,23 @@ def test_gradient_checkpointing_is_probed(tmp_path):
     assert "recompute" not in {row.phase for row in found.ranges}
 
 
+def test_where_the_answer_strays_the_operation_is_named():
+    class Variance(nn.Module):
+        def forward(self, x):
+            mean = x.mean(-1, keepdim=True)
+            variance = (x * x).mean(-1, keepdim=True) - mean * mean
+            return (x - mean) * torch.rsqrt(variance.clamp(min=1e-2))
+
+    for dtype, named in ((torch.bfloat16, True), (torch.float32, False)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), Variance(), nn.Linear(64, 4)).to(dtype)
+        x = (20 + torch.randn(4, 64)).to(dtype)
+        nn.init.eye_(model[0].weight)
+        step = FnStep(model, lambda m, b: m(b["x"]).float().pow(2).mean(), [{"x": x}])
+        found = examine(Evidence(probe=probe(step)), "gauge").diagnoses
+        assert [(d.code, d.where) for d in found] == ([("NS208", "1")] if named else [])
+
+
 def test_a_stage_that_fails_costs_only_itself():
     class Refuses(torch.optim.SGD):
         def step(self, closure=None):
@@ -129,4 +146,4 @@ def test_a_model_that_raises_leaves_an_empty_probe():
 
     found = probe(FnStep(Broken(), lambda m, b: m(b["x"]), [{"x": torch.ones(1)}]))
     assert found.ranges == ()
-    assert all("no such shape" in p or "no optimizer" in p for p in found.problems)
+    assert found.problems == ("the window: no such shape",)

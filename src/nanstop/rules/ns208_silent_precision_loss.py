@@ -123,17 +123,27 @@ def _logit_distance(probe: Probe) -> float:
     return probe.logits.logprob_mean if probe.logits is not None else 0.0
 
 
+def strays(probe: Probe) -> bool:
+    """Return whether loss or log-probabilities are so far from float32 that the cause is worth looking for."""
+    return _logit_distance(probe) >= LEAST_DISTANCE or _loss_strays(probe)
+
+
+def _loss_strays(probe: Probe) -> bool:
+    loss, true = probe.loss, probe.reference_loss
+    if loss is None or true is None or not abs(true) >= LEAST_LOSS:
+        return False
+    return LEAST_LOSS_GAP * abs(true) <= abs(loss - true) < math.inf
+
+
 def _distant(probe: Probe) -> tuple[str, ...]:
     """Return how far the answers are from float32; the loss alone tells where an op is seen to lose its digits."""
-    gap, loss, true = probe.logits, probe.loss, probe.reference_loss
+    gap = probe.logits
     if gap is not None and gap.logprob_mean >= LEAST_DISTANCE:
         distance = f"{gap.logprob_mean:.2g} nats a token off float32 on average"
         return (f"log-probabilities are {distance}, {gap.logprob_max:.2g} at most",)
-    if loss is None or true is None or not probe.drift or not abs(true) >= LEAST_LOSS:
+    if not probe.drift or not _loss_strays(probe):
         return ()
-    if not LEAST_LOSS_GAP * abs(true) <= abs(loss - true) < math.inf:
-        return ()
-    return (f"the loss is {loss:.4g} where float32 has {true:.4g}",)
+    return (f"the loss is {probe.loss:.4g} where float32 has {probe.reference_loss:.4g}",)
 
 
 def _drift_line(row: DriftRow) -> str:

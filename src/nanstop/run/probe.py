@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from nanstop.core.agreement import gradient_rows, logit_gap, run_window, without_dropout
+from nanstop.core.agreement import (
+    Window,
+    gradient_rows,
+    logit_gap,
+    run_window,
+    without_dropout,
+)
 from nanstop.core.coarse import coarse_rows
 from nanstop.core.drift import drift_rows
 from nanstop.core.pooling import num_rows_pooled_at_padding
@@ -16,6 +24,7 @@ from nanstop.core.updates import probe_update
 from nanstop.errors import NanstopError
 from nanstop.records import Probe
 from nanstop.remedies.precision import reference
+from nanstop.rules.ns208_silent_precision_loss import strays
 
 T = TypeVar("T")
 
@@ -32,55 +41,64 @@ def probe(
     """Return ranges, gradients, updates and the distance to float32 of one window, at the run's own loss scale.
 
     ``step``: a window of the user's real objective with its update still to come, as ``adapters.probing.first_step``
-    hands to its job, as a raw loop's watch hands to ``gauge``, or any step of a run. It is run about ten times, under
-    the recorder and in float32 (room for a float32 copy of every half parameter), with dropout off so that formats can
-    be compared. Everything is undone bitwise. Synchronises the device. What cannot be measured (out of memory, an
+    hands to its job, as a raw loop's watch hands to ``gauge``, or any step of a run. It is run three times whole and
+    its first ``max_micros`` micro-batches four times more, under the recorder and in float32 (room for a float32 copy of
+    every half parameter), with dropout off so that formats can be compared. Everything is undone bitwise. Synchronises the device. What cannot be measured (out of memory, an
     optimizer that raises) is in ``problems``; raises nothing but ``KeyboardInterrupt`` and the like.
     """
     began = clock()
     stage = _Stages()
     micros = range(min(max_micros, len(step.batches)))
+    found: dict[str, Any] = {}
+    with without_dropout(step.view.root):
+        own = stage("the window", lambda: run_window(step))
+        if own is not None:
+            found |= _as_it_is(step, stage, micros) | _against_float32(step, stage, micros, own)
+        probed = Probe(at=step.id, num_micro=len(step.batches), **found)
+        if strays(probed):
+            rows = stage(
+                "digits",
+                lambda: drift_rows(step, under=lambda: reference(step.view), micros=micros),
+            )
+            probed = replace(probed, drift=rows or ())
+    return replace(probed, problems=tuple(stage.problems), seconds=clock() - began)
 
-    def wide() -> Any:
+
+def _as_it_is(step: Step, stage: _Stages, micros: range) -> dict[str, Any]:
+    """Return what needs no float32: positions, pooled tokens and the update."""
+    coarse = stage("positions", lambda: coarse_rows(step, micros=micros))
+    pooled = stage("the pooled token", lambda: num_rows_pooled_at_padding(step))
+    update = stage("the update", lambda: probe_update(step))
+    found: dict[str, Any] = {"coarse": coarse or (), "num_rows_pooled_at_padding": pooled or 0}
+    if update is not None:
+        found |= {"lr": update.lr, "updates": update.rows}
+        found |= {"states": update.states, "broken": update.broken}
+    return found
+
+
+def _against_float32(step: Step, stage: _Stages, micros: range, own: Window) -> dict[str, Any]:
+    """Return ranges, and the distances of the window in the run's formats to the same window in float32."""
+
+    def wide() -> AbstractContextManager[None]:
         return reference(step.view)
 
-    with without_dropout(step.view.root):
-        formats = stage("formats", lambda: op_formats(step, micros=micros))
-        own = stage("the run's own formats", lambda: run_window(step))
-        true = stage("float32", lambda: run_window(step, under=wide))
-        ranges = None
-        if formats is not None:
-            ranges = stage(
-                "ranges", lambda: probe_ranges(step, formats=formats, under=wide, micros=micros)
-            )
-        coarse = stage("positions", lambda: coarse_rows(step, micros=micros))
-        drift = stage("digits", lambda: drift_rows(step, under=wide, micros=micros))
-        pooled = stage("the pooled token", lambda: num_rows_pooled_at_padding(step))
-        update = stage("the update", lambda: probe_update(step))
-        scale = _scale(step)
-        gradients = logits = None
-        if own is not None and true is not None and formats is not None:
-            gradients = stage("gradients", lambda: gradient_rows(own, true, formats, scale or 1.0))
-            logits = stage("logits", lambda: logit_gap(own, true))
-    return Probe(
-        at=step.id,
-        num_micro=len(step.batches),
-        loss=_mean(own.losses) if own is not None else None,
-        reference_loss=_mean(true.losses) if true is not None else None,
-        loss_scale=scale,
-        lr=update.lr if update is not None else None,
-        ranges=ranges or (),
-        gradients=gradients or (),
-        updates=update.rows if update is not None else (),
-        states=update.states if update is not None else (),
-        broken=update.broken if update is not None else (),
-        logits=logits,
-        coarse=coarse or (),
-        drift=drift or (),
-        num_rows_pooled_at_padding=pooled or 0,
-        problems=tuple(stage.problems),
-        seconds=clock() - began,
-    )
+    scale = _scale(step)
+    found: dict[str, Any] = {"loss": _mean(own.losses), "loss_scale": scale}
+    true = stage("float32", lambda: run_window(step, under=wide))
+    formats = stage("formats", lambda: op_formats(step, micros=micros))
+    if true is None or formats is None:
+        return found
+    measured = {
+        "ranges": lambda: probe_ranges(step, formats=formats, under=wide, micros=micros),
+        "gradients": lambda: gradient_rows(own, true, formats, scale or 1.0),
+        "logits": lambda: logit_gap(own, true),
+    }
+    found["reference_loss"] = _mean(true.losses)
+    for name, measure in measured.items():
+        value = stage(name, measure)
+        if value is not None:
+            found[name] = value
+    return found
 
 
 class _Stages:

@@ -85,6 +85,7 @@ COMMANDS = {
     "lr-range": ["command", "--low", "--high", "--steps", "--json"],
     "doctor": ["command", "--json"],
     "compare": ["first", "second", "--tolerance", "--json"],
+    "plan": ["target", "--dtype", "--data", "--lr", "--seconds", "--out", "--json"],
     "explain": ["code", "--run", "--json"],
     "rules": ["--json"],
     "env": ["--json"],

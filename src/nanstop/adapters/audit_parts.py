@@ -54,13 +54,11 @@ _READERS = frozenset(
     ]
 )
 _MENDERS = frozenset(("nan_to_num", "nan_to_num_"))
-_LIBRARIES = tuple(
-    {
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(__file__).parent.parent),
-    }
-)
+_OWN = str(Path(__file__).parent.parent)
+_PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
+_LIBRARIES = tuple({_OWN, *(sysconfig.get_path(name) for name in _PATHS)})
 _TORCH = str(Path(torch.__file__).parent)
+_WRAPPERS = tuple(str(Path(_TORCH, name)) for name in ("_tensor.py", "overrides.py"))
 
 
 class PoisonedLoss(torch.autograd.Function):
@@ -136,15 +134,43 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
 
 @contextmanager
 def scaler_without_check() -> Iterator[None]:
-    """Have loss scalers update weights whatever they found."""
+    """Have loss scalers find nothing bad: they scale, and leave no update out. Fused optimizers ask them too."""
     table = Table()
 
-    def step(
-        _original: Any, _scaler: Any, optimizer: Any, _state: Any, *args: Any, **kw: Any
-    ) -> Any:
-        return optimizer.step(*args, **kw)
+    def found(original: Any, *args: Any) -> Any:
+        return {device: torch.zeros_like(flag) for device, flag in original(*args).items()}
 
-    table.replace(torch.amp.GradScaler, "_maybe_opt_step", step)
+    def checked(original: Any, scaler: Any, optimizer: Any) -> Any:
+        state = scaler._per_optimizer_states[id(optimizer)]
+        state["found_inf_per_device"] = clean = found(original, scaler, optimizer)
+        return clean
+
+    table.replace(torch.amp.GradScaler, "_unscale_grads_", found)
+    table.replace(torch.amp.GradScaler, "_check_inf_per_device", checked)
+    try:
+        yield
+    finally:
+        table.undo()
+
+
+@contextmanager
+def clipping(removed: bool, seen: list[float]) -> Iterator[None]:
+    """Add each bound that gradients are clipped to; where clipping is ``removed``, the norm is all that it gives."""
+    table, module = Table(), torch.nn.utils.clip_grad
+
+    def scale(original: Any, parameters: Any, bound: float, *args: Any, **kwargs: Any) -> None:
+        seen.append(float(bound))
+        if not removed:
+            original(parameters, bound, *args, **kwargs)
+
+    def norm(
+        original: Any, gradients: Any, kind: Any = 2.0, strict: bool = False, *args: Any
+    ) -> Any:
+        return original(gradients, kind, strict and not removed, *args)
+
+    table.replace(module, "_clip_grads_with_norm_", scale)
+    table.replace(torch.nn.utils, "clip_grads_with_norm_", scale)
+    table.replace(module, "_get_total_norm", norm)
     try:
         yield
     finally:
@@ -154,40 +180,50 @@ def scaler_without_check() -> Iterator[None]:
 class Reads(TorchFunctionMode):
     """Notes which lines of the user's own code read a value that is not finite.
 
-    ``muted`` lines get finite values to see, as if they had not looked. ``on``: whether anything is noted.
+    ``muted`` lines get finite values to see, as if they had not looked; with ``blind`` every line does.
+    ``on``: whether anything is looked at.
     """
 
     def __init__(self, muted: Iterable[str] = ()) -> None:
         super().__init__()
         self.muted = frozenset(muted)
         self.lines: dict[str, None] = {}
-        self.on = True
+        self.on, self.blind = True, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Stand in for a call of torch."""
+        return self.call(func, args, kwargs or {}, sys._getframe(1))
+
+    def call(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
+        """Return what a call gives, after a look at who reads what."""
         name = getattr(func, "__name__", "")
         if self.on and (name in _READERS or name in _MENDERS) and any(map(_is_bad, args)):
-            line = users_line(sys._getframe(1))
-            if line:
+            line = users_line(caller)
+            if line and not self.blind:
                 self.lines[line] = None
-            if line in self.muted:
+            if line and (self.blind or line in self.muted):
                 if name in _MENDERS:
                     return args[0]
                 args = tuple(_mended(each) if _is_bad(each) else each for each in args)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def users_line(frame: FrameType | None) -> str:
-    """Return ``FILE:LINE`` of the code that called torch, or nothing where a library did."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, __file__)):
-            return "" if _is_library(name) else f"{Path(name).name}:{frame.f_lineno}"
+    """Return ``FILE:LINE`` of the code that called torch, or nothing where a library did, torch itself included."""
+    while frame is not None and frame.f_code.co_filename.startswith(_WRAPPERS):
         frame = frame.f_back
-    return ""
+    if frame is None or _is_library(frame.f_code.co_filename):
+        return ""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def is_torchs(name: str) -> bool:
+    """Return whether a file belongs to torch, or to nanstop that stands in for it."""
+    return name.startswith((_TORCH, _OWN))
 
 
 def _is_library(name: str) -> bool:
-    return name.startswith((*_LIBRARIES, "<frozen")) or "site-packages" in name
+    return name.startswith((*_LIBRARIES, _TORCH, "<frozen")) or "site-packages" in name
 
 
 def _is_bad(value: Any) -> bool:

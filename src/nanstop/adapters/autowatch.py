@@ -81,7 +81,12 @@ def _job_instead() -> None:
     assert plan is not None
     if "transformers.trainer" in sys.modules:
         dry.install(_table, sys.modules["transformers.trainer"].Trainer, plan)
-    install(dry.loop_opener(plan))
+    if plan.job != "doctor":
+        install(dry.loop_opener(plan))
+    elif "torch" in sys.modules:
+        from nanstop.adapters import audit_loop
+
+        audit_loop.install(_table, plan)
 
 
 def _begin_live() -> None:
@@ -137,6 +142,11 @@ def paused() -> Iterator[None]:
             yield
     finally:
         _num_pauses -= 1
+
+
+def is_paused() -> bool:
+    """Return whether raw loops are to be left alone now."""
+    return _num_pauses > 0
 
 
 def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:

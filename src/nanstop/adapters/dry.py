@@ -26,7 +26,11 @@ from nanstop.run.files import write_whole
 from nanstop.run.idle import IdleSession
 
 JOBS: Mapping[str, str] = MappingProxyType(
-    {"check": "nanstop.adapters.checking", "doctor": "nanstop.adapters.audit"}
+    {
+        "check": "nanstop.adapters.checking",
+        "doctor": "nanstop.adapters.audit",
+        "plan": "nanstop.adapters.dry_plan",
+    }
 )
 """Each job's module, imported when it is asked for: its ``run(target, options)`` returns a record."""
 

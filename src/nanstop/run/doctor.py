@@ -7,9 +7,14 @@ same one without it, and, where another guard would have stopped the failure as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, NamedTuple
 
+from nanstop.errors import NanstopError
 from nanstop.records import (
+    CONFIG,
     INJECTED,
     Act,
     Doctor,
@@ -19,12 +24,33 @@ from nanstop.records import (
     Injected,
     InjectedRow,
 )
+from nanstop.report.codec import to_json
 from nanstop.run.dry import dry_run
+from nanstop.run.files import write_whole
 
 FAR = 1e3
 """Weights that go this many times as far as without the failure have been thrown away, finite or not."""
 
-_STOPS = ("stops the write", "stops after the write")
+_SPEAKING = ("callback", "line", "watch")
+_STOPS: tuple[Act, ...] = ("stops the write", "stops after the write")
+
+
+CLIP = "gradient clipping"
+FILTER = "log filter (logging_nan_inf_filter)"
+SCALER = "loss scaler"
+WATCH = "nanstop.watch"
+"""What guards are called; clipping adds its bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What a child process has seen so far: the trials that are due may need another one."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    host: str
+    guards: tuple[Guard, ...]
+    trials: tuple[GuardTrial, ...]
+    notes: tuple[str, ...] = ()
 
 
 class Plan(NamedTuple):
@@ -39,7 +65,19 @@ def doctor(command: Sequence[str]) -> Doctor:
 
     The child's output goes to standard error. Errors: ``NanstopError`` NS001 as ``dry_run``.
     """
-    return dry_run(command, "doctor", Doctor)
+    found = Audit(host="", guards=(), trials=())
+    while not found.host or due(guards_seen(found.guards, found.trials), found.trials):
+        before = len(found.trials)
+        with TemporaryDirectory(prefix="nanstop-") as folder:
+            known = Path(folder, "known.json")
+            write_whole(known, to_json(found).encode())
+            found = dry_run(command, "doctor", Audit, options={"known": str(known)})
+        if len(found.trials) == before:
+            raise NanstopError(
+                "the loop ended before a failure could be planted",
+                hint="four updates of its optimizer are needed",
+            )
+    return judge(found)
 
 
 def guards_seen(guards: Sequence[Guard], trials: Iterable[GuardTrial]) -> tuple[Guard, ...]:
@@ -60,19 +98,18 @@ def due(guards: Sequence[Guard], trials: Sequence[GuardTrial]) -> tuple[Plan, ..
     return tuple(plan for plan in dict.fromkeys(wanted) if plan not in known)
 
 
-def judge(
-    host: str, guards: Sequence[Guard], trials: Sequence[GuardTrial], notes: Sequence[str] = ()
-) -> Doctor:
-    """Return the outcome of a complete audit."""
-    known, every = _by_plan(trials), guards_seen(guards, trials)
-    acts = {
+def judge(audit: Audit) -> Doctor:
+    """Return what a complete audit says of each guard and each failure."""
+    trials = audit.trials
+    known, every = _by_plan(trials), guards_seen(audit.guards, trials)
+    acts: dict[tuple[str, Injected], Act] = {
         (guard.name, injected): _act(injected, guard, every, known)
         for guard in every
         for injected in INJECTED
     }
-    rest = Guard(name=host, kind="host")
+    rest = Guard(name=audit.host, kind="host")
     rows = [GuardRow(guard=g, acts=tuple(acts[g.name, i] for i in INJECTED)) for g in every]
-    own = tuple(_host_act(injected, every, known) for injected in INJECTED)
+    own: tuple[Act, ...] = tuple(_host_act(injected, every, known) for injected in INJECTED)
     failures = tuple(
         _failure(
             known.get(Plan(injected)),
@@ -82,11 +119,11 @@ def judge(
         for injected in INJECTED
     )
     return Doctor(
-        host=host,
+        host=audit.host,
         failures=failures,
         guards=(*rows, GuardRow(guard=rest, acts=own)),
-        trials=tuple(trials),
-        notes=tuple(notes),
+        trials=trials,
+        notes=audit.notes,
     )
 
 
@@ -122,7 +159,7 @@ def _wanted(injected: Injected, guards: Sequence[Guard], known: Known) -> Iterab
         return  # nothing stops it: no guard can stand in another's way
     for name in names:
         without = known.get(Plan(injected, (name,)))
-        if without is not None and _difference(full, without) not in _STOPS:
+        if name != FILTER and without is not None and _difference(full, without) not in _STOPS:
             yield _alone(injected, name, guards)
 
 
@@ -133,6 +170,8 @@ def _act(injected: Injected, guard: Guard, guards: Sequence[Guard], known: Known
     if without is None:
         return "does nothing"  # a line that this failure never came by
     act = _difference(full, without)
+    if act == "only logs" and guard.kind not in _SPEAKING:
+        act = "does nothing"
     alone = known.get(_alone(injected, guard.name, guards))
     none = known.get(Plan(injected, _names(injected, guards)))
     if act in _STOPS or alone is None or none is None:

@@ -1,6 +1,7 @@
 """Starting is cheap: what is light stays free of torch, transformers and pydantic."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -55,6 +56,80 @@ def test_light_commands_do_not_import_torch(command):
 def test_reading_incidents_does_not_import_torch():
     _, heavy = probe("import nanstop.run.store, nanstop.report.codec, nanstop.report.text")
     assert not {"torch", "transformers", "trl", "peft", "accelerate", "numpy"} & set(heavy)
+
+
+NOT_YET = (
+    *("pydantic", "rich", "typer", "jinja2", "yaml", "safetensors", "nanstop.report.text"),
+    *("nanstop.run.failures", "nanstop.core.localize", "nanstop.core.replay", "nanstop.search"),
+    "nanstop.remedies",
+)
+"""What only a failure, a finding or a sample of the gauge needs."""
+
+TELL = """
+import json, sys
+print(json.dumps([name for name in {names} if name in sys.modules]))
+"""
+
+LOOP = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(3):
+    model(torch.rand(8, 4)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+TRAINER = """
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+model = Qwen2ForCausalLM(Qwen2Config(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=2, pad_token_id=0,
+))
+ids = torch.arange(3, 11)
+settings = TrainingArguments(output_dir="out", max_steps=3, logging_steps=1, report_to=[],
+                             save_strategy="no", disable_tqdm=True, use_cpu=True)
+Trainer(model=model, args=settings, train_dataset=[{"input_ids": ids, "labels": ids}] * 8).train()
+"""
+
+
+def watched(script, folder):
+    """The names of ``NOT_YET`` that a script imported by its end under ``nanstop run``, and its summary."""
+    (folder / "train.py").write_text(script + TELL.format(names=NOT_YET))
+    command = [sys.executable, "-m", "nanstop", "run", "train.py"]
+    variables = {**os.environ, "NANSTOP_DIR": str(folder / "found")}
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=True
+    )
+    summary = json.loads((folder / "found" / "summary.json").read_text())
+    return json.loads(done.stdout.splitlines()[-1]), summary
+
+
+def test_a_healthy_loop_imports_nothing_that_only_a_failure_needs(tmp_path):
+    imported, summary = watched(LOOP, tmp_path)
+    assert summary["steps"] == 3
+    assert imported == []
+
+
+@pytest.mark.slow
+def test_a_healthy_trainer_imports_nothing_that_only_a_failure_needs(tmp_path):
+    imported, summary = watched(TRAINER, tmp_path)
+    assert summary["steps"] == 3
+    assert set(imported) <= {"jinja2", "rich", "safetensors", "yaml"}  # transformers' own
+
+
+def test_the_parent_of_a_script_imports_neither_typer_nor_torch(tmp_path):
+    (tmp_path / "script.py").write_text("print('ran')")
+    statement = (
+        f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['nanstop', 'run', 'script.py']; "
+        "from nanstop.__main__ import main; assert main() == 0"
+    )
+    _, heavy = probe(statement)
+    assert heavy == []
 
 
 def test_every_name_of_the_surface_can_be_used():

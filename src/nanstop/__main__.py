@@ -4,7 +4,26 @@ from __future__ import annotations
 
 import sys
 
-from nanstop.cli import main
+
+def main() -> int:
+    """Run the command line and return its exit code. No exception leaves."""
+    words = sys.argv[1:]
+    if words[:1] != ["run"] or words[1:2] == [] or words[1].startswith("-"):
+        from nanstop import cli
+
+        return cli.main(words)
+    # No option of ours stands before a command: there is nothing to read for typer, whose import takes longer than all
+    # that has to be done before the command can begin.
+    try:
+        from nanstop.run.launch import launch
+        from nanstop.run.policy import Policy
+
+        return launch(words[1:], policy=Policy())
+    except (Exception, KeyboardInterrupt) as error:
+        from nanstop import cli
+
+        return cli.ended(error)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,7 +23,6 @@ from nanstop.core.sentinel import Reading, nonfinite, read_window
 from nanstop.core.snapshot import Rewind, SnapshotKeeper
 from nanstop.errors import NanstopError
 from nanstop.records import RunFacts, Signal, StepId
-from nanstop.run.case import apply_update
 
 OpenSession = Callable[[PlainView, RunFacts], Any]
 """Called once with (view, facts) when the first update is near; returns a session."""
@@ -134,6 +133,9 @@ class Guard:
     def _make_anew(self, step: LoopStep, resolution: Any, rewind: Rewind | None) -> Verdict:
         """Redo the window; before it, where that was resolved, every update since the snapshot."""
         if resolution.kind == "rollback" and rewind is not None:
+            # All that an investigation needs comes with it, which a healthy run has no use for.
+            from nanstop.run.case import apply_update
+
             rewind.restore()
             self.session.adopt(resolution.adopt)
             for earlier in rewind.steps:

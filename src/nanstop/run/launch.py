@@ -24,7 +24,7 @@ from nanstop.run.announce import announcer
 from nanstop.run.opening import SERIES_VARIABLE, incident_folder, switched_off, watching
 from nanstop.run.policy import Policy
 from nanstop.run.remains import Ending
-from nanstop.run.store import Store, load_summary
+from nanstop.run.store import Store
 from nanstop.run.summary import Summary, summary_row
 from nanstop.run.supervise import Patience, supervised
 
@@ -188,7 +188,7 @@ def _typed() -> bool:
 def _summary_so_far(store: Store) -> Summary:
     """Return what the run's processes have written; an empty summary if nothing of it was ever watched."""
     try:
-        return load_summary(store.folder / "summary.json")
+        return store.present_summary()
     except NanstopError:
         return Summary()
 

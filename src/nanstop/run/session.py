@@ -53,6 +53,7 @@ class Session:
         view: ModelView,
         facts: RunFacts,
         announce: Announce,
+        plan: PrecisionPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.policy = policy
@@ -66,6 +67,7 @@ class Session:
         """Told each completed step, and None when a training is over."""
         self._failures: Failures | None = None
         self.announce = announce
+        self._plan = plan
         self._clock = clock
         self._began = clock()
         self._adopted = ExitStack()
@@ -78,6 +80,14 @@ class Session:
     def reports(self) -> list[Report]:
         """The incidents so far, the one that was last seen at the end."""
         return self._failures.reports if self._failures is not None else []
+
+    def prepare(self) -> None:
+        """Put the plan that the user gave in force, before the facts of the run are taken. Errors: ``NanstopError``."""
+        if self._plan is None:
+            return
+        from nanstop.remedies.plan import atoms_of
+
+        self.adopt(atoms_of(self._plan, self.view))
 
     def start(self) -> None:
         """Begin a training (again): announce standing findings and what cannot be done in it. No device work."""
@@ -184,6 +194,8 @@ class Session:
 
     def resume(self, plan: PrecisionPlan, source: str) -> None:
         """Adopt the plan that a checkpoint was saved under, before the first step after it."""
+        if plan == PrecisionPlan():
+            return
         from nanstop.remedies.plan import atoms_of
 
         atoms = tuple(one for one in atoms_of(plan, self.view) if one not in self._in_force)

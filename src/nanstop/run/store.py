@@ -109,6 +109,13 @@ class Store:
         self.summary = summary
         self._guarded(self._write_summary)
 
+    def present_summary(self) -> Summary:
+        """Return what stands in ``summary.json``; to know one's own needs no validation. Errors: as ``load_report``."""
+        path = self.folder / SUMMARY
+        if read_text(path, MAX_JSON_BYTES) == codec.to_json(self._on_disk):
+            return self._on_disk
+        return load_summary(path)
+
     def write_series(self, series: tuple[Series, ...]) -> None:
         """Write the numbers of a run as ``series.json``; several sessions of one process are one run, the last counts."""
         text = codec.to_json(RecordedSeries(series=series))
@@ -150,15 +157,8 @@ class Store:
             merged = self.summary
             if self.run_id is not None:
                 with suppress(NanstopError):  # none yet, or damaged: ours replaces it
-                    merged = merge(self.summary, self._present_summary())
+                    merged = merge(self.summary, self.present_summary())
             self._put_summary(merged)
-
-    def _present_summary(self) -> Summary:
-        """Return what stands in ``summary.json``; to know one's own needs no reading, and no pydantic."""
-        path = self.folder / SUMMARY
-        if read_text(path, MAX_JSON_BYTES) == codec.to_json(self._on_disk):
-            return self._on_disk
-        return load_summary(path)
 
     def _put_summary(self, summary: Summary) -> None:
         write_whole(self.folder / SUMMARY, codec.to_json(summary).encode())

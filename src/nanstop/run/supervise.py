@@ -10,7 +10,6 @@ import itertools
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -149,6 +148,8 @@ class Supervisor:
         if not training or any(one.flight.resting for one in training):
             return None
         last = max(training, key=lambda one: one.flight.steps[-1][1])
+        import statistics  # a run that does not hang has no use for it, nor for what comes with it
+
         times = [at for _, at in last.flight.steps]
         usual = statistics.median(b - a for a, b in itertools.pairwise(times))
         limit = max(patience.steps * usual, patience.seconds)

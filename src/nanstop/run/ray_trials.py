@@ -23,6 +23,7 @@ from nanstop.search.isolate import End, EndKind, spawn
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -33,6 +34,7 @@ class RayTasks:
     why_not = "Ray starts each trial by itself"
 
     def __init__(self) -> None:
+        self._own = set(os.environ)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
         # The future behaviour of Ray, which else warns: a task without GPUs keeps the variable.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -43,6 +45,7 @@ class RayTasks:
                 "--executor ray needs Ray, which is not installed",
                 hint='pip install "nanstop[ray]"',
             ) from error
+        _require_answer(os.environ.get("RAY_ADDRESS", ""))
         self._ray: Any = ray
         self._began = not ray.is_initialized()
         try:
@@ -55,7 +58,12 @@ class RayTasks:
 
     def start(self, job: Job) -> _Task:
         """Return the job as a task, which waits until a worker is free."""
-        job = replace(job, command=list(job.command), environment=dict(job.environment))
+        plain = {
+            name: text
+            for name, text in job.environment.items()
+            if name in self._own or not name.startswith("RAY_")
+        }
+        job = replace(job, command=list(job.command), environment=plain)
         return _Task(self._ray, self._task.remote(job, str(Path.cwd())), job.folder)
 
     def stop_forking(self, why: str) -> None:
@@ -131,6 +139,20 @@ def _run(job: Job, folder: str) -> End | NanstopError:
             child.stop()
         raise
     return end
+
+
+def _require_answer(address: str) -> None:
+    """Errors: ``NanstopError`` NS001 where nobody answers at an address; Ray itself tries for minutes."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise NanstopError(
+            f"no Ray cluster at {address}: {error.strerror or error}",
+            hint="RAY_ADDRESS names a cluster; without it one is started here",
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

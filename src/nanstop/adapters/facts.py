@@ -60,7 +60,7 @@ def facts_of(view: HfView, trainer: Any) -> RunFacts:
 def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
     """Return what structure tells of a raw loop; ``known`` are further fields of ``RunFacts``."""
     asked: dict[str, Any] = {"host": "loop", "precision": precision_of_accelerate()}
-    return RunFacts(**(asked | structure(view, view.model) | known))
+    return RunFacts(**(asked | structure(view, _compat.base_model(view.model)) | known))
 
 
 def _autocast(trainer: Any) -> str | None:

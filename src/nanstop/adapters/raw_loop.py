@@ -188,6 +188,9 @@ class RawLoops:
                 parameter.grad = None
 
     def _ended(self, optimizer: Optimizer) -> None:
+        if self.guard.session is None and self._calls.window.micros:
+            # No sink looked at this window: not one parameter of the optimizer has a gradient.
+            self._judge((), None, optimizer, can_redo=False)
         self._calls.window.closed = True
         self._calls.drop()
         self._calls.stop_looking()

@@ -23,6 +23,7 @@ from nanstop.run.preflight import Preflight
 from nanstop.suggest import unknown
 
 COMMANDS = ("sft", "dpo", "grpo", "reward", "kto", "rloo")
+_WEIGH_KL = ("grpo", "rloo")
 _OWN = ("env", "accelerate_config")
 """Keys that TRL takes out of a config before its parser sees it."""
 _MAX_BYTES = 4 * 2**20
@@ -53,9 +54,10 @@ def read_config(path: Path) -> Preflight:
         raise unknown(what, key, sorted(_known(parsers[command])))
     args, model = _parsed(path, parsers[command], settings)
     facts = _facts(command, args, model, uses_cpu=bool(settings.get("use_cpu")))
+    unclear = replace(facts, objective=None)  # beta means one thing here and another there
     several = f"its keys fit trl {', '.join(fitting)}: read as that of `trl {command}`"
     return Preflight(
-        facts=replace(facts, objective=None) if len(fitting) > 1 else facts,
+        facts=facts if len({name in _WEIGH_KL for name in fitting}) == 1 else unclear,
         environment=environment(import_torch=True),
         failures=(several,) if len(fitting) > 1 else (),
     )

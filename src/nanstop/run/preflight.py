@@ -130,7 +130,10 @@ def read_machine(path: Path) -> Environment:
         raise unknown(f"fact of a machine in {path}", strange, known)
     told: dict[str, Any] = {"nanstop": "unknown", "python": "unknown"} | plain
     for name in ("packages", "flags", "env_vars"):
-        told[name] = tuple((k, str(v)) for k, v in dict(told.get(name) or {}).items())
+        pairs = told.get(name) or {}
+        if not isinstance(pairs, dict):
+            raise NanstopError(f"{path}: {name} is a mapping of names to values")
+        told[name] = tuple((key, str(value)) for key, value in pairs.items())
     return from_json(Environment, json.dumps(told))
 
 

@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all lint format bench clean
+.PHONY: demo test test-all lint format bench architectures clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(PY) benchmarks/overhead.py
+
+architectures: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PY) benchmarks/architectures.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import select
@@ -30,6 +31,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import architectures_plan
+import architectures_plants
 import architectures_table
 import architectures_trials as trials
 import torch
@@ -38,7 +41,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 RESULTS = Path(__file__).parent / "results" / "architectures.json"
 PARTS = ("health", "plants", "plan")
+PLANTED = ("float16 weights", "float16 autocast", "float32")
 MEMORY = 6 << 30
+PLAN_SECONDS = 30.0
+_WAITS = 6.0
+"""Wall-clock seconds for each second of processor time that a child may take: the machine may be busy."""
 
 Row = dict[str, Any]
 Send = Callable[[str, Any], None]
@@ -53,18 +60,34 @@ def examine(model_type: str, parts: list[str], send: Send) -> None:
     try:
         model = make()
         first = trials.batches(1)[0]
-        trials.witness(model, trials.objective(model), first)
+        architectures_plants.witness(model, trials.objective(model), first)
     except Exception as error:  # a class that cannot be built is a row of the table
         send("reason", trials.short(error))
         return
     send("parameters", sum(p.numel() for p in model.parameters()))
     if "health" in parts:
-        formats = (torch.float32, torch.bfloat16)
-        send("health", [asdict(trials.healthy(make, dtype)) for dtype in formats])
+        send("health", [asdict(health) for health in _health(make)])
     if "plants" in parts:
         seed = crc32(model_type.encode())
-        found = [trials.planted(make, form, seed + n) for n, form in enumerate(trials.FORMS)]
+        forms = enumerate(PLANTED, seed)
+        found = [architectures_plants.planted(make, form, seed) for seed, form in forms]
         send("plants", [asdict(plant) | {"exact": plant.exact} for plant in found])
+    if "plan" in parts:
+        parity, plan = architectures_plan.planned(make, PLAN_SECONDS)
+        row = asdict(parity)
+        row |= {"parity": parity.parity, "unseen_parity": parity.unseen_parity}
+        if plan is not None:
+            row["health"] = asdict(trials.healthy(make, "float32", plan))
+        send("plan", row)
+
+
+def _health(make: Callable[[], torch.nn.Module]) -> Iterator[trials.Health]:
+    """Yield float32 and bfloat16: of the weights, or under autocast where the model has no such weights."""
+    yield trials.healthy(make, "float32")
+    half = trials.healthy(make, "bfloat16 weights")
+    yield half
+    if half.sick:
+        yield trials.healthy(make, "bfloat16 autocast")
 
 
 def in_child(model_type: str, parts: list[str], seconds: float) -> Row:
@@ -72,19 +95,22 @@ def in_child(model_type: str, parts: list[str], seconds: float) -> Row:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
         _run_child(model_type, parts, writer)
     os.close(writer)
     row: Row = {}
     began = time.monotonic()
-    for line in _lines(reader, began + seconds):
+    for line in _lines(reader, began + _WAITS * seconds):
         row |= json.loads(line)
-    if time.monotonic() - began >= seconds:
+    if time.monotonic() - began >= _WAITS * seconds:
         os.kill(child, signal.SIGKILL)
-        row["stopped"] = f"not finished after {seconds:.0f} s"
+        row["stopped"] = "stood still"
     os.close(reader)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and "stopped" not in row:
-        row["stopped"] = f"died of {signal.Signals(os.WTERMSIG(status)).name}"
+        end = signal.Signals(os.WTERMSIG(status))
+        spent = f"not finished in {seconds:.0f} s"
+        row["stopped"] = spent if end is signal.SIGXCPU else f"died of {end.name}"
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
 
@@ -118,17 +144,32 @@ def _lines(reader: int, deadline: float) -> Iterator[bytes]:
         yield from whole
 
 
-def load() -> dict[str, Any]:
-    if RESULTS.exists():
-        return json.loads(RESULTS.read_text())
+def load(path: Path) -> dict[str, Any]:
+    if path.exists():
+        return json.loads(path.read_text())
     return {"rows": {}}
 
 
-def save(results: dict[str, Any]) -> None:
-    RESULTS.parent.mkdir(exist_ok=True)
-    fresh = RESULTS.with_suffix(".new")
-    fresh.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    fresh.replace(RESULTS)
+def save(results: dict[str, Any], path: Path) -> None:
+    """Write one line for each class, so that a version control shows what changed."""
+    path.parent.mkdir(exist_ok=True)
+    fresh = path.with_suffix(".new")
+    rows = results["rows"]
+    lines = [
+        f"{json.dumps(n)}: {json.dumps(_finite(rows[n]), sort_keys=True)}" for n in sorted(rows)
+    ]
+    head = json.dumps({k: v for k, v in results.items() if k != "rows"})[:-1]
+    fresh.write_text(head + ', "rows": {\n' + ",\n".join(lines) + "\n}}\n")
+    fresh.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value that JSON has a form for: None in place of what is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def missing(row: Row, parts: list[str]) -> list[str]:
@@ -142,15 +183,18 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--again", action="store_true", help="repeat what is done")
     parser.add_argument("--table", action="store_true", help="only write the table")
-    parser.add_argument("--seconds", type=float, default=60.0, help="limit for a class and part")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="processor time that a class may take"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    results, parts = load(), options.parts.split(",")
+    results, parts = load(options.results), options.parts.split(",")
     results["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    for kind, architecture in () if options.table else MODEL_FOR_CAUSAL_LM_MAPPING.items():
-        name = kind.model_type
+    classes = {k.model_type: a for k, a in MODEL_FOR_CAUSAL_LM_MAPPING.items()}
+    for name in () if options.table else sorted(classes, key=results["rows"].__contains__):
         row = results["rows"].get(name, {})
         wanted = parts if options.again else missing(row, parts)
         if not wanted or (options.only and name not in options.only):
@@ -158,10 +202,10 @@ def main() -> int:
         fresh = in_child(name, wanted, options.seconds)
         row.pop("stopped", None)
         row.pop("reason", None)
-        results["rows"][name] = row | {"class": architecture.__name__} | fresh
-        save(results)
+        results["rows"][name] = row | {"class": classes[name].__name__} | fresh
+        save(results, options.results)
         print(architectures_table.line(name, results["rows"][name]), flush=True)
-    save(results)
+    save(results, options.results)
     architectures_table.write(results)
     return 0
 

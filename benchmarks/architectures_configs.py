@@ -24,18 +24,33 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"d_ff|dff|dim_ff|d_inner|feed_forward_size|mlp_dim", FFN),
     (r"mamba_(n|num)_heads", 2 * HIDDEN // HEAD_DIM),
     (r"(swa_)?num_key_value_heads|num_kv_heads|kv_n_heads", KV_HEADS),
-    (r"(num|n|encoder|decoder|swa|linear|index|mamba|key|value|attention|query|_)*(heads?|groups)", HEADS),
+    (
+        r"(num|n|encoder|decoder|swa|linear|index|mamba|key|value|attention|query|_)*(heads?|groups)",
+        HEADS,
+    ),
     (r"qk_head_dim", 2 * HEAD_DIM),
-    (r".*head_dim|d_kv|d_head|dim_head|kv_channels|mamba_d_head|mamba_headdim|attention_head_size", HEAD_DIM),
+    (
+        r".*head_dim|d_kv|d_head|dim_head|kv_channels|mamba_d_head|mamba_headdim|attention_head_size",
+        HEAD_DIM,
+    ),
     (r"rotary_dim|hidden_size_per_layer_input", HEAD_DIM),
     (r".*hidden_size(_global)?|d_model|n_embd|emb_dim|embedding_dim|embedding_size", HIDDEN),
-    (r"word_embed_proj_dim|(input|output)_embedding_size|lru_width|ple_embed_dim|dim_model_base", HIDDEN),
-    (r".*(kv|q|o)_lora_rank|laurel_rank|d_rel|gated_norm_rank|hc_lowrank|adapter_rank|.*dt_rank", HEAD_DIM),
+    (
+        r"word_embed_proj_dim|(input|output)_embedding_size|lru_width|ple_embed_dim|dim_model_base",
+        HIDDEN,
+    ),
+    (
+        r".*(kv|q|o)_lora_rank|laurel_rank|d_rel|gated_norm_rank|hc_lowrank|adapter_rank|.*dt_rank",
+        HEAD_DIM,
+    ),
     (r"num_(local_)?experts|n_routed_experts|moe_num_experts|zero_expert_num", EXPERTS),
     (r"num_experts_per_tok(en)?|moe_(topk|top_k|k)", TOP_K),
     (r"n_group|num_expert_group", 2),
     (r"topk_group|(n|num|moe_num)_shared_experts", 1),
-    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|context_length", POSITIONS),
+    (
+        r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|context_length",
+        POSITIONS,
+    ),
     (r"max_(source|target)_positions|original_max_position_embeddings", POSITIONS),
     (r"(keep_|attention_)?(sliding_)?window(_size)?|local_attention(_window_len)?", WINDOW),
     (r"attention_chunk_size|.*chunk_(size|length)|block_size|index_block_size", WINDOW),
@@ -48,11 +63,21 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(attn|expert)_layer_offset|first_k_dense_replace|num_dense_layers|moe_layer_start_index", 1),
     (r"num_kv_shared_layers|num_nextn_predict_layers|moe_layer_end_index", 0),
 )
-_LAYERS = re.compile(r"(num_(hidden|encoder|decoder)_?layers|(n|num|encoder|decoder)_layers?|depth|num_blocks)")
+_LAYERS = re.compile(
+    r"(num_(hidden|encoder|decoder)_?layers|(n|num|encoder|decoder)_layers?|depth|num_blocks)"
+)
 _SPECIAL = re.compile(r".*_token_(id|index)|mask_index|unk_index")
-_PERIODIC = re.compile(r".*(layer_period|layer_interval|layer_group_size|window_pattern|every_n_layers|res_block)")
+_PERIODIC = re.compile(
+    r".*(layer_period|layer_interval|layer_group_size|window_pattern|every_n_layers|res_block)"
+)
 _SWITCHES = {"is_decoder": True, "use_cache": False}
-_NEEDED = ("head_dim", "num_key_value_heads", "n_routed_experts", "n_shared_experts", "num_experts_per_tok")
+_NEEDED = (
+    "head_dim",
+    "num_key_value_heads",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+)
 """Fields that some classes leave open and yet build nothing without."""
 _LARGE = 64
 """A size above this whose name no rule knows becomes ``HIDDEN``."""
@@ -71,7 +96,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
         "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [2, 1, 1],
+            }
         }
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},

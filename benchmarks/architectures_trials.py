@@ -1,17 +1,11 @@
-"""What is tried on one architecture: five healthy steps watched, an overflow planted and localized.
-
-The truth about a plant comes from hooks on every module and from nothing of nanstop: the first module whose output is
-not finite although what it was given was, or the module around the first one that is given something not finite.
-"""
+"""A tiny model of a class, and five healthy steps of training it, watched and not."""
 
 from __future__ import annotations
 
 import math
-import random
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,10 +25,6 @@ FIRST_ID, LAST_ID = 3, 100
 """Ids of ordinary tokens: below and above stand special ones."""
 TOO_LARGE = 3_000_000
 HALF = torch.float16
-_IN_LAYER = re.compile(r"(.*?\.(\d+))\.")
-_PLANTS_TRIED = 16
-_OVER = 1.5
-"""How far beyond its format's largest number a plant drives an output."""
 
 
 def build(model_type: str) -> nn.Module:
@@ -77,64 +67,105 @@ def objective(model: nn.Module, autocast: torch.dtype | None = None) -> Loss:
     return loss
 
 
+FORMS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
+    "float32": (torch.float32, None),
+    "bfloat16 weights": (torch.bfloat16, None),
+    "bfloat16 autocast": (torch.float32, torch.bfloat16),
+    "float16 weights": (HALF, None),
+    "float16 autocast": (torch.float32, HALF),
+}
+"""How a model is run: format of the weights, and of autocast."""
+
+
 @dataclass
 class Health:
-    """Five steps, watched and not. ``sick``: why the model fails without nanstop."""
+    """Five steps, watched and not. ``sick``: why the model fails without nanstop.
 
-    dtype: str
+    ``same``: whether losses and weights are bitwise those of the unwatched run; None under a loss scaler, of which a
+    watch learns at the first update: that one window is scaled after its backward.
+    """
+
+    form: str
     sick: str = ""
     incidents: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
-    same: bool = True
-
-    @property
-    def silent(self) -> bool:
-        return not self.incidents and not self.findings
+    same: bool | None = True
 
 
-def healthy(make: Callable[[], nn.Module], dtype: torch.dtype) -> Health:
-    """Return what watching five steps of plain training in ``dtype`` weights says, and whether it changes them."""
-    found = Health(dtype=str(dtype).removeprefix("torch."))
+def healthy(make: Callable[[], nn.Module], form: str, plan: Any = None) -> Health:
+    """Return what watching five steps of plain training says, and whether it changes losses or weights.
+
+    ``plan``: a precision plan (``nanstop.Plan``) that is in force in both trainings.
+    """
+    weights, autocast = FORMS[form]
+    found = Health(form=form if plan is None else "float16 plan")
     try:
-        plain = _trained(make().to(dtype))
+        plain = _trained(make().to(weights), autocast, plan)
     except Exception as error:  # a model may have no such form
         found.sick = short(error)
         return found
     if not all(map(math.isfinite, plain[0])):
         found.sick = f"losses without nanstop: {plain[0]}"
         return found
-    model = make().to(dtype)
+    model = make().to(weights)
     standing = {finding.code for finding in nanstop.check(model)}
     with tempfile.TemporaryDirectory() as folder:
-        watched = _trained(model, folder, found)
+        watched = _trained(model, autocast, plan, folder, found)
     found.findings = [line for line in found.findings if line.split()[0] not in standing]
-    found.same = plain[0] == watched[0] and all(map(torch.equal, plain[1], watched[1]))
+    same = plain[0] == watched[0] and all(map(torch.equal, plain[1], watched[1]))
+    found.same = None if scaler_of(plan).is_enabled() else same
     return found
 
 
 def _trained(
-    model: nn.Module, folder: str | None = None, found: Health | None = None
+    model: nn.Module,
+    autocast: torch.dtype | None,
+    plan: Any,
+    folder: str | None = None,
+    found: Health | None = None,
 ) -> tuple[list[float], list[Tensor]]:
+    """Return losses and weights of five steps, watched where there is a folder for it."""
     torch.manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), LR)
-    loss_of, losses = objective(model), []
-    if folder is None:
+    scaler = scaler_of(plan)
+    loss_of, losses = objective(model, autocast), []
+    with ExitStack() as inside:
+        if plan is not None:
+            inside.enter_context(plan.apply(model, optimizer))
+        watch = nanstop.watch(model, optimizer, out=folder) if folder else None
+        if watch is not None:
+            inside.enter_context(watch)
         for batch in batches():
+            if watch is not None:
+                losses.append(float(watch.step(loss_of, batch)))
+                watch.update(scaler=scaler)
+                continue
             loss = loss_of(batch)
-            loss.backward()
+            scaler.scale(loss).backward()
             losses.append(float(loss.detach()))
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
-        return losses, [p.detach() for p in model.parameters()]
-    with nanstop.watch(model, optimizer, out=folder) as watch:
-        for batch in batches():
-            losses.append(float(watch.step(loss_of, batch)))
-            watch.update()
-    if found is not None:
+    if found is not None and watch is not None:
         found.incidents = [_incident_line(report) for report in watch.incidents]
         found.findings = [f"{f.code} {f.where} {f.cause}" for f in watch.findings]
     return losses, [p.detach() for p in model.parameters()]
+
+
+def scaler_of(plan: Any) -> torch.amp.GradScaler:
+    """Return the loss scaling that a plan asks for; a disabled scaler where there is none."""
+    settings = plan.record.scaler if plan is not None else None
+    if settings is None:
+        return torch.amp.GradScaler("cpu", enabled=False)
+    return torch.amp.GradScaler(
+        "cpu",
+        init_scale=settings.init_scale,
+        growth_factor=settings.growth_factor,
+        backoff_factor=settings.backoff_factor,
+        growth_interval=settings.growth_interval,
+    )
 
 
 def _incident_line(report: Any) -> str:
@@ -144,214 +175,7 @@ def _incident_line(report: Any) -> str:
     return f"{code} {where}"
 
 
-@dataclass
-class Plant:
-    """A planted overflow. ``truth``: the module whose op first gave something not finite; ``found``: nanstop's answer."""
-
-    form: str
-    seed: int
-    parameter: str = ""
-    truth: str = ""
-    found: str = ""
-    op: str = ""
-    line: str = ""
-    kind: str = ""
-    reason: str = ""
-
-    @property
-    def exact(self) -> bool:
-        return bool(self.truth) and self.truth == self.found
-
-
-FORMS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
-    "float16 weights": (HALF, None),
-    "float16 autocast": (torch.float32, HALF),
-    "float32": (torch.float32, None),
-}
-"""How a plant is run: format of the weights, and of autocast."""
-
-
-def planted(make: Callable[[], nn.Module], form: str, seed: int) -> Plant:
-    """Return how nanstop localizes an overflow planted into a layer drawn with ``seed``."""
-    weights, autocast = FORMS[form]
-    plant = Plant(form=form, seed=seed)
-    batch = batches(1, seed)[0]
-    model = make().to(weights)
-    try:
-        usual = witness(model, objective(model, autocast), batch)
-    except Exception as error:  # a model may have no such form
-        plant.reason = f"does not run in {form}: {short(error)}"
-        return plant
-    if usual.failed:
-        plant.reason = f"fails in {form} without a plant"
-        return plant
-    reach = _OVER * torch.finfo(autocast or weights).max
-    for parameter, factor in candidates(make(), batch, seed, reach):
-        model = damaged(make(), parameter, factor).to(weights)
-        seen = witness(model, objective(model, autocast), batch, usual.exempt)
-        if seen.failed and seen.module is not None:
-            plant.parameter, plant.truth = parameter, seen.module
-            break
-    else:
-        plant.reason = "no plant made the loss or a gradient fail"
-        return plant
-    model = damaged(make(), parameter, factor).to(weights)
-    _localized(model, objective(model, autocast), batch, plant)
-    return plant
-
-
-def _localized(model: nn.Module, loss_of: Loss, batch: Batch, plant: Plant) -> None:
-    torch.manual_seed(1)
-    optimizer = torch.optim.AdamW(model.parameters(), LR)
-    policy = nanstop.Policy(on_failure="observe", budget_trials=1, budget_seconds=1)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        nanstop.watch(model, optimizer, policy=policy, out=folder) as watch,
-    ):
-        watch.step(loss_of, batch)
-        watch.update()
-    places = [r.localization for r in watch.incidents if r.localization is not None]
-    if not places:
-        plant.reason = "not localized" if watch.incidents else "no incident"
-        return
-    event = places[0].first_bad
-    plant.found, plant.op, plant.kind = places[0].key.module, places[0].key.op, places[0].key.kind
-    plant.line = event.source.text if event is not None and event.source is not None else ""
-
-
-def damaged(model: nn.Module, parameter: str, factor: float) -> nn.Module:
-    """Return the model with one parameter scaled."""
-    with torch.no_grad():
-        weight = model.get_parameter(parameter)
-        weight.copy_(weight.double() * factor)
-    return model
-
-
-def candidates(
-    model: nn.Module, batch: Batch, seed: int, reach: float
-) -> Iterator[tuple[str, float]]:
-    """Yield (parameter, factor), drawn: a layer, then a module of it, whose output the factor drives to ``reach``."""
-    layers: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
-        inside = _IN_LAYER.match(name + ".")
-        own = dict(module.named_parameters(recurse=False))
-        if inside and any(p.is_floating_point() for p in own.values()):
-            layers.setdefault(inside[1], []).append(name)
-    sizes = output_sizes(model, batch)
-    draw = random.Random(seed)
-    for _ in range(_PLANTS_TRIED):
-        name = draw.choice(layers[draw.choice(sorted(layers))])
-        own = dict(model.get_submodule(name).named_parameters(recurse=False))
-        choice = "weight" if "weight" in own else draw.choice(sorted(own))
-        largest = float(own[choice].detach().abs().max())
-        factor = reach / sizes.get(name, math.inf) if sizes.get(name) else 0.0
-        if factor > 1 and largest * factor < reach / _OVER:
-            yield f"{name}.{choice}", factor
-
-
-def output_sizes(model: nn.Module, batch: Batch) -> dict[str, float]:
-    """Return the largest number of each module's output, by module name."""
-    sizes: dict[str, float] = {}
-
-    def note(name: str, output: Any) -> None:
-        largest = [float(t.detach().abs().max()) for t in floats_in(output) if t.numel()]
-        sizes[name] = max([sizes.get(name, 0.0), *largest])
-
-    handles = [
-        module.register_forward_hook(lambda _m, _a, out, name=name: note(name, out))
-        for name, module in model.named_modules()
-    ]
-    with torch.no_grad():
-        objective(model)(batch)
-    for handle in handles:
-        handle.remove()
-    return sizes
-
-
-Key = tuple[str, int, str, int]
-
-
-@dataclass
-class Witness:
-    """``module``: where the first value that is not finite was made; ``exempt``: places where one was met in health."""
-
-    module: str | None = None
-    failed: bool = False
-    exempt: frozenset[Key] = frozenset()
-
-
-def witness(
-    model: nn.Module, loss_of: Loss, batch: Batch, exempt: frozenset[Key] = frozenset()
-) -> Witness:
-    """Run forward and backward with a hook on every module, and return where non-finite values begin.
-
-    A mask of -inf that a healthy model passes from module to module is no failure: ``exempt`` says where it is met.
-    """
-    met: set[Key] = set()
-    found = Witness()
-    torch.manual_seed(1)
-    with _hooked(model, met, found, exempt):
-        loss = loss_of(batch)
-        loss.backward()
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    found.failed = not all(bool(t.isfinite().all()) for t in (loss.detach(), *gradients))
-    found.exempt = frozenset(met)
-    model.zero_grad()
-    return found
-
-
-@contextmanager
-def _hooked(
-    model: nn.Module, met: set[Key], found: Witness, exempt: frozenset[Key]
-) -> Iterator[None]:
-    stack: list[str] = []
-    calls: dict[str, int] = {}
-
-    def look(name: str, side: str, values: Any, owner: str) -> None:
-        for place, tensor in enumerate(floats_in(values)):
-            if not bool(tensor.detach().isfinite().all()):
-                key = (name, calls[name], side, place)
-                met.add(key)
-                if key not in exempt and found.module is None:
-                    found.module = owner
-
-    def entered(name: str, args: Any, kwargs: Any) -> None:
-        calls[name] = calls.get(name, 0) + 1
-        look(name, "in", (args, kwargs), stack[-1] if stack else "")
-        stack.append(name)
-
-    def left(name: str, output: Any) -> None:
-        stack.pop()
-        look(name, "out", output, name)
-
-    handles = []
-    for name, module in model.named_modules():
-        handles += [
-            module.register_forward_pre_hook(
-                lambda _m, args, kwargs, name=name: entered(name, args, kwargs), with_kwargs=True
-            ),
-            module.register_forward_hook(lambda _m, _a, output, name=name: left(name, output)),
-        ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def floats_in(values: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors of nested arguments or outputs."""
-    if isinstance(values, Tensor):
-        if values.is_floating_point():
-            yield values
-    elif isinstance(values, Mapping):
-        for value in values.values():
-            yield from floats_in(value)
-    elif isinstance(values, Sequence) and not isinstance(values, str):
-        for value in values:
-            yield from floats_in(value)
-
-
-def short(error: Exception) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first[:120]}"
+def short(error: BaseException) -> str:
+    """Return type and message of an exception on one line."""
+    message = " ".join(line.strip() for line in str(error).splitlines()).strip()
+    return f"{type(error).__name__}: {message[:160]}"

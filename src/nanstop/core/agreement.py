@@ -52,7 +52,8 @@ def _heard(root: nn.Module, head: str | None, into: list[Tensor]) -> Iterator[No
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         # Checkpointing may call it again in the backward pass: that is no new answer.
-        if isinstance(output, Tensor) and torch._C._current_graph_task_id() == -1:
+        first = torch._C._current_graph_task_id() == -1
+        if isinstance(output, Tensor) and output.is_floating_point() and first:
             into.append(output.detach())
 
     handle = root.get_submodule(head).register_forward_hook(keep)

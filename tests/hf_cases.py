@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 import tiny
+from nanstop.records import PrecisionPlan
 
 TIMES = ("runtime", "per_second", "step_time")
 PREFERENCES = {
@@ -224,6 +225,9 @@ class ScriptedSession:
         self.view, self.facts = view, facts
         return self
 
+    def prepare(self) -> None:
+        pass
+
     def start(self) -> None:
         assert self.exit_code is None
 
@@ -239,8 +243,8 @@ class ScriptedSession:
     def adopt(self, atoms) -> None:
         assert atoms == ()
 
-    def resume(self, atoms, _source) -> None:
-        assert atoms == ()
+    def resume(self, plan, _source) -> None:
+        assert plan == PrecisionPlan()
 
     def gauge_due(self, step: int) -> bool:
         return step == self.gauge_at

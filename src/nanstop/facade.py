@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from nanstop.adapters.planned import Applied, Plan
@@ -224,8 +224,8 @@ def _facts(target: Any) -> Any:
 
 
 def plan(
-    model: nn.Module,
-    batches: Any,
+    model: Any,
+    batches: Any = None,
     *,
     dtype: str | torch.dtype = "float16",
     loss: Callable[[Any], Tensor] | None = None,
@@ -238,12 +238,17 @@ def plan(
 
     ``batches``: what the model is called with (its own labels, or ``input_ids`` to predict); the first four are used.
     ``loss``: a function of one batch, else the loss that the model returns. ``updates`` of the optimizer, or of AdamW
-    at ``lr`` (1e-5), are tried too. The search begins no new trial after ``seconds``. Where there is no plan the result
-    says why. The model is left as it was, bit for bit. Synchronises the device. Errors: ``NanstopError`` NS001 for
-    what cannot be calibrated on, and whatever the model raises in float32.
+    at ``lr`` (1e-5), are tried too. A trainer in place of the model brings all of these: its first window is used. The
+    search begins no new trial after ``seconds``. Where there is no plan the result says why. Everything is left as it
+    was, bit for bit. Synchronises the device. Errors: ``NanstopError`` NS001 for what cannot be calibrated on, and
+    whatever the model raises in float32.
     """
+    import torch
+
     from nanstop.adapters.planned import make_plan
 
+    if not isinstance(model, torch.nn.Module) and not _is_trainer(model):
+        raise NanstopError(f"plan() takes a torch module or a trainer, not {type(model).__name__}")
     return make_plan(
         model,
         batches,

@@ -18,9 +18,10 @@ from nanstop.adapters.loop_step import LoopStep
 from nanstop.adapters.plain_view import PlainView
 from nanstop.core.rng import RngState, note_rng
 from nanstop.core.snapshot import BufferNotes
-from nanstop.core.step import Batch
+from nanstop.core.step import Batch, Step
 from nanstop.errors import NanstopError
-from nanstop.records import RunFacts, StepId
+from nanstop.records import Atom, RunFacts, StepId
+from nanstop.remedies.table import applied
 
 IGNORED = -100
 
@@ -75,6 +76,57 @@ class CalibrationStep(LoopStep):
         self.objective.scale = scale
 
 
+class ScaledStep:
+    """The window of a trainer or a script as a calibration: its own loss, times ``scale``; nothing is dropped out.
+
+    A loss scaler of the run multiplies by 1 meanwhile.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self.scale = 1.0
+        self.id, self.view, self.facts = step.id, step.view, step.facts
+        self.batches, self.losses = step.batches, step.losses
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        with without_chance(self.view.root), _losses_times(self.scale):
+            return self._step.run(micro, batch)
+
+    def update(self) -> None:
+        optimizer = self.view.optimizer
+        if optimizer is not None:
+            divide_gradients(optimizer, self.scale)
+        self._step.update()
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        scaler = self.view.scaler
+        unit: tuple[Atom, ...] = ()
+        if scaler is not None and scaler.is_enabled():
+            unit = (Atom(remedy="loss_scale", value=repr(1.0 / scaler.get_scale())),)
+        with self._step.isolated(with_update=with_update), applied(self.view, unit):
+            yield
+
+
+@contextmanager
+def _losses_times(scale: float) -> Iterator[None]:
+    """Have ``backward`` of any tensor begin with ``scale`` in place of 1."""
+    if scale == 1.0:
+        yield
+        return
+    own = Tensor.backward
+
+    def scaled(self: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+        start = torch.ones_like(self) if gradient is None else gradient
+        own(self, start * scale, *args, **kwargs)
+
+    Tensor.backward = scaled  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.backward = own  # type: ignore[method-assign]
+
+
 def calibration_step(
     model: nn.Module,
     batches: Sequence[Any],
@@ -104,8 +156,8 @@ def calibration_step(
     return step
 
 
-def taken(batches: Any, limit: int) -> tuple[Any, ...]:
-    """Return the first batches of an iterable, token ids as ``input_ids`` and, where there are none, labels.
+def taken(batches: Any, limit: int, *, labelled: bool) -> tuple[Any, ...]:
+    """Return the first batches of an iterable; ``labelled``: token ids become ``input_ids`` and their own labels.
 
     Errors: ``NanstopError`` for what holds no batch.
     """
@@ -113,10 +165,10 @@ def taken(batches: Any, limit: int) -> tuple[Any, ...]:
         batches = (batches,)
     if not isinstance(batches, Iterable):
         raise NanstopError(f"batches must be an iterable of batches, not {type(batches).__name__}")
-    found = tuple(_labelled(batch) for batch in islice(batches, limit))
+    found = tuple(islice(batches, limit))
     if not found:
         raise NanstopError("there is no batch to calibrate on")
-    return found
+    return tuple(map(_labelled, found)) if labelled else found
 
 
 def num_tokens(batches: Iterable[Any]) -> int:
@@ -181,8 +233,14 @@ def _labelled(batch: Any) -> Any:
 
 
 def _unscaled_step(optimizer: Optimizer, scale: float) -> None:
-    if scale != 1.0:
-        for group in optimizer.param_groups:
-            for gradient in (p.grad for p in group["params"] if p.grad is not None):
-                gradient.div_(scale)
+    divide_gradients(optimizer, scale)
     optimizer.step()
+
+
+def divide_gradients(optimizer: Optimizer, scale: float) -> None:
+    """Divide the gradients of an optimizer's parameters, in place."""
+    if scale == 1.0:
+        return
+    for group in optimizer.param_groups:
+        for gradient in (p.grad for p in group["params"] if p.grad is not None):
+            gradient.div_(scale)

@@ -91,12 +91,12 @@ class TrainerWatch:
             return
         self._attached = True
         self.host.attach()
-        self.facts = facts_of(self.view, self.trainer)
         # A snapshot of an earlier training holds another optimizer's state.
         self.keeper = SnapshotKeeper(_compat.free_host_bytes)
         if self.session is None:
             self.session = self._open_session(self.view, self.facts)
-        self.session.facts = self.facts
+        self.session.prepare()
+        self.session.facts = self.facts = facts_of(self.view, self.trainer)
         self.session.start()
         try:
             self.session.resume(plan_of(self._resumed_from), str(self._resumed_from))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.adapters.calibration import calibration_step, num_tokens, taken
+from nanstop.adapters.calibration import ScaledStep, calibration_step, num_tokens, taken
 from nanstop.adapters.plain_view import PlainView
 from nanstop.errors import NanstopError
 from nanstop.records import Calibration, PrecisionPlan
@@ -106,8 +108,8 @@ def record_of(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> Pre
 
 
 def make_plan(
-    model: nn.Module,
-    batches: Any,
+    target: Any,
+    batches: Any = None,
     *,
     dtype: str | torch.dtype = "float16",
     loss: Callable[[Any], Tensor] | None = None,
@@ -116,22 +118,70 @@ def make_plan(
     updates: int = 3,
     seconds: float = 60.0,
 ) -> Plan:
-    """Return the smallest plan for a model; see ``nanstop.plan``."""
+    """Return the smallest plan for a model or a trainer; see ``nanstop.plan``."""
+    if updates < 1 or not 0.0 < seconds < math.inf:
+        raise NanstopError("updates and seconds must be positive")
+    search = partial(plan_precision, dtype=format_named(dtype), updates=updates, seconds=seconds)
+    if not isinstance(target, nn.Module):
+        given = (batches, loss, optimizer, lr)
+        if any(one is not None for one in given):
+            raise NanstopError("a trainer brings its own batches, loss and optimizer")
+        from nanstop.adapters.probing import first_step
+
+        return Plan(first_step(target, lambda step: plan_step(step, search)))
+    if batches is None:
+        raise NanstopError("plan(model) needs batches", hint="nanstop.plan(model, dataloader)")
+    chosen = taken(batches, MAX_BATCHES, labelled=loss is None)
+    rate = _rate(optimizer, lr)
+    step: Any = calibration_step(target, chosen, loss=loss, optimizer=optimizer, lr=rate)
+    calibration = Calibration(num_batches=len(chosen), num_tokens=num_tokens(chosen), lr=rate)
+    return Plan(search(step, calibration=calibration))
+
+
+def plan_checkpoint(
+    folder: Path, *, dtype: str, data: Path | None, lr: float | None, seconds: float
+) -> Plan:
+    """Return the plan of a checkpoint folder, calibrated on a file of token ids or on random ones."""
+    from nanstop.adapters.checkpoint_model import RANDOM, batches_of, load_model, random_batches
+
+    format_named(dtype)
+    model: Any = load_model(folder)
+    if data is None:
+        batches, source = random_batches(model), RANDOM
+    else:
+        rows = model.get_input_embeddings().weight.shape[0]
+        batches, source = batches_of(data, vocab=rows), str(data)
+    found = make_plan(model, batches, dtype=dtype, lr=lr, seconds=seconds).record
+    assert found.calibration is not None
+    return Plan(replace(found, calibration=replace(found.calibration, data=source)))
+
+
+def plan_script(command: Sequence[str], *, dtype: str, seconds: float) -> Plan:
+    """Return the plan of what a script is about to train, which is not trained."""
+    from nanstop.run.dry import dry_run
+
+    options = {"dtype": format_named(dtype), "seconds": seconds}
+    return Plan(dry_run(command, "plan", PrecisionPlan, options=options))
+
+
+def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:
+    """Return the plan of a window that can be run again: a trainer's, or that of a script's own loop."""
+    rates = [group.get("lr", 0.0) for group in step.view.optimizer.param_groups]
+    calibration = Calibration(
+        num_batches=len(step.batches),
+        num_tokens=num_tokens(step.batches),
+        data="the first window of the training",
+        lr=float(max(rates)),
+    )
+    return search(ScaledStep(step), calibration=calibration)
+
+
+def format_named(dtype: str | torch.dtype) -> str:
+    """Return the name of a format that a plan can be made for. Errors: ``NanstopError`` for any other."""
     given = str(dtype).removeprefix("torch.")
     if given not in FORMATS:
         raise unknown("format to plan for", given, FORMATS)
-    if not isinstance(model, nn.Module):
-        raise NanstopError(f"plan() takes a torch module, not {type(model).__name__}")
-    if updates < 1 or not 0.0 < seconds < math.inf:
-        raise NanstopError("updates and seconds must be positive")
-    chosen = taken(batches, MAX_BATCHES)
-    rate = _rate(optimizer, lr)
-    step: Any = calibration_step(model, chosen, loss=loss, optimizer=optimizer, lr=rate)
-    calibration = Calibration(num_batches=len(chosen), num_tokens=num_tokens(chosen), lr=rate)
-    record = plan_precision(
-        step, dtype=FORMATS[given], updates=updates, seconds=seconds, calibration=calibration
-    )
-    return Plan(record)
+    return FORMATS[given]
 
 
 def _rate(optimizer: Optimizer | None, lr: float | None) -> float:

@@ -20,7 +20,7 @@ from nanstop.core.localize import Scene, eager, known_tensors
 from nanstop.core.probe import keyed
 from nanstop.core.step import Step
 from nanstop.core.trace import UNMEASURED, Op, Recorder, Trace, Value
-from nanstop.records import Phase
+from nanstop.records import FORMAT_MAX, Phase
 
 Key = tuple[int, Phase, str, str, int]
 
@@ -101,7 +101,7 @@ class _Sizes:
             if writer is None:
                 return self._given(op.inputs[-1])
             op, seen = writer, seen + 1
-        return self.wide.get(self.keys[op.index])
+        return _no_mask(self.wide.get(self.keys[op.index]))
 
     def writer(self, value: Value) -> Op | None:
         """Return the op that wrote a value last, None for a parameter or an entry of the batch."""
@@ -113,7 +113,12 @@ class _Sizes:
             return None
         low, high = self.run.trace.low[value.slot], self.run.trace.high[value.slot]
         size = max(abs(low), abs(high))
-        return size if math.isfinite(size) else None
+        return _no_mask(size) if math.isfinite(size) else None
+
+
+def _no_mask(size: float | None) -> float | None:
+    """Return a size unless it is a format's largest number to the bit: programs write that, and compute it never."""
+    return None if size in FORMAT_MAX.values() else size
 
 
 def narrow_values(

@@ -17,6 +17,9 @@ class IdleSession:
         self.reports: list[Any] = []
         self.findings: list[Any] = []
 
+    def prepare(self) -> None:
+        """Put nothing in force."""
+
     def start(self) -> None:
         """Announce nothing."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from nanstop.records import RunFacts
+from nanstop.records import PrecisionPlan, RunFacts
 from nanstop.run.policy import OnFailure, Policy
 from nanstop.run.store import Store
 
@@ -74,14 +74,20 @@ def opener(
     store: Store,
     announce: Announce,
     *,
+    plan: PrecisionPlan | None = None,
     opened: Callable[[Session], None] = lambda _: None,
 ) -> OpenSession:
-    """Return what adapters call to open a session. ``opened`` is told of each. Torch is imported by then."""
+    """Return what adapters call to open a session. ``opened`` is told of each. Torch is imported by then.
+
+    ``plan``: what a session is to put in force when it is told to prepare.
+    """
 
     def open_session(view: ModelView, facts: RunFacts) -> Session:
         from nanstop.run.session import Session
 
-        session = Session(policy=policy, store=store, view=view, facts=facts, announce=announce)
+        session = Session(
+            policy=policy, store=store, view=view, facts=facts, announce=announce, plan=plan
+        )
         opened(session)
         return session
 

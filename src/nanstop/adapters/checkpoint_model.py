@@ -1,0 +1,109 @@
+"""A causal language model from a folder on the disk, and token ids from a file, for a plan without a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.adapters.calibration import IGNORED
+from nanstop.errors import NanstopError
+
+RANDOM = "random tokens: real ones may reach further"
+_ROWS, _TOKENS = 2, 64
+
+
+def load_model(folder: Path) -> nn.Module:
+    """Return the model of a local checkpoint folder, in float32 and training mode; no code of the checkpoint is run.
+
+    Errors: ``NanstopError`` for a folder that transformers can't build a causal language model from.
+    """
+    if not (folder / "config.json").is_file():
+        raise NanstopError(
+            f"{folder}: no checkpoint, it has no config.json",
+            hint="give the folder of a transformers checkpoint, or a training script",
+        )
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
+        )
+    except (
+        Exception
+    ) as error:  # damaged files, unknown architectures: whatever transformers makes of them
+        said = " ".join(str(error).split())[:300]
+        raise NanstopError(
+            f"{folder}: transformers cannot build a causal language model from it ({said})"
+        ) from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    return model.train()
+
+
+def random_batches(model: nn.Module, *, num: int = 2) -> list[dict[str, Tensor]]:
+    """Return batches of uniformly random ids of a model's vocabulary, the same each time."""
+    config: Any = model.config
+    text = (
+        config.get_text_config() if callable(getattr(config, "get_text_config", None)) else config
+    )
+    longest = getattr(text, "max_position_embeddings", None) or _TOKENS
+    generator = torch.Generator().manual_seed(0)
+    shape = _ROWS, max(2, min(_TOKENS, longest))
+    ids = [torch.randint(0, text.vocab_size, shape, generator=generator) for _ in range(num)]
+    return [{"input_ids": one, "labels": one.clone()} for one in ids]
+
+
+def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, Tensor]]:
+    """Return batches of the token ids in a file: one sequence a line (ids apart by spaces, or a JSON list), padded right.
+
+    Errors: ``NanstopError`` that names the line for what is no id of the vocabulary.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NanstopError(f"cannot read {path}: {error}") from error
+    found = [
+        _ids(line, vocab, f"{path}:{number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not found:
+        raise NanstopError(f"{path}: holds no token ids")
+    return list(_batched(found, rows))
+
+
+def _ids(line: str, vocab: int, where: str) -> list[int]:
+    try:
+        words: Any = json.loads(line) if line.lstrip().startswith(("[", "{")) else line.split()
+        words = words["input_ids"] if isinstance(words, dict) else words
+        ids = [int(word) for word in words]
+    except (ValueError, TypeError, KeyError) as error:
+        raise NanstopError(f"{where}: not a line of token ids") from error
+    wrong = next((one for one in ids if not 0 <= one < vocab), None)
+    if wrong is not None:
+        raise NanstopError(f"{where}: id {wrong} is not in the vocabulary of {vocab}")
+    if len(ids) < 2:
+        raise NanstopError(f"{where}: a sequence needs two ids at least")
+    return ids
+
+
+def _batched(sequences: Sequence[list[int]], rows: int) -> Iterator[dict[str, Tensor]]:
+    for start in range(0, len(sequences), rows):
+        chosen = sequences[start : start + rows]
+        longest = max(map(len, chosen))
+        ids = torch.zeros(len(chosen), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, sequence in enumerate(chosen):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+            mask[row, : len(sequence)] = 1
+        labels = ids.masked_fill(mask == 0, IGNORED)
+        yield {"input_ids": ids, "attention_mask": mask, "labels": labels}

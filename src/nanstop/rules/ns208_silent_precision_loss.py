@@ -21,7 +21,8 @@ model.model.rotary_emb.inv_freq.dtype       # bfloat16: load with dtype=torch.bf
 
 ## Fix
 1. Count positions and compute angles in float32, and cast sine and cosine afterwards; load with
-   `from_pretrained(dtype=...)` rather than `.to(...)`, which rounds `inv_freq` too. Cost: none.
+   `from_pretrained(dtype=...)` rather than `.to(...)`, which rounds `inv_freq` too. An island comes too late for numbers
+   that are rounded already. Cost: none.
 2. Keep the module that loses the digits in float32. Cost: two casts.
 3. Set `model.config.pad_token_id` to the id that the tokenizer pads with. Cost: none.
 
@@ -75,19 +76,24 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if probe is None:
         return None
     coarse = [row for row in probe.coarse if not _is_angle(row) or row.error >= LEAST_ANGLE]
+    coarse.sort(key=_is_angle)  # angles are wrong because of the counts that they come from
     distant = _distant(probe)
     causes = [*_pooled(probe), *map(_coarse_cause, coarse[:1]), *distant]
     if not causes:
         return None
-    places = [row.module for row in coarse] or [row.module for row in probe.drift if distant]
+    places = [row.module for row in probe.drift if distant]
     return Diagnosis(
         code="NS208",
         title="finite, and not what float32 computes",
         cause=causes[0],
         confidence=_confidence(probe, coarse),
-        lines=(*causes[1:], *(map(_drift_line, probe.drift[:1]) if distant else ())),
+        lines=(
+            *causes[1:],
+            *map(_advice, coarse[:1]),
+            *(map(_drift_line, probe.drift[:1]) if distant else ()),
+        ),
         remedies=_islands(places),
-        where=next(filter(None, places), ""),
+        where=next(filter(None, (*(row.module for row in coarse), *places)), ""),
     )
 
 
@@ -117,6 +123,13 @@ def _coarse_cause(row: CoarseRow) -> str:
         f"whole numbers up to {number(row.absmax)} are written in {row.dtype} by "
         f"`{op_name(row.op)}`{place}: different ones come out equal"
     )
+
+
+def _advice(row: CoarseRow) -> str:
+    """Return what helps: an island does not, because the numbers are rounded before they come to it."""
+    if _is_angle(row):
+        return "`from_pretrained(dtype=...)` spares `inv_freq`, which `model.to(...)` rounds"
+    return "count in integers or float32, and round sines and cosines only"
 
 
 def _logit_distance(probe: Probe) -> float:

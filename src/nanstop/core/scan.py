@@ -23,15 +23,21 @@ CHUNK_BYTES = 480 * 2**10
 
 TARGETS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
+_RARE = 1e-30
+"""Weights below this are rare: most formats' subnormals are, those of float16 and of 8 bits are not."""
+
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory that chunks are measured in, used again and again. One for each thread."""
+    """Memory that chunks are measured in, used again and again: CHUNK_BYTES each. One for each thread.
+
+    ``spare`` may be the memory of the chunk itself, whose values are then gone after its tally.
+    """
 
     magnitudes: Tensor
-    clamped: Tensor
+    spare: Tensor
 
     @classmethod
     def new(cls) -> Scratch:
@@ -113,95 +119,134 @@ def cast(source: torch.dtype, target: torch.dtype) -> Cast:
     )
 
 
-def tally(
-    values: Tensor, scratch: Scratch, *, start: int, stored: torch.dtype, in_part: bool
-) -> Tally:
-    """Return what there is to count in a chunk: flat, contiguous, in a ``computed_in`` format, at most CHUNK_BYTES.
+class Meter:
+    """Counts the values of one tensor, chunk after chunk.
 
-    ``start``: position of its first value in the tensor, whose format is ``stored``. ``in_part``: count here what is
-    counted in a part of the tensor only. For values in the host's memory.
+    To count magnitudes up to a threshold t without a mask of them, they are clamped to [t, t + 1] and summed as 64-bit
+    words of several magnitudes each, modulo 2**64. The difference to "none counts" holds a count in each lane of a word;
+    none overflows its lane, as a chunk has less than 2**16 words.
     """
-    kind = _INTEGERS[values.dtype.itemsize]
-    bits, infinity = values.view(kind), _infinity(values.dtype)
-    counter = _Counter.of(bits, scratch)
-    found = Tally(num=len(bits), largest=counter.most, smallest=counter.least)
-    if counter.most >= infinity:
-        bad = counter.magnitudes >= infinity
-        found.posinf = int((bits == infinity).sum())
-        found.first_bad = start + int(bad.to(torch.uint8).argmax())
-        found.largest = int(counter.magnitudes.masked_fill(bad, -1).amax())
-    if counter.least == 0:
-        found.smallest = counter.smallest_above_zero()
-    if found.smallest >= infinity:
-        found.smallest = -1
-    always, sometimes = _thresholds(values.dtype, stored)
-    found.at_most = {threshold: counter.at_most(threshold) for threshold in always}
-    if in_part:
-        found.num_part = len(bits)
-        found.at_most_in_part = {threshold: counter.at_most(threshold) for threshold in sometimes}
-    return found
 
+    def __init__(self, stored: torch.dtype, scratch: Scratch) -> None:
+        """``stored``: the format of the tensor; chunks come in the format ``computed_in(stored)``."""
+        self._asked = _asked(_source(stored), stored)
+        kind = self._asked.kind
+        self._magnitudes, self._spare = scratch.magnitudes.view(kind), scratch.spare.view(kind)
+        self._words = scratch.spare.view(torch.int64)
+        self._found = Tally()
+        self._always = [0] * len(self._asked.always)
+        self._in_part = [0] * len(self._asked.in_part)
 
-@cache
-def _thresholds(source: torch.dtype, stored: torch.dtype) -> tuple[tuple[int, ...], ...]:
-    """Return what is counted everywhere, and what in a part: how many values of 8-bit formats would be small."""
-    infinity = _infinity(source)
-    always = {0, _last_subnormal(source, stored), infinity - 1, infinity}
-    sometimes: set[int] = set()
-    for target in TARGETS:
-        edges = cast(source, target)
-        always.add(edges.finite)
-        (sometimes if target.itemsize == 1 else always).update((edges.zero, edges.subnormal))
-    return tuple(sorted(always)), tuple(sorted(sometimes))
+    def take(self, values: Tensor, *, start: int, in_part: bool) -> None:
+        """Count a flat, contiguous chunk of at most CHUNK_BYTES in the host's memory.
+
+        ``start``: position of its first value in the tensor. ``in_part``: count here what is counted in a part only.
+        """
+        asked, found, num = self._asked, self._found, values.numel()
+        bits = values.view(asked.kind)
+        whole = -(-num // asked.lanes) * asked.lanes
+        if whole > num:
+            self._magnitudes[num:whole] = asked.largest
+        magnitudes = self._magnitudes[:num]
+        low, high = torch.bitwise_and(bits, asked.largest, out=magnitudes).aminmax()
+        least, most = int(low), int(high)
+        found.num += num
+        if most >= asked.infinity:
+            found.add(self._bad(bits, magnitudes, start))
+        else:
+            found.largest = max(found.largest, most)
+        self._count(self._always, asked.always, least, most, num)
+        if in_part:
+            found.num_part += num
+            self._count(self._in_part, asked.in_part, least, most, num)
+        if least == 0 and found.smallest != 1:  # nothing lies between 0 and the pattern 1
+            least = self._smallest_above_zero(whole)
+        if 0 < least < asked.infinity and (found.smallest < 0 or least < found.smallest):
+            found.smallest = least
+
+    def tally(self) -> Tally:
+        """Return what was counted in all chunks so far."""
+        asked, found = self._asked, self._found
+        found.at_most = dict(zip(asked.always, self._always, strict=True))
+        found.at_most_in_part = dict(zip(asked.in_part, self._in_part, strict=True))
+        return found
+
+    def _bad(self, bits: Tensor, magnitudes: Tensor, start: int) -> Tally:
+        bad = magnitudes >= self._asked.infinity
+        return Tally(
+            largest=int(magnitudes.masked_fill(bad, -1).amax()),
+            posinf=int((bits == self._asked.infinity).sum()),
+            first_bad=start + int(bad.to(torch.uint8).argmax()),
+        )
+
+    def _count(
+        self, counts: list[int], thresholds: tuple[int, ...], least: int, most: int, num: int
+    ) -> None:
+        for place, threshold in enumerate(thresholds):
+            if most <= threshold:
+                counts[place] += num
+            elif least <= threshold:
+                counts[place] += self._at_most(threshold, num)
+
+    def _at_most(self, threshold: int, num: int) -> int:
+        asked = self._asked
+        num_words = -(-num // asked.lanes)
+        whole = num_words * asked.lanes
+        torch.clamp(self._magnitudes[:whole], threshold, threshold + 1, out=self._spare[:whole])
+        below = (threshold + 1) * asked.ones * num_words - int(self._words[:num_words].sum())
+        return sum(below >> shift & asked.lane for shift in asked.shifts)
+
+    def _smallest_above_zero(self, whole: int) -> int:
+        """Return the smallest magnitude but zero, above every number where there is none."""
+        less_one = torch.sub(self._magnitudes[:whole], 1, out=self._spare[:whole])
+        # zero has become -1, and without its sign the largest
+        return int(less_one.bitwise_and_(self._asked.largest).amin()) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Counter:
-    """Counts magnitudes up to a threshold without a mask of them.
+class _Asked:
+    """What is counted in values of one format: ``always`` what is rare in weights, ``in_part`` what is not.
 
-    Clamped to [t, t + 1], each magnitude is t where it counts and t + 1 where it does not. Summed as 64-bit words with
-    several magnitudes to a word, modulo 2**64, the difference to "none counts" holds one count for each lane of a word.
-    None can overflow its lane, as a chunk has less than 2**16 words.
+    ``kind``: the integers behind them, ``lanes`` to a 64-bit word; ``shifts`` and ``lane`` take a word apart, ``ones``
+    is a word with 1 in each lane.
     """
 
-    magnitudes: Tensor
-    padded: Tensor
-    clamped: Tensor
-    least: int
-    most: int
+    kind: torch.dtype
+    largest: int
+    infinity: int
+    always: tuple[int, ...]
+    in_part: tuple[int, ...]
+    lanes: int
+    shifts: tuple[int, ...]
+    lane: int
+    ones: int
 
-    @classmethod
-    def of(cls, bits: Tensor, scratch: Scratch) -> _Counter:
-        lanes = 8 // bits.itemsize
-        whole = -(-len(bits) // lanes) * lanes
-        largest = torch.iinfo(bits.dtype).max
-        padded = scratch.magnitudes.view(bits.dtype)[:whole]
-        clamped = scratch.clamped.view(bits.dtype)[:whole]
-        padded[len(bits) :] = largest
-        magnitudes = torch.bitwise_and(bits, largest, out=padded[: len(bits)])
-        least, most = magnitudes.aminmax()
-        return cls(magnitudes, padded, clamped, int(least), int(most))
 
-    def at_most(self, threshold: int) -> int:
-        """Return how many magnitudes are not above ``threshold``."""
-        if self.most <= threshold:
-            return len(self.magnitudes)
-        if self.least > threshold:
-            return 0
-        lanes = 8 // self.padded.itemsize
-        width = 64 // lanes
-        words = torch.clamp(self.padded, threshold, threshold + 1, out=self.clamped).view(
-            torch.int64
-        )
-        ones = sum(1 << (width * lane) for lane in range(lanes))
-        below = ((threshold + 1) * ones * len(words) - int(words.sum())) % 2**64
-        return sum(below >> (width * lane) & (2**width - 1) for lane in range(lanes))
-
-    def smallest_above_zero(self) -> int:
-        """Return the smallest magnitude but zero, above every number where there is none."""
-        largest = torch.iinfo(self.padded.dtype).max
-        less_one = torch.sub(self.padded, 1, out=self.clamped)  # zero becomes -1, then the largest
-        return int(less_one.bitwise_and_(largest).amin()) + 1
+@cache
+def _asked(source: torch.dtype, stored: torch.dtype) -> _Asked:
+    kind, infinity = _INTEGERS[source.itemsize], _infinity(source)
+    always = {0, infinity - 1, infinity, *(cast(source, target).finite for target in TARGETS)}
+    in_part = {_last_subnormal(source, stored)}
+    for target in TARGETS:
+        edges = cast(source, target)
+        in_part |= {edges.zero, edges.subnormal}
+    if (
+        torch.finfo(stored).tiny < _RARE
+    ):  # then next to no chunk has one, and counting costs nothing
+        always.add(_last_subnormal(source, stored))
+    width = 8 * kind.itemsize
+    shifts = tuple(range(0, 64, width))
+    return _Asked(
+        kind=kind,
+        largest=torch.iinfo(kind).max,
+        infinity=infinity,
+        always=tuple(sorted(always)),
+        in_part=tuple(sorted(in_part - always)),
+        lanes=len(shifts),
+        shifts=shifts,
+        lane=2**width - 1,
+        ones=sum(1 << shift for shift in shifts),
+    )
 
 
 def _value(dtype: torch.dtype, pattern: int) -> float:
@@ -210,6 +255,7 @@ def _value(dtype: torch.dtype, pattern: int) -> float:
     return float(torch.tensor(pattern, dtype=_INTEGERS[dtype.itemsize]).view(dtype))
 
 
+@cache
 def _last(dtype: torch.dtype, bound: float, *, below: bool = False) -> int:
     """Return the pattern of the largest number of ``dtype`` up to ``bound`` (or below it)."""
     nearest = torch.tensor(bound, dtype=torch.float64).to(dtype)
@@ -217,6 +263,7 @@ def _last(dtype: torch.dtype, bound: float, *, below: bool = False) -> int:
     return pattern - 1 if value > bound or (below and value == bound) else pattern
 
 
+@cache
 def _last_subnormal(source: torch.dtype, target: torch.dtype) -> int:
     return _last(source, torch.finfo(target).tiny, below=True)
 
@@ -241,10 +288,18 @@ def stats_of(found: Tally, shape: tuple[int, ...], stored: torch.dtype, name: st
         absmax=_value(source, found.largest),
         absmin_nonzero=_value(source, found.smallest),
         zeros=counts.get(0, 0),
-        subnormal=counts.get(_last_subnormal(source, stored), 0) - counts.get(0, 0),
+        subnormal=subnormal_count(found, stored)[0],
         first_bad=_unravelled(found.first_bad, shape),
         name=name,
     )
+
+
+def subnormal_count(found: Tally, stored: torch.dtype) -> tuple[int, bool]:
+    """Return how many values are subnormal in the tensor's own format, and whether all of them were counted."""
+    if not found.num:
+        return 0, True
+    count, exact = _counted(found, _last_subnormal(_source(stored), stored))
+    return max(count - found.at_most[0], 0), exact
 
 
 def fits_of(found: Tally, stored: torch.dtype) -> tuple[FormatFit, ...]:
@@ -253,16 +308,9 @@ def fits_of(found: Tally, stored: torch.dtype) -> tuple[FormatFit, ...]:
 
 
 def _fit(found: Tally, source: torch.dtype, target: torch.dtype) -> FormatFit:
-    edges, narrow = cast(source, target), target.itemsize == 1
-    counts, of = (found.at_most_in_part, found.num_part) if narrow else (found.at_most, found.num)
-    none, exact = found.at_most[0], of == found.num
-    zero, small = (
-        round(counts.get(each, 0) * found.num / of) for each in (edges.zero, edges.subnormal)
-    )
-    if (
-        found.smallest > edges.subnormal or found.largest < 0
-    ):  # known of all values, whatever the part held
-        zero, small, exact = none, none, True
+    edges, none = cast(source, target), found.at_most[0]
+    zero, exact_zero = _counted(found, edges.zero)
+    small, exact_small = _counted(found, edges.subnormal)
     absmax = _value(source, found.largest)
     return FormatFit(
         format=format_name(target),
@@ -270,8 +318,18 @@ def _fit(found: Tally, source: torch.dtype, target: torch.dtype) -> FormatFit:
         overflow=found.at_most[_infinity(source) - 1] - found.at_most[edges.finite],
         subnormal=max(small - zero, 0),
         zero=max(zero - none, 0),
-        exact=exact,
+        exact=exact_zero and exact_small,
     )
+
+
+def _counted(found: Tally, threshold: int) -> tuple[int, bool]:
+    """Return how many magnitudes are not above ``threshold``, and whether that was counted in all or in a part."""
+    if threshold in found.at_most:
+        return found.at_most[threshold], True
+    if found.smallest < 0 or found.smallest > threshold:
+        return found.at_most[0], True  # known of all values, whatever the part holds
+    share = found.at_most_in_part[threshold] / found.num_part
+    return round(share * found.num), found.num_part == found.num
 
 
 def _source(stored: torch.dtype) -> torch.dtype:

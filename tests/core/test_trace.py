@@ -172,6 +172,19 @@ def test_loss_outside_the_module_has_its_own_phase():
     assert next(op.phase for op in trace.ops) == "forward"
 
 
+def test_operations_of_a_hook_belong_to_its_module():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda _m, _a, output: output * 3)
+    model[1].register_forward_pre_hook(lambda _m, args: (args[0] - 1,))
+    recorder = Recorder(model, {})
+    with recorder:
+        model(torch.ones(2, 4)).exp()
+    ops = {op.name.split(".")[1]: op.module for op in recorder.finish().ops}
+    assert (ops["mul"], ops["sub"], ops["exp"]) == ("0", "1", "")
+    assert [len(layer._forward_hooks) for layer in model] == [1, 0]
+    assert not model[0]._forward_hooks_always_called
+
+
 def test_module_that_leaves_by_exception_does_not_stay_on_the_stack():
     class Fails(nn.Module):
         def forward(self, x):

@@ -54,6 +54,7 @@ class Places:
         self._names = {id(module): name for name, module in root.named_modules()}
         self._stack: list[str] = []
         self._handles: list[Any] = []
+        self._hooked: set[int] = set()
         self._made: dict[tuple[int, int], Place] = {}
         self._parent: dict[int, int] = {-1: -1}
         self._recomputing = -1
@@ -64,8 +65,12 @@ class Places:
     def attach(self) -> None:
         self._handles = [
             hooks.register_module_forward_pre_hook(self._entered),
-            hooks.register_module_forward_hook(self._left, always_call=True),
+            hooks.register_module_forward_hook(self._returned, always_call=True),
         ]
+        # What the hooks of a module run is its own: it is left after the last of them.
+        hooked = [module for module in self._root.modules() if module._forward_hooks]
+        self._hooked = {id(module) for module in hooked}
+        self._handles += [m.register_forward_hook(self._left, always_call=True) for m in hooked]
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -87,6 +92,10 @@ class Places:
         for name, part in module.named_modules():
             label = type(module).__name__ + ("." + name if name else "")
             self._names.setdefault(id(part), label)
+
+    def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
+        if id(module) not in self._hooked:
+            self._left(module, args, output)
 
     def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if self._stack:

@@ -204,6 +204,7 @@ def main() -> int:
         row.pop("reason", None)
         results["rows"][name] = row | {"class": classes[name].__name__} | fresh
         save(results, options.results)
+        architectures_table.write(results)
         print(architectures_table.line(name, results["rows"][name]), flush=True)
     save(results, options.results)
     architectures_table.write(results)

@@ -119,7 +119,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "hc_count": 2,
     },
     "recurrent_gemma": {"num_hidden_layers": 3},
-    "reformer": {"axial_pos_embds": False},
+    "reformer": {
+        "axial_pos_embds": False,
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+    },
     "xlstm": {"chunk_size": 12},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 2 * HIDDEN, "attention_head_dim": 2 * HIDDEN // HEADS},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ Batch = Mapping[str, Tensor]
 Loss = Callable[[Batch], Tensor]
 
 STEPS, ROWS, TOKENS, LR = 5, 2, 12, 1e-3
+PADDING, PAD_ID = 4, 0
 FIRST_ID, LAST_ID = 3, 100
 """Ids of ordinary tokens: below and above stand special ones."""
 TOO_LARGE = 3_000_000
@@ -53,12 +55,32 @@ def batches(count: int = STEPS, seed: int = 0) -> list[dict[str, Tensor]]:
     return [{"input_ids": ids, "labels": ids} for ids in made]
 
 
+def padded(batch: Batch, side: str) -> dict[str, Tensor]:
+    """Return a batch whose last sample is padded on one side, with its attention mask."""
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.long)
+    mask[-1, slice(-PADDING, None) if side == "right" else slice(PADDING)] = 0
+    return {
+        "input_ids": batch["input_ids"].masked_fill(mask == 0, PAD_ID),
+        "attention_mask": mask,
+        "labels": batch["labels"].masked_fill(mask == 0, -100),
+    }
+
+
+def lesson() -> list[dict[str, Tensor]]:
+    """Return the batches of the healthy steps: full ones, and ones padded on the right and on the left."""
+    full = batches()
+    return [padded(b, ("", "right", "left")[n % 3]) if n % 3 else b for n, b in enumerate(full)]
+
+
 def objective(model: nn.Module, autocast: torch.dtype | None = None) -> Loss:
     """Return the model's own loss of a batch, under autocast where a format is given."""
+    known = inspect.signature(model.forward).parameters
+    any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
     def loss(batch: Batch) -> Tensor:
+        taken = {name: value for name, value in batch.items() if any_name or name in known}
         with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
-            output = model(**batch)
+            output = model(**taken)
             if output.loss is not None:
                 return output.loss
             logits = output.logits[:, :-1].float().flatten(0, 1)
@@ -135,7 +157,7 @@ def _trained(
         watch = nanstop.watch(model, optimizer, out=folder) if folder else None
         if watch is not None:
             inside.enter_context(watch)
-        for batch in batches():
+        for batch in lesson():
             if watch is not None:
                 losses.append(float(watch.step(loss_of, batch)))
                 watch.update(scaler=scaler)

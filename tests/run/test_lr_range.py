@@ -47,10 +47,128 @@ def test_a_trainers_script(script, capfd, tmp_path, incident_folder):
     assert [one.name for one in incident_folder.iterdir()] == ["lr_range.json"]
 
 
+LOOP = """
+import os, sys, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+rows = torch.randn(256, 8)
+targets = rows @ torch.randn(8, 1)
+net = torch.nn.Linear(8, 1, bias=False)
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+limit = 2.0 / torch.linalg.eigvalsh(2.0 * rows.T @ rows / 256)[-1].item()
+print(f"limit {limit}", file=sys.stderr)
+try:
+    for step in range(STEPS):
+        for micro in range(2):
+            picked = torch.randint(0, 256, (128,))
+            loss = (net(rows[picked]) - targets[picked]).square().mean() / 2
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e9)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        schedule.step()
+        torch.save(net.state_dict(), "checkpoint.pt")
+finally:
+    torch.save(net.state_dict(), "final.pt")
+    open("over", "w").close()
+"""
+
+
+def test_a_loop_is_swept_on_its_own_batches_and_saves_nothing(script, capfd, tmp_path):
+    script(LOOP.replace("STEPS", "2000"))
+    found = lr_range(["train.py"], low=1e-4, high=100.0)
+    limit = float(capfd.readouterr().err.split("limit ")[1].split()[0])
+    assert found.status == "found"
+    assert limit < found.diverges < 6.0 * limit
+    assert found.high < limit
+    assert found.losses[0] == pytest.approx(found.first_loss, rel=0.5)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["nanstop", "train.py"]
+
+
+@pytest.mark.slow
+def test_a_loop_that_ends_before_the_sweep_says_so(script):
+    script(LOOP.replace("STEPS", "30"))
+    found = lr_range(["train.py"], low=1e-4, high=100.0)
+    assert len(found.losses) == 29
+    assert "the script's training ended after 29 of 100 steps" in found.message
+    assert Path("over").exists()
+    assert not Path("final.pt").exists()
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_watched_by_itself_is_swept(script):
+    script(
+        "import nanstop, torch\ntorch.manual_seed(0)\nnet = torch.nn.Linear(8, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "with nanstop.watch(net, optimizer) as watch:\n    for _ in range(300):\n"
+        "        watch.step(lambda rows: net(rows).square().mean(), torch.randn(32, 8))\n"
+        "        watch.update(clip=1.0)\n"
+    )
+    found = lr_range(["train.py"], low=1e-4, high=1e3)
+    assert found.status == "found"
+    assert found.diverges is not None
+
+
+LBFGS = """
+optimizer = torch.optim.LBFGS(net.parameters())
+def closure():
+    optimizer.zero_grad()
+    loss = net(rows).square().mean()
+    loss.backward()
+    return loss
+for _ in range(50):
+    optimizer.step(closure)
+"""
+BY_GRAD = """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(50):
+    loss = net(rows).square().mean()
+    for p, g in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters()))):
+        p.grad = g
+    optimizer.step()
+"""
+INSIDE = """
+inner = {p: torch.optim.SGD([p], 0.1) for p in net.parameters()}
+def update(p):
+    inner[p].step()
+    inner[p].zero_grad()
+for p in net.parameters():
+    p.register_post_accumulate_grad_hook(update)
+for _ in range(50):
+    net(rows).square().mean().backward()
+"""
+ONE = """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+net(rows).square().mean().backward()
+optimizer.step()
+"""
+NET = "import torch\nnet, rows = torch.nn.Linear(8, 1), torch.randn(32, 8)\n"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("print('no training here')", "without training by a transformers or TRL trainer"),
+        (LBFGS, "cannot be swept: the optimizer calls a closure"),
+        (BY_GRAD, "cannot be swept: the loss of a step is not seen"),
+        (INSIDE, "cannot be swept: the updates happen inside backward"),
+        (ONE, "has one step only"),
+    ],
+)
+def test_a_loop_that_cannot_be_swept_is_said_to_be(script, text, message):
+    script(NET + text)
+    with pytest.raises(NanstopError, match=message):
+        lr_range(["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("print('no training here')", "the script ended without training"),
         ("raise ValueError('no data')", "ended with exit code 1 before the sweep could begin"),
     ],
 )

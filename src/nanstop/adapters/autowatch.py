@@ -66,11 +66,24 @@ def start() -> None:
     install(_open_session or _opener())
 
 
+def stand_in() -> OpenSession | None:
+    """Return what opens a session in this process where a sweep or another job has taken the training's place."""
+    instead = "NANSTOP_LR_RANGE" in os.environ or "NANSTOP_DRY" in os.environ
+    return _open_session if instead else None
+
+
 def _sweep_instead() -> None:
     if "transformers.trainer" in sys.modules:
         from nanstop.adapters import hf_lr_sweep
 
         hf_lr_sweep.install(_table, sys.modules["transformers.trainer"].Trainer)
+    if "torch" in sys.modules:
+        from nanstop.adapters import loop_lr_sweep
+
+        if _open_session is None:
+            install(loop_lr_sweep.install(_table, is_loop=lambda: not _num_pauses))
+        else:
+            install(_open_session)
 
 
 def _job_instead() -> None:

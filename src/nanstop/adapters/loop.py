@@ -274,4 +274,5 @@ def watch_loop(
     accumulation: int | None = None,
 ) -> LoopWatch:
     """Return a watch on a raw loop: ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``."""
-    return LoopWatch(model, optimizer, open_session, accumulation=accumulation)
+    opened = autowatch.stand_in() or open_session
+    return LoopWatch(model, optimizer, opened, accumulation=accumulation)

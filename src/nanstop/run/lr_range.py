@@ -24,6 +24,10 @@ VARIABLE = "NANSTOP_LR_RANGE"
 RESULT = "lr_range.json"
 
 _STDERR = 2
+_BY_HAND = "nanstop.run.lr_sweep.sweep(step, model, optimizer) tests a step of your own"
+_NO_TRAINING = (
+    "nanstop waits for train() of a transformers or TRL trainer, or for a loop's optimizer steps"
+)
 _MAX_BYTES = 2**20
 
 
@@ -57,20 +61,24 @@ def lr_range(
     measured = place / f".lr_range.{secrets.token_hex(4)}"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write_whole(measured, b"[]")
+        write_whole(measured, b"{}")
     except OSError as error:
         raise NanstopError(f"cannot write {place}: {error.strerror or error}") from error
     try:
         plan = SweepPlan(low=low, high=high, steps=steps, out=str(measured))
         code = _run(resolved, plan, place)
-        losses = [float(each) for each in json.loads(read_text(measured, _MAX_BYTES))]
+        said = json.loads(read_text(measured, _MAX_BYTES))
     finally:
         measured.unlink(missing_ok=True)
+    if said.get("problem"):
+        raise NanstopError(f"this loop cannot be swept: {said['problem']}", hint=_BY_HAND)
+    losses = [float(each) for each in said.get("losses", ())]
     if len(losses) < 2:
         raise _nothing_measured(code, losses)
     found = analyse(planned, losses[0], losses[1:])
-    if code and not found.message:
-        found = replace(found, message=f"the script ended with exit code {code} on the way")
+    short = _short(found, len(planned), code)
+    if short:
+        found = replace(found, message="; ".join(filter(None, (found.message, short))))
     write_whole(result_file(place), to_json(found).encode())
     return found
 
@@ -117,12 +125,22 @@ def _python_path() -> str:
     return os.environ.get("PYTHONPATH", "")
 
 
+def _short(found: LrRange, num_planned: int, code: int) -> str:
+    """Return why a sweep ended before its last rate, where it did not diverge."""
+    if code:
+        return f"the script ended with exit code {code} on the way"
+    if len(found.losses) < num_planned and found.diverges is None:
+        return f"the script's training ended after {len(found.losses)} of {num_planned} steps"
+    return ""
+
+
 def _nothing_measured(code: int, losses: list[float]) -> NanstopError:
     if code:
         hint = "what it wrote stands above; run it without nanstop to see whether it trains"
         after = f"after {len(losses)} steps" if losses else "before the sweep could begin"
         return NanstopError(f"the script ended with exit code {code} {after}", hint=hint)
-    return NanstopError(
-        "the script ended without training by a transformers or TRL trainer",
-        hint="for a loop of your own: nanstop.run.lr_sweep.sweep(step, model, optimizer)",
-    )
+    if losses:
+        return NanstopError(
+            "the script's training has one step only: a sweep takes one for each rate"
+        )
+    return NanstopError("the script ended without training", hint=_NO_TRAINING)

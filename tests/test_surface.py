@@ -24,6 +24,8 @@ CODES = [
     "NS102",
     "NS103",
     "NS104",
+    "NS105",
+    "NS106",
     "NS107",
     "NS108",
     "NS109",
@@ -91,7 +93,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "cec7020066fa727f")
+REPORT_FORM = (1, "d55e5d01fc199866")
 
 
 def test_names():

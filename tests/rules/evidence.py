@@ -4,11 +4,13 @@ import math
 
 from nanstop.records import (
     BatchFact,
+    CheckpointScan,
     CoarseRow,
     DriftRow,
     Environment,
     Evidence,
     FailureKey,
+    FormatFit,
     GradientRow,
     Incident,
     Localization,
@@ -22,6 +24,7 @@ from nanstop.records import (
     Signal,
     StateRow,
     StepId,
+    TensorScan,
     TensorStats,
     UpdateRow,
 )
@@ -151,3 +154,21 @@ def setup(**fields):
 
 def drift_row():
     return DriftRow(module="norm", op="aten.sub.Tensor", dtype="bfloat16", before=4e-3, after=5.9)
+
+
+def zeros(name, shape=(4, 4)):
+    """The range of a weight that is all zero."""
+    return stats("float32", name=name, shape=shape, absmax=0.0, zeros=math.prod(shape))
+
+
+def stored(found, overflow=0):
+    """A tensor of a scanned checkpoint, of which float16 cannot hold ``overflow`` values."""
+    fit = FormatFit(format="float16", headroom_bits=1.0, overflow=overflow)
+    return TensorScan(name=found.name, file="model.safetensors", stats=found, fits=(fit,))
+
+
+def scanned(*tensors, **fields):
+    files = ("model.safetensors",)
+    return CheckpointScan(
+        path="m", kind="model", files=files, num_bytes=8, tensors=tensors, **fields
+    )

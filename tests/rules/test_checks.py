@@ -12,6 +12,7 @@ from nanstop.records import (
     Evidence,
     GradientPath,
     HeadFacts,
+    KeyProblem,
     ObjectiveFacts,
     OptimizerFacts,
     Position,
@@ -42,11 +43,14 @@ from rules.evidence import (
     localization,
     logit_gap,
     probed,
+    scanned,
     series,
     setup,
     state_row,
     stats,
+    stored,
     update_row,
+    zeros,
 )
 
 RULES = {rule.code: rule for rule in CATALOGUE}
@@ -123,6 +127,9 @@ def narrow_row(bits, phase="forward"):
     )
 
 
+GARBAGE = stats("float32", name="head.weight", absmax=3e34, absmin_nonzero=1e-40)
+LOST_HEAD = KeyProblem(kind="missing", name="lm_head.weight", detail="not tied", new_on_load=True)
+
 FIRES = [
     ("NS101", probed(FP16, ranges=(narrow_row(-1.0),)), "certain"),
     ("NS101", probed(FP16, ranges=(narrow_row(1.0, "backward"),)), "likely"),
@@ -134,6 +141,13 @@ FIRES = [
     ("NS104", setup(quantized=replace(PACKED, compute_dtype="bfloat16"), device="cuda", capability="6.1"), "certain"),
     ("NS104", setup(precision=PrecisionFacts(tf32=True), device="cuda", capability="7.5"), "certain"),
     ("NS104", setup(precision=PrecisionFacts(requested="float8"), device="cuda", capability="8.0"), "certain"),
+    ("NS105", setup(odd_weights=(GARBAGE,)), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(stored(GARBAGE))), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(keys=(LOST_HEAD,))), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("q.lora_B.weight")), stored(stats(name="q.lora_A.weight")))), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("up.weight")))), "possible"),
+    ("NS106", setup(odd_weights=(stats("float32", name="w", nan=1),)), "certain"),
+    ("NS106", Evidence(checkpoint=scanned(stored(stats(name="w", posinf=2)))), "certain"),
     ("NS107", setup(quantized=replace(PACKED, num_adapted=0, trained_base=("norm.weight",))), "certain"),
     ("NS107", setup(quantized=replace(PACKED, num_adapted=0), param_groups=(FROZEN,)), "certain"),
     ("NS107", setup(quantized=replace(PACKED, compute_dtype="float16"), autocast="bfloat16"), "likely"),
@@ -174,6 +188,8 @@ FIRES = [
     ("NS101", Evidence(facts=RunFacts(param_groups=(group("float16", "w"),), model_type="t5")), "likely"),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="eager", model_type="qwen2")), "likely"),
     ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float16", absmax=2e4, headroom_bits=1.7),)), "likely"),
+    ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w", absmax=1e5), overflow=1))), "certain"),
+    ("NS103", Evidence(checkpoint=scanned(token_rows=(ZERO_ROWS,))), "certain"),
     ("NS102", Evidence(facts=half_head()), "certain"),
     ("NS102", Evidence(facts=half_head(eps=1e-5)), "likely"),
     ("NS102", Evidence(facts=half_head(dtype="bfloat16")), "possible"),
@@ -231,6 +247,14 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w"))))),
+    ("NS105", setup(odd_weights=(stats("float32", name="w", absmax=1e30, absmin_nonzero=1e29),))),
+    ("NS105", Evidence(checkpoint=scanned(stored(stats("float32", name="w", absmax=1.0, absmin_nonzero=1e-40))))),
+    ("NS105", Evidence(checkpoint=scanned(keys=(replace(LOST_HEAD, kind="unexpected", new_on_load=False),)))),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("q.lora_B.weight")), stored(stats(name="k.lora_B.weight"))))),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("norm.weight", shape=(4,))), stored(zeros("q.bias"))))),
+    ("NS106", setup()),
+    ("NS106", Evidence(checkpoint=scanned(stored(stats("float32", name="mask", absmax=0.0, neginf=6))))),
     ("NS101", probed(FP16, loss_scale=65536.0, ranges=(narrow_row(-1.0, "backward"),))),
     ("NS104", setup(precision=ASKS_FP16, autocast="float16")),
     ("NS104", setup(precision=ASKS_FP16, device="cuda", capability="7.0")),

@@ -19,6 +19,7 @@ from nanstop.adapters.parts import (
 )
 from nanstop.core.rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.core.step import ModelView
+from nanstop.core.weights import odd_weights
 from nanstop.records import OptimizerFacts, ParamGroup, TokenRows
 
 _TASKS = (
@@ -43,8 +44,8 @@ def structure(
     """Return fields of ``RunFacts``. ``model``: the one that carries the config, under any wrapper.
 
     ``pads``: the host knows a padding token. ``reentrant``: it will switch on reentrant checkpointing, and with
-    ``will_require`` make the embedding's output require gradients for it. Reads embedding and head once for their
-    rows' norms; otherwise nothing of the size of the model.
+    ``will_require`` make the embedding's output require gradients for it. Reads every weight once for its range, embedding
+    and head once more for their rows' norms.
     """
     config = getattr(model, "config", None)
     rows, task = _table_rows(view), _task(model)
@@ -71,6 +72,7 @@ def structure(
         "quantized": quantized_of(view, model),
         "adapter": adapter_of(view.root),
         "head": head_of(view, model, task, pads=pads),
+        "odd_weights": odd_weights(view.root.named_parameters()),
         "gradient_path": gradient_path_of(view, reentrant=reentrant, will_require=will_require),
     }
 

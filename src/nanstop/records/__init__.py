@@ -7,6 +7,12 @@ back (non-finite floats are kept as strings) and publishes their schema.
 
 from __future__ import annotations
 
+from nanstop.records.checkpoint import (
+    CheckpointScan,
+    FormatFit,
+    KeyProblem,
+    TensorScan,
+)
 from nanstop.records.doctor import (
     INJECTED,
     Act,
@@ -17,12 +23,6 @@ from nanstop.records.doctor import (
     GuardTrial,
     Injected,
     InjectedRow,
-)
-from nanstop.records.checkpoint import (
-    CheckpointScan,
-    FormatFit,
-    KeyProblem,
-    TensorScan,
 )
 from nanstop.records.facts import (
     BatchFact,

@@ -14,6 +14,7 @@ from nanstop.records.setup import (
     QuantizedFacts,
     ScheduleFacts,
 )
+from nanstop.records.values import TensorStats
 from nanstop.records.words import CONFIG, Phase
 
 
@@ -142,6 +143,8 @@ class RunFacts:
     schedule: ScheduleFacts | None = None
     objective: ObjectiveFacts | None = None
     gradient_path: GradientPath | None = None
+    odd_weights: tuple[TensorStats, ...] = ()
+    """Weights that were not finite, or far too large, when the run began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

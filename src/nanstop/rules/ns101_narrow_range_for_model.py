@@ -43,7 +43,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from nanstop.records import Confidence, Diagnosis, Evidence, Probe, RangeRow, RunFacts
+from nanstop.records import (
+    CheckpointScan,
+    Confidence,
+    Diagnosis,
+    Evidence,
+    Probe,
+    RangeRow,
+    RunFacts,
+)
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import BF16
 from nanstop.rules.reading import number, standing
@@ -80,7 +88,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if not _computes_in_float16(facts):
         return None
     ranges = (*evidence.ranges, *_probed(evidence.probe))
-    reason = _from_ranges(ranges) or _from_family(facts) or _from_declaration(facts)
+    reason = (
+        _from_weights(evidence.checkpoint)
+        or _from_ranges(ranges)
+        or _from_family(facts)
+        or _from_declaration(facts)
+    )
     if reason is None:
         return None
     confidence, cause = reason
@@ -113,6 +126,20 @@ def _probed(probe: Probe | None) -> tuple[RangeRow, ...]:
         else row
         for row in probe.ranges
     )
+
+
+def _from_weights(scan: CheckpointScan | None) -> tuple[Confidence, str] | None:
+    """Return which weights of a scanned checkpoint float16 cannot hold."""
+    over = [
+        tensor.stats
+        for tensor in (scan.tensors if scan is not None else ())
+        for fit in tensor.fits
+        if fit.format == "float16" and fit.overflow
+    ]
+    if not over:
+        return None
+    worst = max(over, key=lambda stats: stats.absmax)
+    return "certain", f"the checkpoint's `{worst.name}` holds {number(worst.absmax)}"
 
 
 def _from_ranges(ranges: tuple[RangeRow, ...]) -> tuple[Confidence, str] | None:

@@ -47,7 +47,9 @@ from nanstop.rules.reading import counted, number, standing
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the tables with zero or outlying rows."""
-    tables = [rows for rows in standing(evidence).token_rows if rows.zero_rows or rows.outlier_rows]
+    scan = evidence.checkpoint
+    known = standing(evidence).token_rows or (scan.token_rows if scan is not None else ())
+    tables = [rows for rows in known if rows.zero_rows or rows.outlier_rows]
     if not tables:
         return None
     num_zero = sum(len(table.zero_rows) for table in tables)

@@ -33,6 +33,13 @@ def machine_of(evidence: Evidence) -> Environment | None:
     return evidence.incident.environment if evidence.incident is not None else None
 
 
+def weights_of(evidence: Evidence) -> tuple[TensorStats, ...]:
+    """Return the ranges of the weights of the scanned checkpoint, or of those that stood out as a model was loaded."""
+    if evidence.checkpoint is not None:
+        return tuple(tensor.stats for tensor in evidence.checkpoint.tensors)
+    return standing(evidence).odd_weights
+
+
 def born(evidence: Evidence, phases: Iterable[str]) -> OpEvent | None:
     """Return the op that made the first bad value out of finite ones in one of ``phases``, else None."""
     found = evidence.localization

@@ -14,7 +14,7 @@ from nanstop.records import ParamGroup, RunFacts
 from nanstop.rules.log_filter import filtered
 from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
 from nanstop.rules.stacks import stacks
-from nanstop.zoo import plants, precision, setups
+from nanstop.zoo import loading, plants, precision, setups
 from nanstop.zoo.specimen import Specimen, run_plain
 
 HALF = (torch.float16, torch.bfloat16)
@@ -82,6 +82,12 @@ def scale_collapses(specimen: Specimen) -> bool:
 def weight_is_bad(specimen: Specimen) -> bool:
     """Return whether a parameter is not finite before the first step."""
     return any(not bool(p.isfinite().all()) for p in specimen.model.parameters())
+
+
+def has_huge_weight(specimen: Specimen) -> bool:
+    """Return whether a parameter is finite and beyond 1e6."""
+    ranges = [float(p.detach().abs().max()) for p in specimen.model.parameters()]
+    return any(1e6 < largest < math.inf for largest in ranges)
 
 
 def batch_is_bad(specimen: Specimen) -> bool:
@@ -206,6 +212,8 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
         "NS102": _pair(plants.half_trainables, torch.float16, torch.float32, trains_half),
         "NS103": _pair(plants.new_tokens, 0.0, None, has_zero_rows),
         "NS104": _pair(setups.on_v100, torch.bfloat16, torch.float32, has_no_units),
+        "NS105": Entry(loading.unfilled_head, loading.head_from, has_huge_weight),
+        "NS106": _pair(loading.merged, 16.0, 2.0, weight_is_bad),
         "NS107": _pair(setups.packed_base, 0, 2, packed_alone),
         "NS108": _pair(plants.on_h20, "12.1.3.1", "12.4.5.8", stands_on_known_stack),
         "NS109": _pair(setups.scored, "frozen", "trained", frozen_head),

@@ -6,7 +6,15 @@ import pytest
 
 from nanstop.errors import NanstopError
 from nanstop.records import Environment, PrecisionFacts, Probe, RangeRow, RunFacts, StepId
-from nanstop.run.preflight import Preflight, is_config, preflight, read_machine, render
+from nanstop.run.preflight import (
+    Preflight,
+    check_checkpoint,
+    is_checkpoint,
+    is_config,
+    preflight,
+    read_machine,
+    render,
+)
 
 HERE = Environment(nanstop="0", python="3")
 V100 = Environment(nanstop="0", python="3", gpu="Tesla V100", capability="7.0")
@@ -96,3 +104,17 @@ def test_a_config_stands_alone(tmp_path, monkeypatch):
     with pytest.raises(NanstopError, match="unknown config file") as raised:
         is_config(["dop.yml"])
     assert "did you mean `dpo.yaml`?" in raised.value.hint
+
+
+def test_a_checkpoint_is_scanned(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    file = tmp_path / "model.safetensors"
+    save_file({"layer.weight": torch.tensor([[1.0, float("nan")]])}, file)
+    assert is_checkpoint([str(file)])
+    assert is_checkpoint([str(tmp_path)])
+    assert not is_checkpoint(["train.py"])
+    assert [one.code for one in check_checkpoint(file).findings] == ["NS106"]
+    with pytest.raises(NanstopError, match="is a checkpoint and takes no arguments"):
+        is_checkpoint([str(file), "--lr"])

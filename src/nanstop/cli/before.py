@@ -37,9 +37,10 @@ def check(
     from nanstop.run import preflight
 
     there = preflight.read_machine(machine) if machine is not None else None
-    found = _config(command) if preflight.is_config(command) else None
-    if found is not None:
-        found = preflight.preflight(found, there)
+    if preflight.is_config(command):
+        found = preflight.preflight(_config(command), there)
+    elif preflight.is_checkpoint(command):
+        found = preflight.check_checkpoint(Path(command[0]))
     else:
         found = preflight.check_script(command, static=static, machine=there)
     show(found, printable(preflight.render(found)), as_json)
@@ -156,3 +157,26 @@ def plan(
     written = f"\nwritten to {out}" if out is not None else ""
     show(found.record, printable(str(found)) + written, as_json)
     return OK if found.found else FINDINGS
+
+
+def scan(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="A .safetensors or .bin file, or their folder."),
+    ],
+    full: Annotated[
+        bool, typer.Option("--full", help="Count small values in every chunk; slower.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Read a checkpoint's weights: non-finite values, ranges, which formats they fit. None of its code is run."""
+    from dataclasses import asdict
+
+    from nanstop.report.scan_text import render_scan
+    from nanstop.run import scan as scanning
+
+    found = scanning.scan(checkpoint, full=full)
+    said = scanning.findings(found)
+    value = asdict(found) | {"findings": said}
+    show(value, render_scan(printable(found), printable(said)), as_json)
+    return FINDINGS if said else OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,9 +24,11 @@ from nanstop.report.text import render_finding
 from nanstop.rules.diagnose import RANK, Examination, examine
 from nanstop.rules.reading import counted
 from nanstop.run.dry import dry_run
+from nanstop.run.environment import environment
 from nanstop.run.files import read_text
 from nanstop.suggest import unknown
 
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _CONFIGS = (".yaml", ".yml", ".json")
 _MAX_MACHINE_BYTES = 2**20
 
@@ -57,6 +60,31 @@ def check_script(
     """
     seen = dry_run(command, "check", Preflight, options={"static": static})
     return preflight(seen, machine)
+
+
+def is_checkpoint(command: Sequence[str]) -> bool:
+    """Return whether this is a file of weights or a folder that is no program. Errors: NS001 where it has arguments."""
+    path = Path(command[0]) if command else Path()
+    folder = path.is_dir() and not (path / "__main__.py").is_file()
+    if not folder and path.suffix not in _WEIGHTS:
+        return False
+    if len(command) > 1:
+        raise NanstopError(f"{path} is a checkpoint and takes no arguments")
+    return True
+
+
+def check_checkpoint(path: Path) -> Preflight:
+    """Return what a scan of a checkpoint finds. Errors: ``NanstopError`` as ``scan``."""
+    from nanstop.run.scan import facts_of, findings, scan
+
+    began = time.perf_counter()
+    found = scan(path)
+    return Preflight(
+        facts=replace(facts_of(found), host=str(path)),
+        environment=environment(),
+        findings=findings(found),
+        seconds=time.perf_counter() - began,
+    )
 
 
 def is_config(command: Sequence[str]) -> bool:

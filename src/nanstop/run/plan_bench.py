@@ -22,6 +22,7 @@ from nanstop.core.headroom import (
     product_work,
     rehearse,
 )
+from nanstop.core.localize import eager
 from nanstop.core.numerics import format_limit, format_name, nonfinite_names
 from nanstop.core.probe import exact_ranges, headroom_bits
 from nanstop.core.step import Step
@@ -242,7 +243,8 @@ class Bench:
         losses: list[float] = []
         step.scale = self.scale if hasattr(self, "scale") else 1.0
         try:
-            with step.isolated(with_update=True), under():
+            # Compiled code would be compiled anew for each plan.
+            with step.isolated(with_update=True), under(), eager():
                 held = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
                 start = {name: p.detach().float().clone() for name, p in held.items()}
                 for place in range(self.updates):

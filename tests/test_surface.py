@@ -73,6 +73,7 @@ COMMANDS = {
     ],
     "check": ["command", "--static", "--machine", "--json"],
     "report": ["folder", "--json"],
+    "scan": ["checkpoint", "--full", "--json"],
     "bisect": [
         "bad",
         "good",

@@ -32,13 +32,17 @@ class FormatFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorScan:
-    """One stored tensor. ``measured`` is False where only shape and format are known, with the reason in ``note``."""
+    """One stored tensor. ``measured`` is False where only shape and format are known, with the reason in ``note``.
+
+    ``exact``: False where ``stats.subnormal`` was counted on a part of the tensor and scaled up.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     file: str
     stats: TensorStats
     fits: tuple[FormatFit, ...] = ()
+    exact: bool = True
     measured: bool = True
     note: str = ""
 

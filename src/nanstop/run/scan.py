@@ -20,7 +20,16 @@ from torch import Tensor
 
 from nanstop.core.numerics import format_name
 from nanstop.core.rows import MIN_ROWS, row_norms, token_rows
-from nanstop.core.scan import CHUNK_BYTES, Meter, Scratch, Tally, computed_in, fits_of, stats_of
+from nanstop.core.scan import (
+    CHUNK_BYTES,
+    Meter,
+    Scratch,
+    Tally,
+    computed_in,
+    fits_of,
+    stats_of,
+    subnormal_count,
+)
 from nanstop.records import (
     CheckpointScan,
     Diagnosis,
@@ -257,7 +266,8 @@ def _scanned(stored: Stored, found: _Found | None) -> TensorScan:
         )
         return TensorScan(name=stored.name, file=file, stats=stats, note="integers: range only")
     stats = stats_of(found.tally, stored.shape, dtype, stored.name)
-    return TensorScan(name=stored.name, file=file, stats=stats, fits=fits_of(found.tally, dtype))
+    fits, (_, exact) = fits_of(found.tally, dtype), subnormal_count(found.tally, dtype)
+    return TensorScan(name=stored.name, file=file, stats=stats, fits=fits, exact=exact)
 
 
 def _token_rows(

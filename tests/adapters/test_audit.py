@@ -2,7 +2,6 @@
 
 import math
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -59,7 +58,7 @@ class Counts(TrainerCallback):
 
 
 def audited(trainer):
-    return judge(TrainerAudit(trainer, partial(Trainer.train, trainer)).run())
+    return judge(TrainerAudit(trainer).run())
 
 
 def acts(found):

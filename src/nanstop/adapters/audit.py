@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -43,15 +43,14 @@ def run(target: Target, _options: Mapping[str, Any]) -> Audit:
         raise NanstopError(
             "the guards are audited in one process: start the script without a launcher"
         )
-    assert target.train is not None
-    return TrainerAudit(target.trainer, target.train).run()
+    return TrainerAudit(target.trainer).run()
 
 
 class TrainerAudit:
-    """``train``: the host's own ``train()``, which may be called again and again."""
+    """Lets a trainer train again and again, from where it stands."""
 
-    def __init__(self, trainer: Any, train: Callable[[], Any]) -> None:
-        self.stage = Stage(trainer, train)
+    def __init__(self, trainer: Any) -> None:
+        self.stage = Stage(trainer)
         self.trials: list[GuardTrial] = []
         self.guards: tuple[Guard, ...] = ()
         self._healthy: _Seen | None = None

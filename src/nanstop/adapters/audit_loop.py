@@ -254,7 +254,7 @@ class LoopAudit:
         if trial is not None and trial.took and (error is not None or self._is_certain(trial)):
             said = "" if error is None else f"{type(error).__name__}: {error}"[:500]
             self._end("stopped" if error is None else "raised", said)
-        if self._num_new:
+        if self._num_updates:
             self._write()
 
     def _is_certain(self, trial: _Trial) -> bool:

@@ -50,7 +50,7 @@ class Stage:
     ``callbacks``: the user's own by name. ``opens_watch``: how the script's own ``nanstop.watch`` opens its session.
     """
 
-    def __init__(self, trainer: Any, train: Callable[[], Any]) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.name = type(trainer).__name__
         self.notes: list[str] = []
@@ -61,7 +61,6 @@ class Stage:
         self.parameters: dict[str, Tensor] = {n: p for n, p in named if p.requires_grad}
         self.loss = LossPlace()
         self.target: Tensor | None = None
-        self._train = train
         self._patches = Patches()
         trainable = Trainable(self.parameters, self.view.optimizer, self.view.scaler)
         self._snapshot = Snapshot(trainable)
@@ -133,14 +132,9 @@ class Stage:
 
     def train(self, reads: Reads) -> BaseException | None:
         """Train and return what was raised."""
-        watched = vars(self.trainer).get("train")
         try:
             with reads:
-                if watched is not None:
-                    watched.__self__._train = self._train
-                    watched()
-                else:
-                    self._train()
+                self.trainer.train()
         except (Exception, SystemExit) as error:
             return error
         return None

@@ -10,6 +10,7 @@ from nanstop.adapters.autowatch import opened
 from nanstop.errors import NanstopError
 from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.run.announce import announcer
+from nanstop.run.dry import planned
 from nanstop.run.policy import Policy
 from nanstop.run.store import Store, load_incident, load_report
 
@@ -128,7 +129,7 @@ def watch(
 
         if optimizer is not None:
             raise NanstopError("watch(trainer) takes no optimizer: the trainer has its own")
-        if switched_off():
+        if switched_off() or planned() is not None:  # a job stands in for the training
             return Watch(_Off(), Store(incident_folder(out)))
         known = vars(target).get("_nanstop_watch")
         if known is None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,6 +181,54 @@ def test_a_run_that_was_asked_to_keeps_all_its_numbers(tmp_path, capfd, monkeypa
     assert cli.main(["run", "--out", "a", "loop.py", "1.0"]) == 0
     with pytest.raises(NanstopError, match="nothing is recorded in a"):
         load_run("a")
+
+
+HEALTHY = """
+import sys
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Dropout(0.1))
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(20):
+    if step == 9:
+        net[2].weight.data.mul_(float(sys.argv[1]))
+    optimizer.zero_grad()
+    net(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+torch.save([*net.parameters(), torch.get_rng_state()], sys.argv[2])
+"""
+
+
+def test_healthy_runs_are_told_apart_by_the_first_layer_that_parts(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").write_text(HEALTHY)
+    for name, scale in (("a", "1.0"), ("b", "1.3")):
+        command = ["run", "--series", "--out", name, "loop.py", scale, f"{name}.pt"]
+        assert cli.main(command) == 0
+    assert cli.main(["run", "--out", "c", "loop.py", "1.0", "c.pt"]) == 0
+    assert all(map(torch.equal, torch.load("a.pt"), torch.load("c.pt")))
+    found = compare(load_run("a"), load_run("b"))
+    assert (found.step, found.series) == (9, "loss_raw")
+    assert (found.layer.step, found.layer.module, found.layer.op) == (16, "2", "")
+    assert found.range_steps == (0, 1, 2, 4, 8, 16)
+    assert {row.name for row in found.rows} == {"grad_norm", "loss_raw"}
+    assert "layer: `2`, step 16: max " in render(found)
+    assert from_json(Comparison, to_json(found)) == found
+    assert cli.main(["compare", "a", "a"]) == 0
+    assert "no range of a module differs by more (steps 0, 1, 2" in capfd.readouterr().out
+
+
+def test_the_earliest_layer_counts_whatever_told_of_it():
+    place = at_step(5, ranges=[1.0])
+    other = at_step(5, ranges=[3.0])
+    for step, module in ((4, "x"), (8, "layers.0")):
+        ranges = {"x": {0: [1.0], step: [1.0]}, "only_a": {0: [1.0]}}
+        changed = {"x": {0: [1.0], step: [2.0]}}
+        found = compare(
+            Run("a", ranges=ranges, reports=(place,)), Run("b", ranges=changed, reports=(other,))
+        )
+        assert found.layer.module == module
 
 
 def test_incidents_of_an_earlier_run_in_the_folder_do_not_count(tmp_path):

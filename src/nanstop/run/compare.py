@@ -7,15 +7,23 @@ A run is recorded by ``series.json`` (``nanstop run --series``), by the historie
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from nanstop.errors import NanstopError
-from nanstop.records import CONFIG, OpEvent, Report
+from nanstop.records import CONFIG, Report
+from nanstop.run.compare_layers import (
+    Layer,
+    Values,
+    gap,
+    layer_of_incidents,
+    layer_of_ranges,
+    sampled_steps,
+)
 from nanstop.run.files import MAX_JSON_BYTES, read_text
+from nanstop.run.sampled_ranges import module_of
 from nanstop.run.store import (
     REPORT,
     SERIES,
@@ -28,9 +36,6 @@ from nanstop.run.store import (
 from nanstop.run.summary import summary_row
 
 TRAINER_STATE = "trainer_state.json"
-
-Values = Mapping[int, Sequence[float]]
-"""By step, what was noted of it: one value, or one for each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +57,12 @@ class SeriesRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """Where one run's operations part from the other's. ``why``: in words. Ranges are of the operation's outputs."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
-    step: int
-    module: str
-    op: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two runs. ``step`` and ``series``: the first divergence; None where they agree within ``tolerance``."""
+    """Two runs. ``step`` and ``series``: the first divergence; None where they agree within ``tolerance``.
+
+    ``layer``: the first one that parts, at ``range_steps``, the common steps at which ranges of modules were sampled, or
+    in an incident.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     a: str
@@ -74,6 +72,7 @@ class Comparison:
     series: str | None
     layer: Layer | None
     rows: tuple[SeriesRow, ...]
+    range_steps: tuple[int, ...] = ()
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
     incidents_a: tuple[str, ...] = ()
@@ -86,10 +85,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is recorded of one run."""
+    """What is recorded of one run. ``ranges``: of its modules, in the order of the forward."""
 
     path: str
     series: Mapping[str, Values] = field(default_factory=dict)
+    ranges: Mapping[str, Values] = field(default_factory=dict)
     reports: tuple[Report, ...] = ()
 
 
@@ -111,12 +111,15 @@ def load_run(path: str | Path) -> Run:
             hint="nanstop run --series records a run; transformers does, with each checkpoint",
         )
     series: dict[str, dict[int, list[float]]] = {}
+    ranges: dict[str, dict[int, list[float]]] = {}
     for one in (*kept, *(each for report in reports for each in report.incident.history)):
-        _add(series, one.name, zip(one.steps, one.values, strict=True))
+        module = module_of(one.name)
+        place, name = (series, one.name) if module is None else (ranges, module)
+        _add(place, name, zip(one.steps, one.values, strict=True))
     if state is not None:
         for name, values in _logged(state).items():
             _add(series, name, values)
-    return Run(str(given), series, reports)
+    return Run(str(given), series, ranges, reports)
 
 
 def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
@@ -139,14 +142,19 @@ def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
     earliest = min(
         parted, key=lambda row: (row.first_divergence or 0, "loss" not in row.name), default=None
     )
+    layers = (
+        layer_of_ranges(first.ranges, second.ranges, tolerance),
+        layer_of_incidents(first.reports, second.reports, tolerance),
+    )
     return Comparison(
         a=first.path,
         b=second.path,
         tolerance=tolerance,
         step=earliest.first_divergence if earliest else None,
         series=earliest.name if earliest else None,
-        layer=_layer(first.reports, second.reports, tolerance),
+        layer=min(filter(None, layers), key=lambda layer: layer.step, default=None),
         rows=tuple(rows),
+        range_steps=sampled_steps(first.ranges, second.ranges),
         only_a=tuple(name for name in first.series if name not in second.series),
         only_b=tuple(name for name in second.series if name not in first.series),
         incidents_a=tuple(map(_incident, first.reports)),
@@ -162,10 +170,12 @@ def render(found: Comparison) -> str:
     else:
         lines.append(f"no number differs by more than {100.0 * found.tolerance:g} %")
     if found.layer is not None:
-        place = f" in `{found.layer.module}`" if found.layer.module else ""
-        lines.append(
-            f"  layer: `{found.layer.op}`{place}, step {found.layer.step}: {found.layer.why}"
-        )
+        names = [f"`{name}`" for name in (found.layer.op, found.layer.module) if name]
+        place = " in ".join(names) or "the model itself"
+        lines.append(f"  layer: {place}, step {found.layer.step}: {found.layer.why}")
+    elif found.range_steps:
+        steps = ", ".join(map(str, found.range_steps))
+        lines.append(f"  layers: no range of a module differs by more (steps {steps})")
     for row in found.rows:
         first = (
             "equal" if row.first_difference is None else f"differs from step {row.first_difference}"
@@ -247,9 +257,9 @@ def _row(name: str, first: Values, second: Values, tolerance: float) -> SeriesRo
     ]
     if not pairs:
         return None
-    gaps = [_gap(a, b) for _, a, b in pairs]
-    apart = next((i for i, gap in enumerate(gaps) if gap > tolerance), None)
-    differs = next((i for i, gap in enumerate(gaps) if gap > 0.0), None)
+    gaps = [gap(a, b) for _, a, b in pairs]
+    apart = next((i for i, one in enumerate(gaps) if one > tolerance), None)
+    differs = next((i for i, one in enumerate(gaps) if one > 0.0), None)
     _, a, b = pairs[-1 if apart is None else apart]
     return SeriesRow(
         name=name,
@@ -260,64 +270,6 @@ def _row(name: str, first: Values, second: Values, tolerance: float) -> SeriesRo
         b=b,
         largest=max(gaps),
     )
-
-
-def _gap(a: float, b: float) -> float:
-    """Return the difference relative to the larger magnitude; infinite where only one is that infinity or NaN."""
-    if a == b or (math.isnan(a) and math.isnan(b)):
-        return 0.0
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf
-    return abs(a - b) / max(abs(a), abs(b))
-
-
-def _layer(first: Sequence[Report], second: Sequence[Report], tolerance: float) -> Layer | None:
-    """Return the first operation whose range differs between the runs' incidents, or that failed in one run only."""
-    for a, b in _by_step(first, second):
-        if a is not None and b is not None:
-            found = _differing_op(a, b, tolerance)
-            if found is not None:
-                return found
-            continue
-        report, name = (a, "A") if a is not None else (b, "B")
-        assert report is not None
-        row = summary_row(report)
-        why = f"{row.code} in {name} only"
-        return Layer(step=row.step, module=row.module or "", op=row.op or row.phase, why=why)
-    return None
-
-
-def _by_step(
-    first: Sequence[Report], second: Sequence[Report]
-) -> Iterator[tuple[Report | None, Report | None]]:
-    """Yield the incidents of both runs, those of one step together, the earliest first."""
-    ours = {report.incident.at.step: report for report in reversed(first)}
-    theirs = {report.incident.at.step: report for report in reversed(second)}
-    for step in sorted({*ours, *theirs}):
-        yield ours.get(step), theirs.get(step)
-
-
-def _differing_op(a: Report, b: Report, tolerance: float) -> Layer | None:
-    ours, theirs = _events(a), _events(b)
-    for key, event in ours.items():
-        other = theirs.get(key)
-        for mine, yours in zip(event.outputs, other.outputs if other else (), strict=False):
-            if mine.finite != yours.finite or _gap(mine.absmax, yours.absmax) > tolerance:
-                why = f"max {mine.absmax:.6g} in A, {yours.absmax:.6g} in B"
-                step = a.incident.at.step
-                return Layer(step=step, module=event.module, op=event.op, why=why)
-    return None
-
-
-def _events(report: Report) -> dict[tuple[str, str, str, int], OpEvent]:
-    """Return the operations whose ranges a report holds, in order, by phase, name, module and occurrence."""
-    place = report.localization
-    events = [*place.growth, *([place.first_bad] if place.first_bad else [])] if place else []
-    found: dict[tuple[str, str, str, int], OpEvent] = {}
-    for event in sorted(events, key=lambda one: one.index):
-        name = (event.phase, event.op, event.module)
-        found[(*name, sum(key[:3] == name for key in found))] = event
-    return found
 
 
 def _incident(report: Report) -> str:

@@ -23,9 +23,11 @@ from nanstop.records import (
 from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
 from nanstop.run.environment import environment
+from nanstop.run.gauging import Gauge
 from nanstop.run.history import WHOLE, History
 from nanstop.run.policy import Policy
 from nanstop.run.resolution import Resolution
+from nanstop.run.sampled_ranges import SampledRanges
 from nanstop.run.store import Store
 from nanstop.run.summary import FindingRow, Summary, summary_row
 
@@ -36,10 +38,6 @@ if TYPE_CHECKING:
     from nanstop.run.failures import Failures
 
 Announce = Callable[[Report | Diagnosis | str], None]
-
-_GAUGE_SHARE = 0.005
-"""Share of the run's time that the gauge may take, after its look at the first healthy step."""
-_HALF = ("float16", "bfloat16")
 
 
 class Session:
@@ -70,10 +68,11 @@ class Session:
         self._plan = plan
         self._clock = clock
         self._began = clock()
+        self._gauge = Gauge(view, clock)
         self._adopted = ExitStack()
         self._in_force: tuple[Atom, ...] = ()
         self._steps = 0
-        self._next_gauge: float | None = None
+        self._ranges = SampledRanges(wanted=store.keeps_series and facts.world_size == 1)
         self._exit: int | None = None
 
     @property
@@ -121,6 +120,7 @@ class Session:
 
         ``can_skip``: without a ``step`` there is an update that can be left out all the same.
         """
+        self._gauge.drop()
         try:
             from nanstop.run.failures import Failures
         except Exception as missing:  # a nanstop that was replaced on the disk since this run began
@@ -140,34 +140,26 @@ class Session:
         )
 
     def completed(self, step: int) -> None:
-        """Note that an update was applied. No device work."""
+        """Note that an update was applied. Synchronises the device where the gauge has looked at the step."""
         self._steps = max(self._steps, step + 1)
         self.beat(step)
         self._passed()
+        self._follow(step)
 
-    def gauge_due(self, _step: int) -> bool:
-        """Return whether a healthy micro-batch should run under the recorder now.
-
-        Only half formats absorb overflow at values that training meets, so others are not gauged.
-        """
-        half = self.facts.autocast in _HALF or any(
-            group.dtype in _HALF for group in self.facts.param_groups
-        )
-        if not half or self.facts.world_size > 1:
-            return False
-        return self._next_gauge is None or self._clock() >= self._next_gauge
+    def gauge_due(self, step: int) -> bool:
+        """Return whether a healthy micro-batch should be run once more for a closer look."""
+        return self._ranges.due(step) or self._gauge.wide_due(self.facts)
 
     def gauge(self, step: Step) -> None:
-        """Run one micro-batch of a healthy window under the recorder, undone; report overflow that was absorbed."""
-        from nanstop.core.localize import localize
-
-        began = self._clock()
+        """Run one micro-batch of a healthy window again, undone; report overflow that was absorbed."""
+        place = None
         try:
-            place = localize(step, 0)
+            if self._ranges.due(step.id.step):
+                self._ranges.take(step)
+            if self._gauge.wide_due(self.facts):
+                place = self._gauge.wide(step)
         except Exception as error:  # an instrument must not end a healthy run
-            place = None
             self.announce(f"the gauge could not run ({type(error).__name__}: {error})")
-        self._next_gauge = self._clock() + (self._clock() - began) / _GAUGE_SHARE
         if place is not None:
             self._examine_healthy(
                 Evidence(facts=self.facts, localization=place, series=self.series.records())
@@ -213,6 +205,7 @@ class Session:
     def finish(self, exit_code: int = 0) -> None:
         """Undo what was adopted and write the last summary."""
         in_force, self._in_force, self._exit = self._in_force, (), exit_code
+        self._gauge.drop()
         self.beat(None)
         try:
             self._adopted.close()
@@ -220,7 +213,7 @@ class Session:
             self.announce(f"a remedy could not be undone ({type(error).__name__}: {error})")
         self.write_summary()
         if self.store.keeps_series:
-            self.store.write_series(self.series.records())
+            self.store.write_series((*self.series.records(), *self._ranges.records()))
         ended_well = exit_code == 0 and not any(
             report.audit[-1].action.kind == "stop" for report in self.reports
         )
@@ -234,6 +227,21 @@ class Session:
         return RunReport(
             tuple(self.reports), tuple(self.findings), self._steps, self._clock() - self._began
         )
+
+    def _follow(self, step: int) -> None:
+        """Follow the ranges of the model's modules; say once that one is about to leave its format."""
+        if self.facts.world_size > 1 or self.facts.compiled:
+            return
+        try:
+            row = self._gauge.stepped(step)
+        except Exception as error:  # an instrument must not end a healthy run
+            self._gauge.close()
+            self.announce(f"ranges are no longer followed ({type(error).__name__}: {error})")
+            return
+        if row is not None:
+            self._examine_healthy(
+                Evidence(facts=self.facts, ranges=(row,), series=self.series.records())
+            )
 
     def _passed(self) -> None:
         if self._failures is not None:

@@ -120,6 +120,29 @@ def test_flattened_heads_are_read_back_from_the_memory_layout():
     }
 
 
+def test_rows_of_a_product_are_those_of_what_it_read():
+    """The projection of a state space model is turned and cut before anything reads it as [rows, tokens, ...]."""
+
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projection = nn.Linear(8, 12, bias=False)
+
+        def forward(self, x):
+            large = x * 0 + torch.where(torch.arange(16) == 6, 1e38, 1.0)[:, None]
+            halves = self.projection(large).transpose(1, 2).chunk(2, 1)
+            return (halves[0] * halves[1]).transpose(1, 2)[..., :1] + x
+
+    model = Net(Mixer())
+    with torch.no_grad():
+        model.body.projection.weight.fill_(1.0)
+    found = located(model)
+    assert (found.key.op, found.key.module) == ("aten.mm.default", "body.projection")
+    assert found.positions == tuple(
+        Position(sample=row, first_token=6, last_token=6) for row in (0, 1)
+    )
+
+
 def test_flattened_linear_is_read_back():
     model = Net(lambda x: x * 2)
     with torch.no_grad():

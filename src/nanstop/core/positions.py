@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from nanstop.core.optable import base_name
 from nanstop.core.trace import Op, Trace, Value
 from nanstop.records import Position
 
@@ -66,7 +67,8 @@ def positions_in(
     """Return the positions of an op's bad elements, by its own shape or by a shape in which the value is read later.
 
     Attention and linear layers flatten the batch: [rows * heads, tokens, tokens] is read as
-    [rows, heads, tokens, tokens] afterwards, over the same memory.
+    [rows, heads, tokens, tokens] afterwards, over the same memory. The rows of a matrix product are those of its first
+    operand, which was [rows, tokens, ...] before.
     """
     for output, mask in zip(op.outputs, bad, strict=False):
         if mask is None or tuple(mask.shape) != output.shape:
@@ -74,22 +76,46 @@ def positions_in(
         own = positions_of(mask, grid)
         if own is not None:
             return own
-        for seen in _readings(trace, op, output):
-            found = positions_of(_seen_as(mask, output, seen), grid)
-            if found is not None:
-                return found
+        found = _positions_seen(mask, output, trace.ops[op.index + 1 :], grid)
+        operand = _left_factor(op)
+        if found is None and operand is not None:
+            across = mask.any(-1, keepdim=True).expand(operand.shape)
+            found = _positions_seen(across, operand, trace.ops[: op.index], grid)
+        if found is not None:
+            return found
     return None
 
 
-def _readings(trace: Trace, op: Op, output: Value) -> Iterable[Value]:
-    """Yield how later ops read the whole of a value: other shapes over the same memory."""
-    tried = {(output.shape, output.layout)}
-    for later in trace.ops[op.index + 1 :]:
-        for value in later.inputs:
-            if value.storage is not output.storage or value.dtype is not output.dtype:
+def _left_factor(op: Op) -> Value | None:
+    """Return the matrix whose rows an op's rows are: of a product, where they lie one after the other in memory."""
+    if base_name(op.name) not in ("mm", "addmm"):
+        return None
+    first = next((value for value in op.inputs if len(value.shape) == 2), None)
+    if first is None or first.layout[0] != (first.shape[1], 1):
+        return None
+    name = first.storage.name
+    return first if name is None or name.startswith("batch[") else None
+
+
+def _positions_seen(
+    mask: Tensor, value: Value, ops: Iterable[Op], grid: Grid
+) -> tuple[Position, ...] | None:
+    for seen in _readings(value, ops):
+        found = positions_of(_seen_as(mask, value, seen), grid)
+        if found is not None:
+            return found
+    return None
+
+
+def _readings(whole: Value, ops: Iterable[Op]) -> Iterator[Value]:
+    """Yield how ops read or wrote the whole of a value: other shapes over the same memory."""
+    tried = {(whole.shape, whole.layout)}
+    for op in ops:
+        for value in (*op.inputs, *op.outputs):
+            if value.storage is not whole.storage or value.dtype is not whole.dtype:
                 continue
             key = (value.shape, value.layout)
-            if key not in tried and _numel(value) == _numel(output):
+            if key not in tried and _numel(value) == _numel(whole):
                 tried.add(key)
                 yield value
 

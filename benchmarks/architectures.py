@@ -16,6 +16,7 @@ Classes that are done are not repeated; the table is ``docs/architectures.md``.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ import architectures_trials as trials
 import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+import nanstop
 
 RESULTS = Path(__file__).parent / "results" / "architectures.json"
 PARTS = ("health", "plants", "plan")
@@ -151,7 +154,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def save(results: dict[str, Any], path: Path) -> None:
-    """Write one line for each class, so that a version control shows what changed."""
+    """Write one line for each class, so that version control shows what changed, and the page of the project's own."""
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_suffix(".new")
     rows = results["rows"]
@@ -161,6 +164,8 @@ def save(results: dict[str, Any], path: Path) -> None:
     head = json.dumps({k: v for k, v in results.items() if k != "rows"})[:-1]
     fresh.write_text(head + ', "rows": {\n' + ",\n".join(lines) + "\n}}\n")
     fresh.replace(path)
+    if path == RESULTS:
+        architectures_table.write(results)
 
 
 def _finite(value: Any) -> Any:
@@ -177,10 +182,10 @@ def missing(row: Row, parts: list[str]) -> list[str]:
     return [] if "reason" in row else [part for part in parts if part not in row]
 
 
-def main() -> int:
+def asked(classes: Collection[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[], help="model types, exactly")
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(PARTS), help="of these, by comma")
     parser.add_argument("--again", action="store_true", help="repeat what is done")
     parser.add_argument("--table", action="store_true", help="only write the table")
     parser.add_argument(
@@ -188,26 +193,35 @@ def main() -> int:
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    options.parts = options.parts.split(",")
+    for given, known in ((options.only, classes), (options.parts, PARTS)):
+        wrong = [word for word in given if word not in known]
+        if wrong:
+            near = difflib.get_close_matches(wrong[0], known, 1)
+            parser.error(f"unknown: {wrong[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
+    return options
+
+
+def main() -> int:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    results, parts = load(options.results), options.parts.split(",")
-    results["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     classes = {k.model_type: a for k, a in MODEL_FOR_CAUSAL_LM_MAPPING.items()}
-    for name in () if options.table else sorted(classes, key=results["rows"].__contains__):
-        row = results["rows"].get(name, {})
-        wanted = parts if options.again else missing(row, parts)
+    options = asked(classes)
+    results = load(options.results)
+    rows, packages = results["rows"], (nanstop, torch, transformers)
+    results["versions"] = {package.__name__: package.__version__ for package in packages}
+    for name in () if options.table else sorted(classes, key=rows.__contains__):
+        row = rows.get(name, {})
+        wanted = options.parts if options.again else missing(row, options.parts)
         if not wanted or (options.only and name not in options.only):
             continue
+        kept = {key: row[key] for key in row if key not in ("stopped", "reason")}
         fresh = in_child(name, wanted, options.seconds)
-        row.pop("stopped", None)
-        row.pop("reason", None)
-        results["rows"][name] = row | {"class": classes[name].__name__} | fresh
+        rows[name] = kept | {"class": classes[name].__name__} | fresh
         save(results, options.results)
-        architectures_table.write(results)
-        print(architectures_table.line(name, results["rows"][name]), flush=True)
+        print(architectures_table.line(name, rows[name]), flush=True)
     save(results, options.results)
-    architectures_table.write(results)
     return 0
 
 

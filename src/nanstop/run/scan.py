@@ -163,7 +163,7 @@ def _tables(shapes: dict[str, tuple[int, ...]], opened: Checkpoint) -> dict[str,
         and (dtype := formats[name]) is not None
         and dtype.is_floating_point
         and shapes[name][0] > MIN_ROWS
-        and 0 < shapes[name][1] * _computed_size(dtype) <= CHUNK_BYTES
+        and 0 < shapes[name][1] * max(dtype.itemsize, 4) <= CHUNK_BYTES
     ]
     return {name: shapes[name][1] for name in usable}
 
@@ -176,8 +176,10 @@ def _computed_size(dtype: torch.dtype) -> int:
 def _pieces(stored: Stored, width: int, *, full: bool) -> Iterator[_Piece]:
     dtype, total = stored.dtype, math.prod(stored.shape)
     assert dtype is not None
-    chunk = CHUNK_BYTES // max(_computed_size(dtype), dtype.itemsize)
-    chunk -= chunk % width if width else 0
+    chunk = CHUNK_BYTES // _computed_size(dtype)
+    if width:  # whole rows, which fit the scratch memory in float32 too
+        chunk = CHUNK_BYTES // max(dtype.itemsize, 4)
+        chunk -= chunk % width
     every = 1 if full or total <= _WHOLE_CHUNKS * chunk else _ONE_IN
     step = max(1, PIECE_BYTES // (chunk * dtype.itemsize * _ONE_IN)) * chunk * _ONE_IN
     for start in range(0, total, step):
@@ -234,7 +236,8 @@ def _counted(piece: _Piece, scratch: Scratch) -> _Found:
         for number, (start, values) in enumerate(_chunks(read, piece)):
             exact = values.to(source)
             if piece.rows_of:
-                norms.append(row_norms(exact.view(-1, piece.rows_of)))
+                wide = scratch.magnitudes.view(torch.float32)[: len(exact)].copy_(exact)
+                norms.append(row_norms(wide.view(-1, piece.rows_of)))
             meter.take(exact, start=start, in_part=number % piece.every == 0)
         return _Found(tally=meter.tally(), norms=norms)
 

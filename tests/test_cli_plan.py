@@ -1,0 +1,102 @@
+"""``nanstop plan``: a checkpoint folder, a script, and what a person may give wrong."""
+
+import json
+
+import pytest
+import yaml
+
+import nanstop
+from nanstop import cli
+from nanstop.demo.dpo import PLANTED, massive_gemma3
+
+LOOP = """
+import torch
+from nanstop.demo import tiny
+
+model = tiny.qwen2(hidden_size=64, intermediate_size=128)
+with torch.no_grad():
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj.weight.mul_(3e5)
+    mlp.down_proj.weight.mul_(1 / 3e5)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(3):
+    ids = torch.randint(3, 500, (2, 16), generator=torch.Generator().manual_seed(step))
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    massive_gemma3().save_pretrained(folder)
+    return folder
+
+
+def plan(*words):
+    return cli.main(["plan", *map(str, words)])
+
+
+def test_a_checkpoint_on_random_tokens(checkpoint, tmp_path, capsys):
+    assert plan(checkpoint, "--dtype", "fp16", "--out", tmp_path / "plan.yaml") == cli.OK
+    said = capsys.readouterr().out
+    assert f"float32  {PLANTED}: a value of" in said
+    assert "(random tokens: real ones may reach further)" in said
+    saved = nanstop.load_plan(tmp_path / "plan.yaml")
+    assert saved.record.modules == (PLANTED,)
+    assert yaml.safe_load((tmp_path / "plan.yaml").read_text())["dtype"] == "float16"
+
+
+def test_token_ids_from_a_file(checkpoint, tmp_path, capsys):
+    data = tmp_path / "ids.txt"
+    data.write_text("5 6 7 8 9 10\n[11, 12, 13, 14]\n" + json.dumps({"input_ids": [3, 4, 5]}))
+    assert plan(checkpoint, "--data", data, "--json") == cli.OK
+    record = json.loads(capsys.readouterr().out)
+    assert record["calibration"]["data"] == str(data)
+    assert record["calibration"]["num_batches"] == 2
+    assert [region["modules"] for region in record["regions"]] == [[PLANTED]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("5 six", ":1: not a line of token ids"),
+        ("5 9999", ":1: id 9999 is not in the vocabulary of 512"),
+        ("5", "needs two ids at least"),
+        ("", "holds no token ids"),
+        ("[[1, 2]]", "not a line of token ids"),
+    ],
+)
+def test_wrong_ids(checkpoint, tmp_path, capsys, line, message):
+    (tmp_path / "ids.txt").write_text(line)
+    assert plan(checkpoint, "--data", tmp_path / "ids.txt") == cli.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_words(checkpoint, tmp_path, capsys):
+    assert plan(checkpoint, "--dtype", "fp61") == cli.USAGE
+    assert "did you mean `fp16`?" in capsys.readouterr().err
+    assert plan(tmp_path) == cli.USAGE
+    assert "no config.json" in capsys.readouterr().err
+    assert plan(checkpoint, "more") == cli.USAGE
+    assert "takes no arguments" in capsys.readouterr().err
+    assert plan(tmp_path / "train.py", "--lr", "1e-5") == cli.USAGE
+    assert "brings its own" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{")
+    assert plan(tmp_path) == cli.USAGE
+    assert "transformers cannot build" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_script_is_planned_and_not_trained(tmp_path, capfd):
+    script = tmp_path / "train.py"
+    script.write_text(LOOP)
+    assert plan(script, "--json") == cli.OK
+    said = capfd.readouterr()
+    record = json.loads(said.out)
+    assert [region["modules"] for region in record["regions"]] == [["model.layers.1.mlp"]]
+    assert record["calibration"]["lr"] == 1e-4
+    assert "trained" not in said.err

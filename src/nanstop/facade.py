@@ -133,7 +133,12 @@ def watch(
             return Watch(_Off(), Store(incident_folder(out)))
         known = vars(target).get("_nanstop_watch")
         if known is None:
-            store, record = run_store(out), _planned(plan)
+            record = _planned(plan)
+            if record is not None:
+                from nanstop.adapters.planned import require_fit
+
+                require_fit(record, target)
+            store = run_store(out)
             open_session = opener(
                 chosen, store, announcer(store.folder), plan=record, opened=opened
             )

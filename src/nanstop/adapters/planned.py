@@ -19,7 +19,7 @@ from nanstop.adapters.calibration import ScaledStep, calibration_step, num_token
 from nanstop.adapters.plain_view import PlainView
 from nanstop.errors import NanstopError
 from nanstop.records import Calibration, PrecisionPlan
-from nanstop.remedies.plan import planned
+from nanstop.remedies.plan import atoms_of, planned
 from nanstop.report.plan_text import render
 from nanstop.run.plan_file import load_plan, save_plan
 from nanstop.run.planning import plan_precision
@@ -105,6 +105,15 @@ def record_of(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> Pre
     if isinstance(plan, (str, os.PathLike)):
         return load_plan(plan)
     raise NanstopError(f"plan must be a plan or the path of one, not {type(plan).__name__}")
+
+
+def require_fit(record: PrecisionPlan, trainer: Any) -> None:
+    """Raise ``NanstopError`` for a plan that can't be put in force on a trainer's model."""
+    from nanstop.adapters.hf_view import HfView
+
+    if trainer.model is not None:  # a trainer with model_init builds it when it trains
+        view: Any = HfView(trainer)
+        atoms_of(record, view)
 
 
 def make_plan(

@@ -151,7 +151,8 @@ class RunFacts:
 class RangeRow:
     """Range of one op's output under the gauge or the probe, read against the format ``dtype``.
 
-    ``growth``: doublings a step, where a fit was good enough. ``underflow``: share of the non-zero values that are zero
+    ``growth``: doublings a step, where a fit was good enough; ``reaches``: the first and the last step between which the
+    range then leaves its format, foretold at step ``at``. ``underflow``: share of the non-zero values that are zero
     or subnormal in ``dtype``.
     """
 
@@ -164,3 +165,5 @@ class RangeRow:
     growth: float | None = None
     phase: Phase = "forward"
     underflow: float = 0.0
+    at: int | None = None
+    reaches: tuple[int, int] | None = None

@@ -2,13 +2,16 @@
 
 ## What happened
 The run computes in float16 (half weights or float16 autocast), but the model was trained in bfloat16, is of a family
-known to exceed float16, or has been seen within a factor of four of its limit. Nothing has failed yet.
+known to exceed float16, or has been seen within a factor of four of its limit. Or a range, of any format, was seen to
+grow by the same factor step after step, and to come that near: then the finding says at which steps it will arrive.
+Nothing has failed yet.
 
 ## Why it happens
 float16 has 5 exponent bits: its largest value is 65504. bfloat16 has 8: 3.39e38, as far as float32. A model that was
 trained in bfloat16 was never asked to stay below 65504. Gemma3's residual stream reaches about 8e5, twelve times too
 much; one element of T5's feed-forward output of 66246 was enough for NaN. Headroom is counted in doublings:
-log2(65504 / 20000) = 1.7 bits, so a value of 20000 needs to double less than twice.
+log2(65504 / 20000) = 1.7 bits, so a value of 20000 needs to double less than twice. What doubles every 40 steps has
+then 1.7 * 40 = 68 steps left.
 
 ## Example
 ```python
@@ -21,6 +24,8 @@ args = TrainingArguments(output_dir="out", fp16=True)                    # compu
 2. Keep the modules whose values are large in float32 and the rest in float16 (`nanstop plan`). Cost: a cast at each
    region's edge, usually below 1 % of step time.
 3. Train in float32. Cost: twice the memory, and two to eight times the time of half precision on a GPU.
+4. Of a range that grows in bfloat16 or float32 too, a wider format only puts the end off: lower the learning rate, or
+   find what feeds the growth (a residual branch without a norm, a weight that is not decayed).
 
 ## Fix safety
 float32 regions are safe: the same mathematics with more bits. bfloat16 changes training: it keeps 8 bits of
@@ -44,6 +49,7 @@ import math
 from dataclasses import replace
 
 from nanstop.records import (
+    FORMAT_MAX,
     CheckpointScan,
     Confidence,
     Diagnosis,
@@ -83,8 +89,11 @@ EXCEEDS_IN_EAGER_ATTENTION: dict[str, str] = {
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if the run computes in float16 and something says that its values do not fit."""
+    """Return the finding if a range is about to leave its format, or the run is in float16 and will not fit it."""
     facts = standing(evidence)
+    growing = [row for row in evidence.ranges if row.reaches is not None]
+    if growing:
+        return _foretold(min(growing, key=lambda row: row.reaches or ()))
     if not _computes_in_float16(facts):
         return None
     ranges = (*evidence.ranges, *_probed(evidence.probe))
@@ -105,6 +114,27 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=("float16 ends at 65504; loss scaling protects gradients only, not these values",),
         remedies=BF16,
         where=facts.model_type or facts.host,
+    )
+
+
+def _foretold(row: RangeRow) -> Diagnosis:
+    """Return the finding for a range that the gauge has seen grow, in whatever format."""
+    assert row.reaches is not None
+    assert row.at is not None
+    assert row.growth is not None
+    first, last = row.reaches
+    return Diagnosis(
+        code="NS101",
+        title=f"`{row.module}` is about to overflow {row.dtype}",
+        cause=(
+            f"the {row.op} of `{row.module}` doubles every {max(1, round(1 / row.growth))} steps; it was "
+            f"{number(row.absmax)} at step {row.at} and reaches {number(FORMAT_MAX[row.dtype])} in "
+            f"{first - row.at}-{last - row.at} steps"
+        ),
+        confidence="likely",
+        lines=(f"{row.dtype} ends there: expected between step {first} and step {last}",),
+        remedies=BF16 if row.dtype == "float16" else (),
+        where=row.module,
     )
 
 

@@ -1,0 +1,119 @@
+"""Facts of what an update rests on: restored state, hooks that update by themselves, the sum over micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.core.rng import restore_rng
+from nanstop.records import AccumulationFacts, ResumeFacts
+
+HOOKED = "a hook after gradient accumulation may update weights inside backward"
+
+_SECOND = ("exp_avg_sq", "square_avg", "sum")
+_SHARDED = ("optimizer_0", "global_step*", "optimizer.bin", "pytorch_model_fsdp*")
+"""Files of FSDP and DeepSpeed, which keep a run's state under names of their own."""
+
+
+def veto_of(root: nn.Module) -> str:
+    """Return "yes", or why an update may come before it can be held back."""
+    hooked = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in root.parameters())
+    return HOOKED if hooked else "yes"
+
+
+def resumed_state(optimizer: Optimizer | None) -> ResumeFacts | None:
+    """Return what the optimizer's own state tells of earlier steps, None for a fresh one. Reads its second moments."""
+    if optimizer is None or not optimizer.state:
+        return None
+    steps = [int(entry["step"]) for entry in optimizer.state.values() if "step" in entry]
+    seconds = [v for entry in optimizer.state.values() if (v := _second(entry)) is not None]
+    num_zero = sum(not bool(each.any()) for each in seconds)
+    return ResumeFacts(
+        step=max(steps, default=0), num_moments=len(seconds), num_zero=num_zero if steps else 0
+    )
+
+
+def _second(entry: Mapping[str, Any]) -> Tensor | None:
+    found = (entry.get(name) for name in _SECOND)
+    return next((v for v in found if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+
+def resumed_from(
+    folder: str | None, optimizer: Optimizer | None, *, scaled: bool
+) -> ResumeFacts | None:
+    """Return what a checkpoint of transformers holds of a run's state; ``scaled``: this run has a loss scaler."""
+    own = resumed_state(optimizer)
+    if folder is None or not Path(folder).is_dir():
+        return own
+    place, known = Path(folder), own or ResumeFacts()
+    expected = ["optimizer.pt", "scheduler.pt", *(["scaler.pt"] if scaled else [])]
+    missing = [name for name in expected if not (place / name).is_file()]
+    if not any(place.glob("rng_state*.pth")):
+        missing.append("rng_state.pth")
+    if any(next(place.glob(pattern), None) is not None for pattern in _SHARDED):
+        missing = []
+    return ResumeFacts(
+        folder=place.name,
+        step=known.step or _step_of(place),
+        missing=tuple(missing),
+        num_moments=known.num_moments,
+        num_zero=known.num_zero,
+    )
+
+
+def _step_of(place: Path) -> int:
+    try:
+        return int(json.loads((place / "trainer_state.json").read_text())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def accumulation_of(root: nn.Module) -> AccumulationFacts | None:
+    """Return what of a model depends on how a batch is split, None where nothing does."""
+    kinds = nn.modules.batchnorm._BatchNorm
+    norms = [m for m in root.modules() if isinstance(m, kinds) and m.training]
+    return AccumulationFacts(batch_norms=len(norms)) if norms else None
+
+
+def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
+    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch: undone. Reads two losses.
+
+    A loss that is divided by the tokens of the window is half of itself when it is told of twice as many.
+    """
+    norms = accumulation_of(step.view.root)
+    declared, takes = trainer.loss_is_scaled_for_ga, trainer.model_accepts_loss_kwargs
+    by_tokens = None
+    labelled = [batch["labels"] for batch in step.batches if "labels" in batch]
+    if labelled and declared is None:
+        with step.isolated(), torch.no_grad():
+            one, two = (_loss(trainer, step, count) for count in (8, 16))
+        by_tokens = abs(two / one - 0.5) < 0.05 if math.isfinite(one) and one else None
+    scaled = (takes or trainer.compute_loss_func is not None) if declared is None else declared
+    return AccumulationFacts(
+        counts=tuple(_supervised(labels) for labels in labelled),
+        by_tokens=by_tokens,
+        by_micros=not scaled,
+        batch_norms=norms.batch_norms if norms else 0,
+    )
+
+
+def _loss(trainer: Any, step: Any, count: int) -> float:
+    micro = step.window.micros[0]
+    restore_rng(micro.rng)
+    inputs = copy.copy(step.batches[0])
+    with trainer.compute_loss_context_manager():
+        items = torch.tensor(count, device=trainer.args.device)
+        return float(trainer.compute_loss(micro.model, inputs, num_items_in_batch=items))
+
+
+def _supervised(labels: Tensor) -> int:
+    """Return how many labels are trained on; of sequences, without the first, which nothing predicts."""
+    return int(((labels[..., 1:] if labels.dim() > 1 else labels) != -100).sum())

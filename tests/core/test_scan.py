@@ -36,7 +36,7 @@ def counted(values, step=None):
     meter, exact = Meter(values.dtype, scratch), values.to(computed_in(values.dtype))
     step = step or len(values)
     for start in range(0, len(values), step):
-        meter.take(exact[start : start + step], start=start, in_part=True)
+        meter.take(exact[start : start + step], start=start, part=step)
     return meter.tally()
 
 
@@ -74,11 +74,11 @@ def test_a_whole_chunk_of_small_values_overflows_no_lane():
 def test_what_was_counted_in_a_part_is_scaled_up_and_said_so():
     values = torch.full((100,), 2.0**-20, dtype=torch.float16)
     meter = Meter(torch.float16, Scratch.new())
-    meter.take(values, start=0, in_part=True)
-    meter.take(torch.ones(100, dtype=torch.float16), start=100, in_part=False)
+    meter.take(values, start=0, part=50)
+    meter.take(torch.ones(100, dtype=torch.float16), start=100, part=0)
     fits = {fit.format: fit for fit in fits_of(meter.tally(), torch.float16)}
     assert not fits["float16"].exact
-    assert fits["float16"].subnormal == 200
+    assert fits["float16"].subnormal == 200  # all of 48 in 100 + 100 values
     assert fits["bfloat16"].exact
     assert scan.subnormal_count(meter.tally(), torch.float16) == (200, False)
 

@@ -18,8 +18,10 @@ from torch import Tensor
 from nanstop.core.numerics import format_limit, format_name
 from nanstop.records import FormatFit, TensorStats
 
-CHUNK_BYTES = 480 * 2**10
-"""A chunk and its magnitudes fit a core's cache, and it has less than 2**16 words of 64 bits (see ``_Counter``)."""
+CHUNK_BYTES = 960 * 2**10
+"""A chunk and its magnitudes stay in a core's caches; with larger ones each pass would go to memory."""
+
+_SUMMED_WORDS = 2**16 - 1
 
 TARGETS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -124,7 +126,7 @@ class Meter:
 
     To count magnitudes up to a threshold t without a mask of them, they are clamped to [t, t + 1] and summed as 64-bit
     words of several magnitudes each, modulo 2**64. The difference to "none counts" holds a count in each lane of a word;
-    none overflows its lane, as a chunk has less than 2**16 words.
+    none overflows its lane, as less than 2**16 words are summed at a time.
     """
 
     def __init__(self, stored: torch.dtype, scratch: Scratch) -> None:
@@ -137,10 +139,11 @@ class Meter:
         self._always = [0] * len(self._asked.always)
         self._in_part = [0] * len(self._asked.in_part)
 
-    def take(self, values: Tensor, *, start: int, in_part: bool) -> None:
+    def take(self, values: Tensor, *, start: int, part: int) -> None:
         """Count a flat, contiguous chunk of at most CHUNK_BYTES in the host's memory.
 
-        ``start``: position of its first value in the tensor. ``in_part``: count here what is counted in a part only.
+        ``start``: position of its first value in the tensor. ``part``: in how many of its first values to count also what
+        costs most, the small values; where that is not all, a few less.
         """
         asked, found, num = self._asked, self._found, values.numel()
         bits = values.view(asked.kind)
@@ -156,9 +159,10 @@ class Meter:
         else:
             found.largest = max(found.largest, most)
         self._count(self._always, asked.always, least, most, num)
-        if in_part:
-            found.num_part += num
-            self._count(self._in_part, asked.in_part, least, most, num)
+        if part:
+            part = num if part >= num else part - part % asked.lanes
+            found.num_part += part
+            self._count(self._in_part, asked.in_part, least, most, part)
         if least == 0 and found.smallest != 1:  # nothing lies between 0 and the pattern 1
             least = self._smallest_above_zero(whole)
         if 0 < least < asked.infinity and (found.smallest < 0 or least < found.smallest):
@@ -189,12 +193,15 @@ class Meter:
                 counts[place] += self._at_most(threshold, num)
 
     def _at_most(self, threshold: int, num: int) -> int:
-        asked = self._asked
+        asked, count = self._asked, 0
         num_words = -(-num // asked.lanes)
         whole = num_words * asked.lanes
         torch.clamp(self._magnitudes[:whole], threshold, threshold + 1, out=self._spare[:whole])
-        below = (threshold + 1) * asked.ones * num_words - int(self._words[:num_words].sum())
-        return sum(below >> shift & asked.lane for shift in asked.shifts)
+        for words in self._words[:num_words].split(_SUMMED_WORDS):
+            below = (threshold + 1) * asked.ones * words.numel() - int(words.sum())
+            for shift in asked.shifts:
+                count += below >> shift & asked.lane
+        return count
 
     def _smallest_above_zero(self, whole: int) -> int:
         """Return the smallest magnitude but zero, above every number where there is none."""

@@ -124,7 +124,7 @@ def _notes(found: CheckpointScan) -> Iterable[str]:
         formats = ", ".join(sorted({tensor.stats.dtype for tensor in unread}))
         yield f"not measured: {counted(len(unread), 'tensor')} in {formats}"
     if any(not fit.exact for tensor in found.tensors for fit in tensor.fits):
-        yield "~ counted in one chunk of eight of large tensors; --full counts all"
+        yield "~ counted in 1 of 32 values of large tensors; --full counts all"
 
 
 def _size(num_bytes: int) -> str:

@@ -54,9 +54,9 @@ from nanstop.run.checkpoint_keys import (
 
 PIECE_BYTES = 16 * 2**20
 """What one thread takes on at a time."""
-_ONE_IN = 8
-"""Of a large tensor, how a plain cast to 8 bits would round is counted in one chunk of so many."""
-_WHOLE_CHUNKS = 8
+_ONE_IN, _OF_CHUNK = 4, 8
+"""Of a large tensor, small values are counted in one chunk of so many, and in so small a part of it: 1 value in 32."""
+_WHOLE_CHUNKS = 4
 """A tensor of no more chunks is counted completely."""
 
 
@@ -69,7 +69,8 @@ class _Piece:
     stop: int
     chunk: int
     """Values read at a time."""
-    every: int
+    full: bool
+    """Count small values everywhere."""
     rows_of: int = 0
     """Width of a table's rows, 0 for what is no table."""
 
@@ -180,10 +181,10 @@ def _pieces(stored: Stored, width: int, *, full: bool) -> Iterator[_Piece]:
     if width:  # whole rows, which fit the scratch memory in float32 too
         chunk = CHUNK_BYTES // max(dtype.itemsize, 4)
         chunk -= chunk % width
-    every = 1 if full or total <= _WHOLE_CHUNKS * chunk else _ONE_IN
+    full = full or total <= _WHOLE_CHUNKS * chunk
     step = max(1, PIECE_BYTES // (chunk * dtype.itemsize * _ONE_IN)) * chunk * _ONE_IN
     for start in range(0, total, step):
-        yield _Piece(stored, start, min(total, start + step), chunk, every, width)
+        yield _Piece(stored, start, min(total, start + step), chunk, full, width)
 
 
 def _measured(
@@ -238,8 +239,15 @@ def _counted(piece: _Piece, scratch: Scratch) -> _Found:
             if piece.rows_of:
                 wide = scratch.magnitudes.view(torch.float32)[: len(exact)].copy_(exact)
                 norms.append(row_norms(wide.view(-1, piece.rows_of)))
-            meter.take(exact, start=start, in_part=number % piece.every == 0)
+            meter.take(exact, start=start, part=_part(number, len(exact), piece))
         return _Found(tally=meter.tally(), norms=norms)
+
+
+def _part(number: int, num: int, piece: _Piece) -> int:
+    """Return in how many values of a chunk, the ``number``-th of its piece, small ones are counted."""
+    if piece.full:
+        return num
+    return num // _OF_CHUNK if number % _ONE_IN == 0 else 0
 
 
 def _chunks(read: Reader, piece: _Piece) -> Iterator[tuple[int, Tensor]]:

@@ -165,6 +165,7 @@ def test_options_of_a_launcher_stay_before_the_script(tmp_path, monkeypatch):
         ("bad.yaml", "good.yaml", None, "which script reads these configs"),
         ("bad.yaml", "good.yaml", "trian.py", "no such script: trian.py"),
         ("bad.yml", "good.yaml", "train.py", "unknown config file: `bad.yml`"),
+        ("bda.json", "good.yaml", "train.py", "unknown config file: `bda.json`"),
         ("bad.yaml", "train.py --lr 1", "train.py", "two config files, or two command lines"),
         ("bad.yaml", "bad.yaml", "train.py", "BAD and GOOD say the same"),
         ("bad.yaml", "list.yaml", "train.py", "list.yaml: a config is a mapping"),

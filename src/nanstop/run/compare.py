@@ -171,7 +171,7 @@ def render(found: Comparison) -> str:
         lines.append(f"no number differs by more than {100.0 * found.tolerance:g} %")
     if found.layer is not None:
         names = [f"`{name}`" for name in (found.layer.op, found.layer.module) if name]
-        place = " in ".join(names) or "the model itself"
+        place = " in ".join(names)
         lines.append(f"  layer: {place}, step {found.layer.step}: {found.layer.why}")
     elif found.range_steps:
         steps = ", ".join(map(str, found.range_steps))

@@ -36,6 +36,7 @@ LEFT_OUT = ("push_to_hub", "run_name")
 
 MAX_CONFIG_BYTES = 4 * 2**20
 
+_CONFIG_FILES = (".yaml", ".yml", ".json")
 _MISSING: Any = object()
 _OVERRIDE = re.compile(r"^[A-Za-z_+~][\w.+/@~-]*=")
 _NUMBER = re.compile(r"^-\.?\d")
@@ -152,12 +153,11 @@ def read_pair(bad: str, good: str, script: str | None = None) -> Pair:
 def _is_config(given: str) -> bool:
     path = Path(given)
     if path.is_file():
-        return path.suffix in (".yaml", ".yml", ".json")
+        return path.suffix in _CONFIG_FILES
     if len(given.split()) < 2:
         folder = path.parent if path.parent.is_dir() else Path()
-        raise unknown(
-            "config file", given, sorted(str(folder / p.name) for p in folder.glob("*.*ml"))
-        )
+        configs = (file.name for file in folder.iterdir() if file.suffix in _CONFIG_FILES)
+        raise unknown("config file", given, sorted(str(folder / name) for name in configs))
     return False
 
 

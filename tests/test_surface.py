@@ -31,8 +31,12 @@ CODES = [
     "NS109",
     "NS110",
     "NS111",
+    "NS112",
     "NS113",
     "NS114",
+    "NS115",
+    "NS116",
+    "NS117",
     "NS201",
     "NS202",
     "NS204",
@@ -94,7 +98,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "d55e5d01fc199866")
+REPORT_FORM = (1, "dab934d5277e50a8")
 
 
 def test_names():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from nanstop.records import (
+    AccumulationFacts,
     AdapterFacts,
     Atom,
     Environment,
@@ -20,6 +21,7 @@ from nanstop.records import (
     QuantizedFacts,
     RangeRow,
     Replay,
+    ResumeFacts,
     RunFacts,
     ScheduleFacts,
     Signal,
@@ -104,6 +106,7 @@ TRAINED, FROZEN = group("float32", "w"), group("float32", "w", trainable=False)
 PACKED = QuantizedFacts(method="bitsandbytes", bits=4, num_layers=7, num_adapted=4)
 SCORE = HeadFacts(module="model.score", trained=True)
 UNTRAINED = HeadFacts(module="model.score", trained=False)
+WHOLE = ResumeFacts(folder="checkpoint-100", step=100, num_moments=4)
 PATH = GradientPath(num_trainable=64, num_tensors=2, num_updated=64)
 STEPS = ScheduleFacts(scheduler="linear", warmup_steps=10, num_steps=100, micros_per_epoch=40)
 
@@ -157,6 +160,10 @@ FIRES = [
     ("NS109", setup(head=UNTRAINED, task="token_classification", param_groups=(TRAINED, FROZEN)), "likely"),
     ("NS109", setup(head=replace(SCORE, pads=False), task="sequence_classification", batch_shape=(4,)), "likely"),
     ("NS109", setup(task="causal_lm", adapter=lora(task_type="SEQ_CLS")), "possible"),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("clip", "unscale"), clip=1.0), "certain"),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("clip",)), "certain"),
+    ("NS112", setup(host="loop", autocast="float16", param_groups=(TRAINED,)), "likely"),
+    ("NS112", setup(clip=1.0, param_groups=(group("float16", "w"),)), "possible"),
     ("NS113", setup(optimizer=adamw(0.2)), "likely"),
     ("NS113", setup(optimizer=adamw(0.01)), "possible"),
     ("NS113", setup(optimizer=adamw(2e-3), param_groups=(large(7_000_000_000),)), "possible"),
@@ -176,6 +183,15 @@ FIRES = [
     ("NS114", setup(gradient_path=replace(PATH, reentrant=True, inputs_require_grad=False)), "likely"),
     ("NS114", setup(gradient_path=replace(PATH, num_reached=0, unreached=("w",))), "certain"),
     ("NS114", setup(adapter=lora(alpha=0.0)), "certain"),
+    ("NS115", setup(resume=ResumeFacts(step=100, num_moments=4, num_zero=4)), "certain"),
+    ("NS115", setup(resume=replace(WHOLE, missing=("optimizer.pt", "scheduler.pt"))), "certain"),
+    ("NS115", setup(resume=replace(WHOLE, missing=("scaler.pt", "rng_state.pth"))), "likely"),
+    ("NS116", setup(veto="DeepSpeed applies the update inside its engine"), "certain"),
+    ("NS116", setup(veto="a hook may update weights inside backward"), "possible"),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(by_tokens=False, by_micros=False)), "certain"),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(by_tokens=True, by_micros=True)), "certain"),
+    ("NS117", setup(num_micro=2, accumulation=AccumulationFacts(by_tokens=False, counts=(10, 100))), "likely"),
+    ("NS117", setup(num_micro=2, accumulation=AccumulationFacts(batch_norms=3)), "possible"),
     ("NS108", Evidence(facts=BF16, environment=H20), "possible"),
     ("NS601", ended("signal", ("SIGFPE", ""), ("frame", "m.py:3 in f"), op=GEMM), "certain"),
     ("NS601", ended("signal", ("SIGKILL", "")), "possible"),
@@ -277,6 +293,12 @@ SILENT = [
     ("NS109", setup(task="causal_lm", adapter=lora(task_type="CAUSAL_LM"))),
     ("NS109", setup(task="causal_lm", adapter=lora())),
     ("NS109", setup(task="seq2seq_lm", adapter=lora(task_type="CAUSAL_LM"))),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("unscale", "clip"), clip=1.0)),
+    ("NS112", setup(host="loop", sinks=("clip",), clip=1.0, param_groups=(TRAINED,))),
+    ("NS112", setup(host="Trainer", autocast="float16", param_groups=(TRAINED,))),
+    ("NS112", setup(host="loop", autocast="bfloat16", param_groups=(TRAINED,))),
+    ("NS112", setup(host="loop", autocast="float16", scaler=65536.0, param_groups=(TRAINED,))),
+    ("NS112", setup(clip=1.0, param_groups=(group("bfloat16", "w"),))),
     ("NS113", setup(optimizer=adamw(1e-3), schedule=STEPS, clip=1.0, num_micro=32, gradient_path=PATH)),
     ("NS113", setup(optimizer=adamw(5e-3), adapter=lora(), param_groups=(large(200_000_000),))),
     ("NS113", setup(optimizer=adamw(6e-4), param_groups=(large(125_000_000),))),
@@ -294,6 +316,14 @@ SILENT = [
     ("NS114", setup(param_groups=(group("bfloat16", "w"),), gradient_path=replace(PATH, num_updated=0))),
     ("NS114", setup(param_groups=(TRAINED,), world_size=2, gradient_path=replace(PATH, num_updated=0))),
     ("NS114", setup(adapter=lora())),
+    ("NS115", setup(resume=WHOLE)),
+    ("NS115", setup(resume=ResumeFacts(step=100, num_moments=4, num_zero=3))),
+    ("NS115", setup(resume=ResumeFacts(num_moments=4, num_zero=4))),
+    ("NS116", setup()),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(by_tokens=True, by_micros=False, counts=(1, 9)))),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(counts=(10, 100)))),
+    ("NS117", setup(num_micro=2, accumulation=AccumulationFacts(by_tokens=False, counts=(100, 101)))),
+    ("NS117", setup(num_micro=1, accumulation=AccumulationFacts(batch_norms=3))),
     ("NS110", Evidence(facts=half_head(dtype="float32"))),
     ("NS110", Evidence(facts=half_head(state_bits=8))),
     ("NS110", probed(states=(state_row(900, "float32"), state_row(5), state_row(300, "8-bit")))),

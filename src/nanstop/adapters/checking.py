@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nanstop.adapters.dry import Target
 from nanstop.errors import NanstopError
-from nanstop.records import Probe, RunFacts
+from nanstop.records import AccumulationFacts, Probe, RunFacts
 from nanstop.run.environment import environment
 from nanstop.run.preflight import Preflight
 
@@ -42,7 +43,8 @@ def look(
         if trainer is not None:
             from nanstop.adapters.probing import first_step
 
-            seen = _with(seen, first_step(trainer, _probe, train=train))
+            found, sums = first_step(trainer, partial(_probe_both, trainer), train=train)
+            seen = _with(replace(seen, facts=replace(facts, accumulation=sums)), found)
         elif step is not None:
             seen = _with(seen, _probe(step))
     except NanstopError as error:
@@ -60,6 +62,12 @@ def _probe(step: Any) -> Probe:
     from nanstop.run.probe import probe
 
     return probe(step)
+
+
+def _probe_both(trainer: Any, step: Any) -> tuple[Probe, AccumulationFacts]:
+    from nanstop.adapters.update_facts import probed_accumulation
+
+    return _probe(step), probed_accumulation(trainer, step)
 
 
 def _with(seen: Preflight, found: Probe) -> Preflight:

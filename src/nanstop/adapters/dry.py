@@ -77,13 +77,15 @@ def _train(
         table.replace(trainer_class, name, lambda *_args, **_options: None)
 
     def target() -> Target:
+        from nanstop.adapters._compat import checkpoint_path
         from nanstop.adapters.facts import facts_of
         from nanstop.adapters.hf_view import HfView
 
         view = HfView(trainer)
+        given = args[0] if args else kwargs.get("resume_from_checkpoint")
         return Target(
             view=view,
-            facts=facts_of(view, trainer),
+            facts=facts_of(view, trainer, resumed=checkpoint_path(trainer, given)),
             trainer=trainer,
             # Looked up when it is called: a watch of the job's own may stand in for it then.
             train=lambda: trainer.train(*args, **kwargs),

@@ -18,11 +18,12 @@ from nanstop.adapters.options import (
 )
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.structure import structure
+from nanstop.adapters.update_facts import resumed_from, veto_of
 from nanstop.records import RunFacts
 
 
-def facts_of(view: HfView, trainer: Any) -> RunFacts:
-    """Return everything that is known of a trainer's run before its first step."""
+def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFacts:
+    """Return everything that is known of a trainer's run before its first step; ``resumed``: from which checkpoint."""
     args, model, processor = trainer.args, view.model, _tokenizer(trainer)
     known = structure(
         view,
@@ -49,6 +50,7 @@ def facts_of(view: HfView, trainer: Any) -> RunFacts:
         "device": args.device.type,
         "padding_side": getattr(processor, "padding_side", None),
         "veto": _veto(trainer, view),
+        "resume": resumed_from(resumed, view.optimizer, scaled=view.scaler is not None),
         "precision": precision_of(args),
         "schedule": schedule_of(args, trainer.train_dataset, _compat.world_size(trainer)),
         "objective": objective_of(args),
@@ -110,6 +112,4 @@ def _veto(trainer: Any, view: HfView) -> str:
         return "DeepSpeed applies the update inside its engine"
     if "lomo" in optimizer or "layerwise" in optimizer:
         return f"{optimizer} updates each weight inside backward"
-    if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in view.root.parameters()):
-        return "a hook after gradient accumulation may update weights inside backward"
-    return "yes"
+    return veto_of(view.root)

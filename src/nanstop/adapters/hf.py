@@ -96,7 +96,9 @@ class TrainerWatch:
         if self.session is None:
             self.session = self._open_session(self.view, self.facts)
         self.session.prepare()
-        self.session.facts = self.facts = facts_of(self.view, self.trainer)
+        self.session.facts = self.facts = facts_of(
+            self.view, self.trainer, resumed=self._resumed_from
+        )
         self.session.start()
         try:
             self.session.resume(plan_of(self._resumed_from), str(self._resumed_from))

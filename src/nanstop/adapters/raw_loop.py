@@ -100,6 +100,7 @@ class RawLoops:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         norm_of = partial(_norm, parameters, norm_type, foreach)
         self._calls.window.clip = float(max_norm)
+        self._calls.window.note("clip")
         norm = norm_of()
         if norm is None or error_if_nonfinite:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -113,6 +114,7 @@ class RawLoops:
         if not self._calls.idle or not self._calls.window.micros or self._calls.window.closed:
             return original(parameters, *args, **kwargs)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        self._calls.window.note("clip")
         self._judge(parameters, _norm(parameters))
         return original(parameters, *args, **kwargs)
 
@@ -122,6 +124,7 @@ class RawLoops:
         if not self._calls.idle or not scaler.is_enabled() or not self._calls.window.micros:
             return
         self._calls.window.scaler = scaler
+        self._calls.window.note("unscale")
         found = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
         if self._judge(_parameters(optimizer), None, optimizer, found).redone:
             scaler._per_optimizer_states.pop(id(optimizer))
@@ -303,7 +306,8 @@ class RawLoops:
             clip=window.clip,
             num_micro=max(1, len(window.micros)),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
-            veto=_INSIDE if window.updated_inside else "yes",
+            sinks=tuple(window.sinks),
+            **({"veto": _INSIDE} if window.updated_inside else {}),
         )
 
     def _optimizer_of(self, parameters: Sequence[Tensor]) -> Optimizer | None:

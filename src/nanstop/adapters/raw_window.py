@@ -38,7 +38,7 @@ class BufferGroup:
 class Window:
     """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it.
 
-    ``updated_inside``: that update was made by hooks, inside the backward.
+    ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see ``RunFacts``.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -51,6 +51,12 @@ class Window:
     vetoed: bool = False
     closed: bool = False
     updated_inside: bool = False
+    sinks: list[str] = field(default_factory=list)
+
+    def note(self, sink: str) -> None:
+        """Add what the gradients have come to, each once."""
+        if sink not in self.sinks:
+            self.sinks.append(sink)
 
 
 def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:

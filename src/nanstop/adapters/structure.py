@@ -17,6 +17,7 @@ from nanstop.adapters.parts import (
     is_reentrant,
     quantized_of,
 )
+from nanstop.adapters.update_facts import accumulation_of, resumed_state, veto_of
 from nanstop.core.rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.core.step import ModelView
 from nanstop.core.weights import odd_weights
@@ -53,6 +54,9 @@ def structure(
     reentrant = reentrant or is_reentrant(view.root)
     return {
         "param_groups": _param_groups(view.root),
+        "veto": veto_of(view.root),
+        "resume": resumed_state(view.optimizer),
+        "accumulation": accumulation_of(view.root),
         "scaler": float(scaler.get_scale()) if scaler is not None else None,
         "attention": view.attention(),
         "quantization": _quantization(view),

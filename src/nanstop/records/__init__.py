@@ -59,6 +59,7 @@ from nanstop.records.setup import (
     QuantizedFacts,
     ScheduleFacts,
 )
+from nanstop.records.update import AccumulationFacts, ResumeFacts
 from nanstop.records.values import (
     FORMAT_MAX,
     FailureKey,
@@ -102,6 +103,7 @@ __all__ = [
     "FORMAT_MAX",
     "INJECTED",
     "SCHEMA",
+    "AccumulationFacts",
     "Act",
     "Action",
     "ActionKind",
@@ -157,6 +159,7 @@ __all__ = [
     "Region",
     "Replay",
     "Report",
+    "ResumeFacts",
     "RunFacts",
     "Safety",
     "ScalerSettings",

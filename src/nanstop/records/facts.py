@@ -14,6 +14,7 @@ from nanstop.records.setup import (
     QuantizedFacts,
     ScheduleFacts,
 )
+from nanstop.records.update import AccumulationFacts, ResumeFacts
 from nanstop.records.values import TensorStats
 from nanstop.records.words import CONFIG, Phase
 
@@ -143,6 +144,10 @@ class RunFacts:
     schedule: ScheduleFacts | None = None
     objective: ObjectiveFacts | None = None
     gradient_path: GradientPath | None = None
+    sinks: tuple[str, ...] = ()
+    """What a loop did first with the gradients of its first window: "unscale" or "clip"; empty where neither."""
+    resume: ResumeFacts | None = None
+    accumulation: AccumulationFacts | None = None
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were not finite, or far too large, when the run began."""
 

@@ -14,7 +14,7 @@ from nanstop.records import ParamGroup, RunFacts
 from nanstop.rules.log_filter import filtered
 from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
 from nanstop.rules.stacks import stacks
-from nanstop.zoo import loading, plants, precision, setups
+from nanstop.zoo import loading, plants, precision, setups, updates
 from nanstop.zoo.specimen import Specimen, run_plain
 
 HALF = (torch.float16, torch.bfloat16)
@@ -219,8 +219,12 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
         "NS109": _pair(setups.scored, "frozen", "trained", frozen_head),
         "NS110": _pair(precision.small_gradients, torch.float16, torch.float32, update_breaks),
         "NS111": _pair(precision.small_steps, torch.bfloat16, torch.float32, stands_still),
+        "NS112": _pair(updates.half_loop, None, 65536.0, gradients_are_zero),
         "NS113": _pair(setups.adam_at, 1.0, 1e-3, moves_too_far),
         "NS114": _pair(setups.optimizer_of, "before", "after", learns_nothing),
+        "NS115": _pair(updates.resumed_at, 0.0, 1.0, updates.moves_beyond_rate),
+        "NS116": _pair(updates.updated, "in backward", "after backward", updates.moves_in_backward),
+        "NS117": _pair(updates.split_batch, (2, 20), (11, 11), updates.depends_on_the_split),
         "NS201": _pair(plants.gated_product, 300.0, 3.0, loss_fails),
         "NS202": _pair(plants.masked_row, 0, 1, loss_fails),
         "NS204": _pair(plants.logarithm, -1.0, 0.5, loss_fails),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -99,7 +100,7 @@ def bad_row(count, *bad):
     return {"x": x}
 
 
-def session_for(step, folder, **policy):
+def session_for(step, folder, *, clock=time.monotonic, **policy):
     news = []
     session = Session(
         policy=Policy(**policy),
@@ -107,6 +108,7 @@ def session_for(step, folder, **policy):
         view=step.view,
         facts=step.facts,
         announce=news.append,
+        clock=clock,
     )
     session.news = news
     session.start()
@@ -438,8 +440,7 @@ def test_the_gauge_finds_overflow_that_was_absorbed_and_takes_its_share_of_time_
     step = FnStep(model, half_loss, (rows(1000.0, 1000.0),))
     step.facts = facts_of(model)
     ticks = iter(range(100))
-    session = session_for(step, tmp_path)
-    session._clock = lambda: float(next(ticks))
+    session = session_for(step, tmp_path, clock=lambda: float(next(ticks)))
     assert session.gauge_due(0)
     session.gauge(step)
     assert [finding.code for finding in session.findings if finding.code == "NS209"] == ["NS209"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -156,7 +156,7 @@ class Gauge:
         if not growths:
             return None
         self._foretold, self._growing = True, {}
-        return self._row(step, *min(growths, key=lambda one: one[1].reaches))
+        return self._row(step, *_origin(growths))
 
     def _row(self, step: int, spot: Spot, growth: Growth) -> RangeRow:
         bits = self._ranges[spot][-1][1]
@@ -170,3 +170,12 @@ class Gauge:
             at=step,
             reaches=growth.reaches,
         )
+
+
+def _origin(growths: Sequence[tuple[Spot, Growth]]) -> tuple[Spot, Growth]:
+    """Return, of ranges in the order of the forward, the first that may be the first to leave its format.
+
+    What grows in one module grows in all that is added to it.
+    """
+    soonest = min(growth.reaches[1] for _, growth in growths)
+    return next(one for one in growths if one[1].reaches[0] <= soonest)

@@ -57,14 +57,15 @@ makes this page and repeats only what is missing; `make architectures` does the 
 """
 
 _HOW = """\
-- **Watched**: five AdamW steps at a learning rate of 1e-3 in a raw loop under `nanstop.watch`, once in float32, once in bfloat16 weights, and
-  in float16 under the class's plan with its loss scaler. An incident, a finding beyond those that `nanstop.check` states
+- **Watched**: five AdamW steps (learning rate 1e-3; full batches, padded on the right, padded on the left) in a raw loop under
+  `nanstop.watch`, once in float32, once in bfloat16 weights, and in float16 under the class's plan with its loss scaler. An
+  incident where the same run unwatched has finite losses and gradients, a finding beyond those that `nanstop.check` states
   before the run, or (without a scaler) a loss or weight that is not bitwise that of the same run unwatched is a false alarm.
 - **Overflow**: a layer, a module of it and a parameter of that are drawn (the seed is the class's name); the parameter is
   scaled so that the module's output passes the largest number of the format by half, and loss or gradients fail. Hooks on all
   modules, which know nothing of nanstop, say in which one the first value was not finite; nanstop has to name exactly
   that module. Once in float16 weights, once under float16 autocast, once in float32.
-- **Plan**: `nanstop.plan` from two batches; loss and gradients of the planned model are then measured from outside. Parity
+- **Plan**: `nanstop.plan` from two batches without padding; loss and gradients of the planned model are then measured from outside. Parity
   is a loss within 1e-3 of float32 and a gradient cosine of at least 0.999 on the batches of the plan; a third batch, which the
   plan has not seen, is counted apart: where a router chooses other experts for a token, the step is another function.
 - Sizes are shrunk by the names of a configuration's fields (`benchmarks/architectures_configs.py`); models are
@@ -112,6 +113,12 @@ def misses(built: Rows) -> Iterator[str]:
             if not health["sick"] and not _silent(health):
                 said = "; ".join((*health["incidents"], *health["findings"])) or "losses differ"
                 yield f"- `{name}`, watched in {health['form']}: {said}"
+            if health.get("overflowed"):
+                steps = ", ".join(map(str, health["overflowed"]))
+                yield (
+                    f"- `{name}`, trained in {health['form']}: gradients overflow at step {steps}, "
+                    "unwatched too; nanstop says so, which is no false alarm"
+                )
         for plant in row.get("plants", ()):
             if plant["truth"] and not plant["exact"]:
                 named = f"named `{plant['found']}`" if plant["found"] else plant["reason"]
@@ -138,6 +145,8 @@ def refusals(built: Rows) -> Iterator[str]:
         for health in _healths(row):
             if health["sick"]:
                 yield f"- `{name}`, {health['form']}: {health['sick']}"
+            if health.get("own_chance"):
+                yield f"- `{name}`, {health['form']}: two runs from one seed differ, so that none can be compared"
         for plant in row.get("plants", ()):
             if not plant["truth"]:
                 yield f"- `{name}`, {plant['form']}: {plant['reason']}"
@@ -165,7 +174,8 @@ def _health(health: Row) -> str:
     if health["sick"]:
         return "-"
     where = " (autocast)" if health["form"].endswith("autocast") else ""
-    return ("silent" if _silent(health) else "**false alarm**") + where
+    said = "true alarm" if health.get("overflowed") else "silent"
+    return (said if _silent(health) else "**false alarm**") + where
 
 
 def _plant(plant: Row) -> str:

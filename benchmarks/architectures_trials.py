@@ -104,7 +104,9 @@ class Health:
     """Five steps, watched and not. ``sick``: why the model fails without nanstop.
 
     ``same``: whether losses and weights are bitwise those of the unwatched run; None under a loss scaler, of which a
-    watch learns at the first update: that one window is scaled after its backward.
+    watch learns at the first update: that one window is scaled after its backward. ``overflowed``: steps of the unwatched
+    run whose gradients were not finite; an incident at one of them is no false alarm. ``own_chance``: whether two
+    unwatched runs from one seed differ.
     """
 
     form: str
@@ -112,6 +114,8 @@ class Health:
     incidents: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     same: bool | None = True
+    overflowed: list[int] = field(default_factory=list)
+    own_chance: bool = False
 
 
 def healthy(make: Callable[[], nn.Module], form: str, plan: Any = None) -> Health:
@@ -122,7 +126,7 @@ def healthy(make: Callable[[], nn.Module], form: str, plan: Any = None) -> Healt
     weights, autocast = FORMS[form]
     found = Health(form=form if plan is None else "float16 plan")
     try:
-        plain = _trained(make().to(weights), autocast, plan)
+        plain = _trained(make().to(weights), autocast, plan, found)
     except Exception as error:  # a model may have no such form
         found.sick = short(error)
         return found
@@ -132,10 +136,13 @@ def healthy(make: Callable[[], nn.Module], form: str, plan: Any = None) -> Healt
     model = make().to(weights)
     standing = {finding.code for finding in nanstop.check(model)}
     with tempfile.TemporaryDirectory() as folder:
-        watched = _trained(model, autocast, plan, folder, found)
+        watched = _trained(model, autocast, plan, found, folder)
     found.findings = [line for line in found.findings if line.split()[0] not in standing]
     same = plain[0] == watched[0] and all(map(torch.equal, plain[1], watched[1]))
-    found.same = None if scaler_of(plan).is_enabled() else same
+    if not same and plan is None:
+        again = _trained(make().to(weights), autocast, plan, found)
+        found.own_chance = plain[0] != again[0]
+    found.same = None if scaler_of(plan).is_enabled() or found.own_chance else same
     return found
 
 
@@ -143,8 +150,8 @@ def _trained(
     model: nn.Module,
     autocast: torch.dtype | None,
     plan: Any,
+    found: Health,
     folder: str | None = None,
-    found: Health | None = None,
 ) -> tuple[list[float], list[Tensor]]:
     """Return losses and weights of five steps, watched where there is a folder for it."""
     torch.manual_seed(1)
@@ -166,12 +173,15 @@ def _trained(
             scaler.scale(loss).backward()
             losses.append(float(loss.detach()))
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if not nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+                found.overflowed.append(len(losses) - 1)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    if found is not None and watch is not None:
-        found.incidents = [_incident_line(report) for report in watch.incidents]
+    if watch is not None:
+        steps = found.overflowed
+        alarms = [report for report in watch.incidents if report.incident.at.step not in steps]
+        found.incidents = [_incident_line(report) for report in alarms]
         found.findings = [f"{f.code} {f.where} {f.cause}" for f in watch.findings]
     return losses, [p.detach() for p in model.parameters()]
 

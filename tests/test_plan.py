@@ -64,6 +64,22 @@ def test_no_float16_boundary_can_work():
         plan.apply(models.everywhere())
 
 
+def test_an_overflow_of_a_container_is_cured_where_it_comes_from():
+    """Gemma scales its embedding in the model's own forward: not the model but the table becomes float32."""
+    model = tiny.gemma(hidden_size=64, intermediate_size=128).half()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(3e5)
+    plan = made(model)
+    assert regions(plan)[0] == ("model.embed_tokens",)
+    assert agrees(plan)
+
+
+def test_a_search_that_runs_out_of_time_says_so():
+    plan = made(models.massive(THREE), seconds=1e-9)
+    assert not plan.found
+    assert plan.record.reason.endswith("and the time was up")
+
+
 def test_a_healthy_model_needs_nothing():
     plan = made(models.qwen2())
     assert regions(plan) == ()

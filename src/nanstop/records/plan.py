@@ -68,7 +68,10 @@ class PlanCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What a plan was measured on, and how much was tried. ``data``: where the batches came from."""
+    """What a plan was measured on, and how much was tried. ``data``: where the batches came from.
+
+    ``complete``: whether every region was shown to be necessary; else the time was up, and fewer may do.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     num_batches: int
@@ -77,6 +80,7 @@ class Calibration:
     lr: float = 0.0
     trials: int = 0
     seconds: float = 0.0
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

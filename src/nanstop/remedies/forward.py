@@ -93,6 +93,15 @@ class WideOwnerForward(Wrapper):
     def __init__(self, emitted: torch.dtype) -> None:
         self.emitted = emitted
 
+    @contextmanager
+    def emitting(self, dtype: torch.dtype) -> Iterator[None]:
+        """Emit ``dtype`` for ids meanwhile: inside an island nothing is narrow."""
+        before, self.emitted = self.emitted, dtype
+        try:
+            yield
+        finally:
+            self.emitted = before
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         entry = entry_format(args, kwargs) or self.emitted
         args, kwargs = pytree.tree_map(widened, (args, kwargs))

@@ -43,6 +43,8 @@ def _island(view: ModelView, target: str, *, narrow: bool) -> Iterator[None]:
     module = module_named(view, target)
     with ExitStack() as undo:
         for part in callable_modules(module):
+            if isinstance(part.forward, WideOwnerForward):
+                undo.enter_context(part.forward.emitting(torch.float32))
             kind = Float32Forward if part is module else Float32Recompute
             wrapper = kind(view.device_type, narrow=narrow and part is module)
             undo.enter_context(forward_replaced(part, wrapper))

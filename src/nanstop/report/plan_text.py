@@ -70,7 +70,8 @@ def _cost(cost: PlanCost) -> str:
 def _calibration(found: Calibration) -> str:
     data = f" ({found.data})" if found.data else ""
     tokens = f", {found.num_tokens} tokens" if found.num_tokens else ""
+    early = "" if found.complete else "; the time was up: fewer regions may do"
     return (
         f"calibrated on {found.num_batches} batches{tokens}{data}; "
-        f"{found.trials} trials, {found.seconds:.1f} s"
+        f"{found.trials} trials, {found.seconds:.1f} s{early}"
     )

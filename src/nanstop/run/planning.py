@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from nanstop.core.headroom import Narrow
 from nanstop.records import (
     Agreement,
     Calibration,
@@ -47,7 +48,12 @@ def plan_precision(
     bench = Bench(step, dtype=getattr(torch, dtype), updates=updates)
     search = _Search(bench, seconds, clock)
     plan = search.plan()
-    done = replace(calibration, trials=bench.num_looks, seconds=clock() - began)
+    done = replace(
+        calibration,
+        trials=bench.num_looks,
+        seconds=clock() - began,
+        complete=search.complete,
+    )
     return replace(plan, calibration=done)
 
 
@@ -59,6 +65,7 @@ class _Search:
         self.layout: Layout = layout_of(bench.step.view.root, bench.forward_modules())
         self.clock = clock
         self.end = clock() + seconds
+        self.complete = True
 
     def plan(self) -> PrecisionPlan:
         stored = stored_in(self.bench.step.view, HALF)
@@ -102,14 +109,19 @@ class _Search:
         for narrow in shown.pressed:
             places = [narrow.module]
             if self.layout.is_container(narrow.module):
-                large = [name for name, size in narrow.made_of if size > narrow.absmax / 4]
-                places = [name for name in large if not self.layout.is_container(name)]
+                places = self._sources(narrow)
             found |= dict.fromkeys(places)
         if not found:
             found = dict.fromkeys(
                 name for name in shown.blamed if not self.layout.is_container(name)
             )
         return tuple(name for name in found if not self.layout.covered(name, items))
+
+    def _sources(self, narrow: Narrow) -> list[str]:
+        """Return the modules whose float32 outputs would make a container's own operation compute in float32."""
+        large = [name for name, size in narrow.made_of if size > narrow.absmax / 4]
+        read = large or [name for name, _ in narrow.made_of]
+        return [name for name in read if not self.layout.is_container(name)]
 
     def _with(self, items: tuple[str, ...]) -> PrecisionPlan:
         """Return the plan whose float32 regions are these modules."""
@@ -122,6 +134,7 @@ class _Search:
         )
 
     def _accepted(self, found: Found[str]) -> PrecisionPlan:
+        self.complete = found.minimal
         plan = self._with(found.items)
         share = self.bench.product_share(plan, self.layout.in_block)
         if share < _SHARE and found.items:
@@ -169,6 +182,9 @@ class _Search:
         )
 
     def _refused(self) -> PrecisionPlan:
+        if self.clock() >= self.end:
+            reason = f"none was found in {self.bench.num_looks} trials, and the time was up"
+            return replace(self.bench.base, reason=reason)
         plan = self._with(self.layout.units)
         why = self.bench.look(plan).why or self.bench.walk(plan).why
         reason = f"it fails even with every module of every block in float32 ({why})"

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 import tiny
+from nanstop.core.gauge import RangeTap
 from nanstop.records import PrecisionPlan
 
 TIMES = ("runtime", "per_second", "step_time")
@@ -196,9 +197,13 @@ class Fault:
 @dataclass
 class History:
     values: list[tuple[str, int, float]] = field(default_factory=list)
+    logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
     def add(self, name: str, step: int, value: float) -> None:
         self.values.append((name, step, value))
+
+    def log(self, step: int, entry: dict[str, Any]) -> None:
+        self.logged.append((step, entry))
 
     def of(self, name: str) -> list[float]:
         return [v for n, _, v in self.values if n == name]
@@ -218,6 +223,8 @@ class ScriptedSession:
     refused: list[tuple[Any, ...]] = field(default_factory=list)
     go_on_after_refusal: bool = True
     gauge_at: int | None = None
+    tap: RangeTap | None = None
+    looks: list[Any] = field(default_factory=list)
     exit_code: int | None = None
     num_logged: int = 0
 
@@ -246,6 +253,9 @@ class ScriptedSession:
     def resume(self, plan, _source) -> None:
         assert plan == PrecisionPlan()
 
+    def before_update(self, step) -> None:
+        assert step is not None
+
     def gauge_due(self, step: int) -> bool:
         return step == self.gauge_at
 
@@ -258,6 +268,10 @@ class ScriptedSession:
 
     def completed(self, step_index: int) -> None:
         self.completions.append(step_index)
+        if self.gauge_at is not None:  # a narrow look at every step
+            self.looks += [self.tap.read()] if self.tap is not None else []
+            self.tap = RangeTap(self.view.root)
+            self.tap.attach()
 
     def checkpoint_refused(self, path, bad_params, last_good):
         self.refused.append((path, bad_params, last_good))
@@ -265,6 +279,8 @@ class ScriptedSession:
 
     def finish(self, exit_code: int) -> None:
         self.exit_code = exit_code
+        if self.tap is not None:
+            self.tap.detach()
 
 
 @dataclass

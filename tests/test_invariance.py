@@ -47,6 +47,8 @@ def test_watching_changes_nothing(tmp_path, kind, precision, checkpointing):
     assert session.failures == []
     assert session.completions == [0, 1, 2, 3, 4]
     assert session.exit_code == 0
+    assert len(session.looks) == 4
+    assert all(session.looks)
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])

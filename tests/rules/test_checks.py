@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from nanstop.records import (
+    FORMAT_MAX,
     AccumulationFacts,
     AdapterFacts,
     Atom,
@@ -125,6 +126,20 @@ def large(num_elements):
 
 
 def narrow_row(bits, phase="forward"):
+def growing_row(dtype):
+    """A range two doublings below the end of its format, which it will reach between steps 530 and 590."""
+    return RangeRow(
+        module="m",
+        op="output",
+        dtype=dtype,
+        absmax=FORMAT_MAX[dtype] / 4,
+        headroom_bits=2.0,
+        growth=1 / 40,
+        at=500,
+        reaches=(530, 590),
+    )
+
+
     return RangeRow(
         module="m", op="o", dtype="float16", absmax=1e3, headroom_bits=bits, phase=phase
     )
@@ -206,6 +221,8 @@ FIRES = [
     ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float16", absmax=2e4, headroom_bits=1.7),)), "likely"),
     ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w", absmax=1e5), overflow=1))), "certain"),
     ("NS103", Evidence(checkpoint=scanned(token_rows=(ZERO_ROWS,))), "certain"),
+    ("NS101", Evidence(facts=RunFacts(), ranges=(growing_row("float16"),)), "likely"),
+    ("NS101", Evidence(facts=RunFacts(autocast="bfloat16"), ranges=(growing_row("bfloat16"),)), "likely"),
     ("NS102", Evidence(facts=half_head()), "certain"),
     ("NS102", Evidence(facts=half_head(eps=1e-5)), "likely"),
     ("NS102", Evidence(facts=half_head(dtype="bfloat16")), "possible"),
@@ -345,6 +362,7 @@ SILENT = [
     ("NS000", Evidence(facts=FP16)),
     ("NS101", Evidence(facts=RunFacts(autocast="bfloat16", model_type="gemma3"))),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="llama", declared_dtype="float16"))),
+    ("NS101", Evidence(facts=RunFacts(), ranges=(replace(growing_row("float16"), growth=None, reaches=None),))),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="sdpa", model_type="qwen2"))),
     ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float32", absmax=2e4, headroom_bits=1.0),))),
     ("NS102", Evidence(facts=half_head(dtype="float32"))),

@@ -24,8 +24,8 @@ args = TrainingArguments(output_dir="out", fp16=True)                    # compu
 2. Keep the modules whose values are large in float32 and the rest in float16 (`nanstop plan`). Cost: a cast at each
    region's edge, usually below 1 % of step time.
 3. Train in float32. Cost: twice the memory, and two to eight times the time of half precision on a GPU.
-4. Of a range that grows in bfloat16 or float32 too, a wider format only puts the end off: lower the learning rate, or
-   find what feeds the growth (a residual branch without a norm, a weight that is not decayed).
+4. Where a range keeps growing, a wider format only puts the end off: lower the learning rate, or stop what feeds the
+   growth (a residual branch without a norm, a weight that is not decayed). Cost: training changes.
 
 ## Fix safety
 float32 regions are safe: the same mathematics with more bits. bfloat16 changes training: it keeps 8 bits of

@@ -39,6 +39,7 @@ CODES = [
     "NS117",
     "NS201",
     "NS202",
+    "NS203",
     "NS204",
     "NS205",
     "NS206",
@@ -49,16 +50,21 @@ CODES = [
     "NS302",
     "NS303",
     "NS304",
+    "NS305",
     "NS401",
     "NS402",
+    "NS403",
+    "NS404",
     "NS501",
     "NS502",
     "NS503",
+    "NS504",
     "NS601",
     "NS602",
     "NS603",
     "NS604",
     "NS605",
+    "NS606",
     "NS801",
     "NS802",
 ]
@@ -98,7 +104,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "dab934d5277e50a8")
+REPORT_FORM = (1, "317f94ff1586428b")
 
 
 def test_names():

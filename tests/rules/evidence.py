@@ -12,6 +12,7 @@ from nanstop.records import (
     FailureKey,
     FormatFit,
     GradientRow,
+    GradientTally,
     Incident,
     Localization,
     LogitGap,
@@ -172,3 +173,28 @@ def scanned(*tensors, **fields):
     return CheckpointScan(
         path="m", kind="model", files=files, num_bytes=8, tensors=tensors, **fields
     )
+
+
+def sum_of_masks(**fields):
+    """An addition of finite masks whose result is -inf in three whole rows."""
+    settings = {
+        "op": "aten.add.Tensor",
+        "inputs": (stats(absmax=65504.0), stats(absmax=65504.0)),
+        "bad": {"neginf": 12},
+        "wider": "finite",
+        "fully_masked_rows": 3,
+    }
+    return event(**(settings | fields))
+
+
+def bad_gradients(num_bad, num_zero=0, num_inf=0, num_total=5, norm=math.nan):
+    """The sentinel's signal that some gradients of a window were not finite."""
+    tally = GradientTally(num_total=num_total, num_bad=num_bad, num_inf=num_inf, num_zero=num_zero)
+    return Signal(source="grad", name="w", value=norm, gradients=tally)
+
+
+def climbing(losses, norms=(), found=None, facts=None):
+    """Evidence of an overflow at step 3 after these losses and gradient norms."""
+    histories = (series("loss_raw", losses), series("grad_norm", norms))
+    at = StepId(run="r", step=len(losses), micro=0)
+    return evidence(found, facts, at=at, series=histories)

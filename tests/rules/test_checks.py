@@ -32,6 +32,7 @@ from nanstop.records import (
 from nanstop.rules.catalogue import CATALOGUE
 from nanstop.rules.diagnose import diagnose
 from nanstop.rules.ns302_loss_scale_collapse import consecutive_falls
+from rules import training_cases
 from rules.evidence import (
     batch_fact,
     coarse_row,
@@ -125,7 +126,6 @@ def large(num_elements):
     return replace(TRAINED, num_elements=num_elements)
 
 
-def narrow_row(bits, phase="forward"):
 def growing_row(dtype):
     """A range two doublings below the end of its format, which it will reach between steps 530 and 590."""
     return RangeRow(
@@ -140,6 +140,7 @@ def growing_row(dtype):
     )
 
 
+def narrow_row(bits, phase="forward"):
     return RangeRow(
         module="m", op="o", dtype="float16", absmax=1e3, headroom_bits=bits, phase=phase
     )
@@ -220,9 +221,9 @@ FIRES = [
     ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="eager", model_type="qwen2")), "likely"),
     ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float16", absmax=2e4, headroom_bits=1.7),)), "likely"),
     ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w", absmax=1e5), overflow=1))), "certain"),
-    ("NS103", Evidence(checkpoint=scanned(token_rows=(ZERO_ROWS,))), "certain"),
     ("NS101", Evidence(facts=RunFacts(), ranges=(growing_row("float16"),)), "likely"),
     ("NS101", Evidence(facts=RunFacts(autocast="bfloat16"), ranges=(growing_row("bfloat16"),)), "likely"),
+    ("NS103", Evidence(checkpoint=scanned(token_rows=(ZERO_ROWS,))), "certain"),
     ("NS102", Evidence(facts=half_head()), "certain"),
     ("NS102", Evidence(facts=half_head(eps=1e-5)), "likely"),
     ("NS102", Evidence(facts=half_head(dtype="bfloat16")), "possible"),
@@ -277,6 +278,7 @@ FIRES = [
     ("NS602", evidence(facts=RunFacts(compiled=True), replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite")), "likely"),
     ("NS603", evidence(replay=NOT_REPRODUCED), "likely"),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.4]))), "certain"),
+    *training_cases.FIRES,
 ]  # fmt: skip
 
 SILENT = [
@@ -360,9 +362,9 @@ SILENT = [
     ("NS604", ended("signal", ("SIGKILL", ""))),
     ("NS605", ended("signal", ("SIGFPE", ""), op=GEMM)),
     ("NS000", Evidence(facts=FP16)),
+    ("NS101", Evidence(facts=RunFacts(), ranges=(replace(growing_row("float16"), growth=None, reaches=None),))),
     ("NS101", Evidence(facts=RunFacts(autocast="bfloat16", model_type="gemma3"))),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="llama", declared_dtype="float16"))),
-    ("NS101", Evidence(facts=RunFacts(), ranges=(replace(growing_row("float16"), growth=None, reaches=None),))),
     ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="sdpa", model_type="qwen2"))),
     ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float32", absmax=2e4, headroom_bits=1.0),))),
     ("NS102", Evidence(facts=half_head(dtype="float32"))),
@@ -409,6 +411,7 @@ SILENT = [
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.0])))),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [math.nan])))),
     ("NS802", Evidence(facts=RunFacts(), series=(series("loss_logged", [0.0]), series("grad_norm", [0.4])))),
+    *training_cases.SILENT,
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import pytest
 from nanstop.records import Evidence, Replay, RunFacts, Signal
 from nanstop.rules.catalogue import CATALOGUE
 from nanstop.rules.diagnose import COMPANIONS, SYMPTOMS, YIELDS, diagnose, examine
+from rules import training_cases as training
 from rules.evidence import batch_fact, event, evidence, half_head, localization, series
 from rules.test_checks import COUNT, NORMS
 
@@ -113,3 +114,57 @@ def test_a_rule_that_raises_loses_no_other():
 
 def test_scaler_signal_without_localization_is_the_collapse():
     assert codes(evidence(signals=(Signal(source="scaler"),))) == ["NS302"]
+
+
+def test_masks_that_overflow_are_no_masks_without_a_key():
+    assert codes(training.masked(training.sum_of_masks())) == ["NS203"]
+    assert codes(training.masked()) == ["NS202"]
+
+
+def test_what_clipping_would_have_done_stands_beside_the_cause():
+    bad = (training.bad_gradients(1),)
+    cause, beside = diagnose(
+        evidence(training.ONE_SPOILED, training.CLIPPED, signals=bad), "incident"
+    )
+    assert (cause.code, beside.code) == ("NS304", "NS305")
+    assert cause.accompanied_by == ("NS305",)
+
+
+def test_what_clipping_has_done_is_all_that_is_known_where_nothing_can_be_run_again():
+    assert codes(evidence(signals=(training.bad_gradients(1, num_zero=4),))) == ["NS305"]
+
+
+def test_state_explains_the_update_that_it_broke():
+    broken = localization(training.SQRT_OF_STATE)
+    assert codes(evidence(broken, half_head(dtype="float32"))) == ["NS403"]
+    assert "NS403" in codes(Evidence(facts=training.RESTORED), "static")
+
+
+@pytest.mark.parametrize(
+    "first_bad",
+    [
+        event(dtype="float32", wider="finite"),
+        event(phase="backward", dtype="float32", wider="finite"),
+        event(dtype="bfloat16", wider="finite"),
+        event(dtype="float64", wider="nonfinite"),
+    ],
+)
+def test_a_climb_explains_the_overflow_that_it_ends_in(first_bad):
+    found = localization(first_bad)
+    assert codes(training.climbing(training.LOSSES, training.GRADIENT_NORMS, found)) == ["NS404"]
+
+
+def test_a_climb_does_not_take_the_place_of_a_narrow_format():
+    given = training.climbing(training.NARROW_LOSSES, training.NARROW_NORMS, OVERFLOW)
+    assert codes(given) == ["NS201", "NS404"]
+
+
+def test_bad_data_explains_an_outlier():
+    spoiled = replace(training.FAR, num_bad=1)
+    assert codes(evidence(training.IN_SAMPLE, batch=[spoiled])) == ["NS501"]
+    assert codes(evidence(training.IN_SAMPLE, batch=[training.FAR])) == ["NS504"]
+
+
+def test_one_rank_cannot_tell_a_race_from_another_rank():
+    assert codes(training.reduced()) == ["NS606"]
+    assert codes(training.reduced(facts=RunFacts())) == ["NS603"]

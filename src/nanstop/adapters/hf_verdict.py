@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from nanstop.adapters import _compat
 from nanstop.adapters.hf_step import Reentry, Window
-from nanstop.core.sentinel import Reading, nonfinite, nonfinite_gradients, read_window
+from nanstop.core.sentinel import (
+    Reading,
+    nonfinite,
+    nonfinite_gradients,
+    read_window,
+    tally_gradients,
+)
 from nanstop.records import Phase, Signal, SignalSource, StepId
 
 MAX_NAMED = 8
@@ -68,9 +74,11 @@ class Judge:
             signal = Signal(source="scaler", value=scale, threshold=PATIENCE, at=self._at())
             return self.with_weights((signal,), "backward")
         bad = nonfinite_gradients(self._host.root.named_parameters())
-        return (
-            self.with_weights(self._named("grad", bad, reading.norm), "backward") if bad else None
-        )
+        if not bad:
+            return None
+        first, *others = self._named("grad", bad, reading.norm)
+        tally = tally_gradients(p.grad for p in self._host.root.parameters())
+        return self.with_weights((replace(first, gradients=tally), *others), "backward")
 
     def of_exception(self, error: BaseException, phase: Phase, micro: int | None = None) -> Verdict:
         """Return the incident that an exception with a numeric signature is."""

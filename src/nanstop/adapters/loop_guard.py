@@ -19,7 +19,7 @@ from nanstop.adapters.facts import facts_of_loop
 from nanstop.adapters.loop_step import LoopStep, learning_rates
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.signatures import phase_of
-from nanstop.core.sentinel import Reading, nonfinite, read_window
+from nanstop.core.sentinel import Reading, nonfinite, read_window, tally_gradients
 from nanstop.core.snapshot import Rewind, SnapshotKeeper
 from nanstop.errors import NanstopError
 from nanstop.records import RunFacts, Signal, StepId
@@ -118,6 +118,7 @@ class Guard:
     def _healthy(self, step: LoopStep, *, whole: bool) -> None:
         """Use a window that did not fail: for the way back from weights that an update breaks, and for the gauge."""
         self._view = step.view
+        self.session.before_update(step)
         if not whole:
             self._keeper.forget()
             return
@@ -216,7 +217,17 @@ class Guard:
         if bad:
             more = f"{len(bad)} gradients are not finite" if len(bad) > 1 else ""
             at = self.step_id()
-            found += (Signal(source="grad", name=bad[0], value=reading.norm, message=more, at=at),)
+            tally = tally_gradients(p.grad for p in step.parameters())
+            found += (
+                Signal(
+                    source="grad",
+                    name=bad[0],
+                    value=reading.norm,
+                    message=more,
+                    at=at,
+                    gradients=tally,
+                ),
+            )
         return found
 
     def _is_clean(self, step: LoopStep) -> bool:

@@ -18,6 +18,7 @@ from nanstop.adapters.parts import (
     quantized_of,
 )
 from nanstop.adapters.update_facts import accumulation_of, resumed_state, veto_of
+from nanstop.core.moments import state_faults
 from nanstop.core.rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.core.step import ModelView
 from nanstop.core.weights import odd_weights
@@ -62,7 +63,7 @@ def structure(
         "quantization": _quantization(view),
         "peft": _peft(view.root),
         "task": task,
-        "optimizer": _optimizer(view.optimizer),
+        "optimizer": _optimizer(view.optimizer, view.root),
         "vocab": getattr(config, "vocab_size", None) or rows,
         "table_rows": rows,
         "token_rows": _token_rows(view, getattr(config, "pad_token_id", None)),
@@ -122,7 +123,7 @@ def _task(model: nn.Module) -> str | None:
     return next((task for ending, task in _TASKS if name.endswith(ending)), None)
 
 
-def _optimizer(optimizer: Optimizer | None) -> OptimizerFacts | None:
+def _optimizer(optimizer: Optimizer | None, root: nn.Module) -> OptimizerFacts | None:
     if optimizer is None:
         return None
     group = optimizer.param_groups[0]
@@ -136,6 +137,7 @@ def _optimizer(optimizer: Optimizer | None) -> OptimizerFacts | None:
         betas=(float(betas[0]), float(betas[1])) if betas and len(betas) == 2 else None,
         weight_decay=_number(group.get("weight_decay")),
         state_bits=8 if bits == 8 or "8bit" in name else None,
+        state_faults=state_faults(optimizer, root.named_parameters()),
     )
 
 

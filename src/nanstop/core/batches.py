@@ -11,6 +11,9 @@ from nanstop.records import BatchFact
 _IGNORED = -100
 """The label that cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
 
+_FEWEST_SAMPLES = 3
+"""Of two samples neither is the odd one."""
+
 
 def num_samples(batch: Batch) -> int | None:
     """Return how many samples a micro-batch has: the first axis of its tensors, where they agree."""
@@ -40,6 +43,7 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         finite = detached.to(torch.uint8)
     supervised = _supervised(name, detached)
     rows = supervised.reshape(supervised.shape[0], -1).any(1) if supervised is not None else None
+    outlier, ratio = _outlier(detached)
     return BatchFact(
         micro=micro,
         name=name,
@@ -51,7 +55,25 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         num_rows_without_labels=int((~rows).sum()) if rows is not None else None,
         num_rows=int(rows.numel()) if rows is not None else None,
         num_supervised=int(supervised.sum()) if supervised is not None else None,
+        outlier_row=outlier,
+        outlier_ratio=ratio,
     )
+
+
+def _outlier(value: Tensor) -> tuple[int | None, float | None]:
+    """Return the sample with the largest magnitude, and how many times the others' median it is; Nones for few samples.
+
+    Values that are not finite are left out: they are counted elsewhere.
+    """
+    if not value.is_floating_point() or value.dim() == 0 or value.shape[0] < _FEWEST_SAMPLES:
+        return None, None
+    rows = value.reshape(value.shape[0], -1).double().nan_to_num(0.0, 0.0, 0.0)
+    if rows.shape[1] == 0:
+        return None, None
+    largest = rows.abs().amax(1)
+    row = int(largest.argmax())
+    others = float(torch.cat((largest[:row], largest[row + 1 :])).median())
+    return row, float(largest[row]) / others if others > 0.0 else None
 
 
 def _supervised(name: str, value: Tensor) -> Tensor | None:

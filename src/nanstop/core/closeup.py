@@ -32,6 +32,8 @@ come so low are single values, each another."""
 class CloseUp:
     """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds a mask.
 
+    ``fully_masked_rows``: rows that are -inf throughout, in what it read or in what it made of finite operands.
+
     ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it has none), on the
     device.
     """
@@ -76,15 +78,17 @@ class Observer:
         def done(result: Any) -> None:
             outputs = outputs_of(func, args, kwargs, result)
             bad = tuple(_bad_or_none(o) for o in outputs)
+            bad_read = tuple(_bad_or_none(t) for t in kept)
+            made = 0 if any(mask is not None for mask in bad_read) else fully_masked_rows(outputs)
             self.seen[index] = replace(
                 before,
                 outputs=tuple(self._measured(o) for o in outputs),
                 wider=rerun_wider(func, kept_args, kwargs, bad),
                 reference=rerun_reference(func, kept_args, kwargs, bad),
-                fully_masked_rows=masked,
+                fully_masked_rows=max(masked, made),
                 masking=is_masking(traits.base, kept, outputs),
                 bad=bad,
-                read=tuple(_bad_or_none(t) for t in kept),
+                read=bad_read,
             )
 
         return done

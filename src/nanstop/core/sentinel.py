@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanstop.records import GradientTally
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -77,6 +79,26 @@ def nonfinite(tensors: Mapping[str, Tensor | None]) -> tuple[str, ...]:
 def nonfinite_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
     """Return the names of parameters whose gradient is not finite. A non-finite *norm* alone does not say so."""
     return nonfinite({name: parameter.grad for name, parameter in named})
+
+
+def tally_gradients(gradients: Iterable[Tensor | None]) -> GradientTally:
+    """Return how many gradients there are, and how many are not finite or zero throughout.
+
+    Reads each once and synchronises once a device.
+    """
+    held: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        if gradient is not None and gradient.is_floating_point() and gradient.numel():
+            values = _values(gradient)
+            flags = (values.isfinite().all(), values.isinf().any(), values.any())
+            held.setdefault(values.device, []).append(torch.stack(flags))
+    rows = [row for flags in held.values() for row in torch.stack(flags).tolist()]
+    return GradientTally(
+        num_total=len(rows),
+        num_bad=sum(not finite for finite, _, _ in rows),
+        num_inf=sum(infinite for _, infinite, _ in rows),
+        num_zero=sum(not nonzero for _, _, nonzero in rows),
+    )
 
 
 def _values(tensor: Tensor) -> Tensor:

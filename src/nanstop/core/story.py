@@ -183,7 +183,17 @@ class Story:
             blind_spots=(_OUTSIDE,) if smuggled else (),
             growth=tuple(self.event(i) for i in growth),
             positions=self._positions(index),
+            masks=self._masks(index, event),
         )
+
+    def _masks(self, index: int, event: OpEvent) -> tuple[OpEvent, ...]:
+        """Return what made the -inf of rows that are masked throughout, where no fill and no cast of one did."""
+        if not event.fully_masked_rows:
+            return ()
+        made = [i for i in self._births.inf if i < index and i in self._closeups]
+        if any(slicing.is_placed(self._trace.ops[i]) for i in made) or self._births.external:
+            return ()
+        return tuple(self.event(i) for i in made)
 
     def _positions(self, index: int) -> tuple[Position, ...] | None:
         closeup = self._closeups.get(index)

@@ -31,6 +31,7 @@ from nanstop.records.facts import (
     ParamGroup,
     RangeRow,
     RunFacts,
+    StateFault,
     TokenRows,
     UpdateRow,
 )
@@ -63,6 +64,7 @@ from nanstop.records.update import AccumulationFacts, ResumeFacts
 from nanstop.records.values import (
     FORMAT_MAX,
     FailureKey,
+    GradientTally,
     OpEvent,
     Series,
     Signal,
@@ -129,6 +131,7 @@ __all__ = [
     "FormatFit",
     "GradientPath",
     "GradientRow",
+    "GradientTally",
     "Guard",
     "GuardKind",
     "GuardRow",
@@ -169,6 +172,7 @@ __all__ = [
     "SignalSource",
     "SnapshotRef",
     "SourceLine",
+    "StateFault",
     "StateRow",
     "StepId",
     "TensorScan",

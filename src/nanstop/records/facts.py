@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from nanstop.records.setup import (
     AdapterFacts,
@@ -43,6 +43,18 @@ class ParamGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateFault:
+    """A tensor of an optimizer's state, as ``PARAMETER:KEY``, that no update can have made."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    name: str
+    kind: Literal["nonfinite", "negative", "shape"]
+    num_bad: int = 0
+    """Elements that are not finite, or negative where only squares are summed."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
@@ -52,6 +64,8 @@ class OptimizerFacts:
     weight_decay: float | None = None
     state_bits: int | None = None
     """8 for an 8-bit optimizer, else None."""
+    state_faults: tuple[StateFault, ...] = ()
+    """What was wrong with its state when the run began: one that was restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +97,10 @@ class BatchFact:
     num_rows_without_labels: int | None = None
     num_rows: int | None = None
     num_supervised: int | None = None
+    outlier_row: int | None = None
+    """The sample with the largest magnitude, in a floating-point entry of three samples or more."""
+    outlier_ratio: float | None = None
+    """That magnitude over the median of the other samples' largest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

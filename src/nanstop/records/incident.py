@@ -84,6 +84,8 @@ class Localization:
     """None: unknown (the op's axes are not those of the batch)."""
     absorbed: tuple[OpEvent, ...] = ()
     """Overflows that turned back into finite numbers downstream."""
+    masks: tuple[OpEvent, ...] = ()
+    """Operations on finite operands whose -inf the first bad op read as a mask; those of a fill are not among them."""
     num_ops: int = 0
     blind_spots: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -131,6 +131,20 @@ class FailureKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientTally:
+    """Gradients of a window as the sentinel met them, in tensors.
+
+    ``num_bad``: not finite, ``num_inf`` of them with an Inf; ``num_zero``: zero throughout.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    num_total: int
+    num_bad: int
+    num_inf: int = 0
+    num_zero: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
     """What the sentinel, an exception or the gauge reported. ``name`` is the parameter, tensor or exception type."""
 
@@ -141,6 +155,7 @@ class Signal:
     at: StepId | None = None
     name: str = ""
     message: str = ""
+    gradients: GradientTally | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,20 +11,24 @@ from nanstop.rules.catalogue import CATALOGUE
 
 YIELDS: dict[str, tuple[str, ...]] = {
     "NS114": ("NS107",),
-    "NS201": ("NS202", "NS602"),
-    "NS204": ("NS202", "NS205", "NS206", "NS207", "NS503", "NS602"),
+    "NS201": ("NS202", "NS203", "NS404", "NS602"),
+    "NS202": ("NS203",),
+    "NS204": ("NS202", "NS203", "NS205", "NS206", "NS207", "NS404", "NS503", "NS602"),
     "NS205": ("NS503",),
-    "NS301": ("NS602",),
+    "NS301": ("NS404", "NS602"),
     "NS304": ("NS602",),
+    "NS402": ("NS403",),
+    "NS504": ("NS501", "NS502", "NS503"),
 }
-"""A general finding is withdrawn where one of these, more specific, says the same."""
+"""A general finding is withdrawn where one of these, more specific, says the same and is more than possible."""
 
-SYMPTOMS = ("NS302", "NS801", "NS802")
+SYMPTOMS = ("NS302", "NS305", "NS801", "NS802")
 """Findings that say how a failure shows, not what made it: listed after the cause."""
 
 COMPANIONS: dict[str, tuple[str, ...]] = {
     "NS201": ("NS101", "NS108"),
     "NS202": ("NS108",),
+    "NS203": ("NS108",),
     "NS204": ("NS108",),
     "NS209": ("NS101",),
     "NS301": ("NS101", "NS102", "NS103", "NS108"),
@@ -103,10 +107,11 @@ def _withdraw(found: list[Diagnosis]) -> list[Diagnosis]:
     causes = codes - {"NS000"} - {"NS801", "NS802"}
     if causes:
         codes.discard("NS000")
+    firm = {diagnosis.code for diagnosis in found if diagnosis.confidence != "possible"}
     return [
         diagnosis
         for diagnosis in found
-        if diagnosis.code in codes and not codes.intersection(YIELDS.get(diagnosis.code, ()))
+        if diagnosis.code in codes and not firm.intersection(YIELDS.get(diagnosis.code, ()))
     ]
 
 

@@ -62,7 +62,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"{output.dtype} gradient overflow in `{op_name(event.op)}`",
         cause=_cause(event, output, facts),
         confidence="certain" if event.wider == "finite" else "likely",
-        lines=_lines(evidence, facts),
+        lines=_lines(evidence),
         remedies=_remedies(event, output, facts),
         where=event.module,
     )
@@ -76,13 +76,10 @@ def _cause(event: OpEvent, output: TensorStats, facts: RunFacts) -> str:
     return f"the forward pass is finite; {ends}{scale}"
 
 
-def _lines(evidence: Evidence, facts: RunFacts) -> tuple[str, ...]:
+def _lines(evidence: Evidence) -> tuple[str, ...]:
     found = evidence.localization
     spoiled = tuple(name for name in found.reaches if name != "loss") if found is not None else ()
-    lines = [f"reaches the gradient of {listed(spoiled)}"] if spoiled else []
-    if facts.clip is not None:
-        lines.append("clipping by an infinite norm makes every other gradient zero")
-    return tuple(lines)
+    return (f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()
 
 
 def _remedies(event: OpEvent, output: TensorStats, facts: RunFacts) -> Candidates:

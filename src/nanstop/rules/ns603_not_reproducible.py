@@ -26,7 +26,7 @@ Nothing is changed in the training: the step is redone as it was.
 
 ## Not to be confused with
 A private `torch.Generator`, NumPy state in a worker, or time-dependent data: those are run state that was not saved.
-They are excluded before this is said.
+They are excluded before this is said. NS606: of several ranks only the gradient that they share was not finite.
 
 ## References
 - https://github.com/deepspeedai/DeepSpeed/issues/8061
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from nanstop.records import Diagnosis, Evidence
 from nanstop.rules.base import Rule
-from nanstop.rules.reading import counted
+from nanstop.rules.reading import after_reduction, counted
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -48,6 +48,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if replay is None or replay.fidelity != "not_reproduced" or replay.private_rng:
         return None
     if evidence.localization is not None:  # the recorded run did show something
+        return None
+    if after_reduction(evidence):  # it may be another rank's
         return None
     return Diagnosis(
         code="NS603",

@@ -127,6 +127,14 @@ def loss_is_bad(evidence: Evidence) -> bool:
     )
 
 
+def after_reduction(evidence: Evidence) -> bool:
+    """Return whether ranks trained together, this one's losses were finite, and a gradient that they share was not."""
+    incident = evidence.incident
+    if incident is None or standing(evidence).world_size < 2 or loss_is_bad(evidence):
+        return False
+    return any(signal.source in ("grad", "scaler") for signal in incident.signals)
+
+
 def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...]:
     """Return (step, value) pairs of a named history, from the evidence or else from the incident."""
     histories = evidence.series or (evidence.incident.history if evidence.incident else ())

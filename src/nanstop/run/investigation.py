@@ -40,6 +40,8 @@ from nanstop.run.rows import bad_rows
 
 T = TypeVar("T")
 
+_MAX_FACTS = 9
+"""Micro-batches whose facts are noted: the failing one, and others that it is compared with."""
 _UNKNOWN = Environment(nanstop="unknown", python="unknown")
 
 
@@ -87,8 +89,7 @@ class Investigation:
     def look(self, case: Case) -> None:
         """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""
         self.at = replace(case.step.id, micro=case.micro)
-        batch = case.step.batches[case.micro]
-        self.batch = self.stage("batch", lambda: batch_facts(batch, case.micro)) or ()
+        self.batch = self.stage("batch", lambda: _facts_around(case)) or ()
         self.replay = self.stage(
             "replay",
             lambda: rerun(
@@ -167,6 +168,13 @@ class Investigation:
             audit=(replace(audit, incident=self.incident.id),),
             failures=tuple(self.failures),
         )
+
+
+def _facts_around(case: Case) -> tuple[BatchFact, ...]:
+    """Return what the failing micro-batch holds, then what the ones nearest to it in its window do."""
+    batches = case.step.batches
+    nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - case.micro))
+    return tuple(fact for m in nearest[:_MAX_FACTS] for fact in batch_facts(batches[m], m))
 
 
 def _samples(case: Case) -> tuple[Position, ...] | None:

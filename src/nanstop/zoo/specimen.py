@@ -28,6 +28,7 @@ class Specimen:
     loss_fn: Callable[[Batch], Tensor]
     batches: tuple[Batch, ...]
     scaler: torch.amp.GradScaler | None = None
+    clip: float | None = None
     autocast: str | None = None
     log_filter: bool = False
     zero_loss_by_design: str | None = None
@@ -96,6 +97,8 @@ def _scaled(specimen: Specimen, loss: Tensor) -> Tensor:
 
 
 def _update(specimen: Specimen) -> None:
+    if specimen.clip is not None:
+        torch.nn.utils.clip_grad_norm_(specimen.model.parameters(), specimen.clip)
     if specimen.scaler is None:
         specimen.optimizer.step()
     else:

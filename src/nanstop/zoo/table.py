@@ -14,7 +14,7 @@ from nanstop.records import ParamGroup, RunFacts
 from nanstop.rules.log_filter import filtered
 from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
 from nanstop.rules.stacks import stacks
-from nanstop.zoo import loading, plants, precision, setups, updates
+from nanstop.zoo import loading, plants, precision, setups, training, updates
 from nanstop.zoo.specimen import Specimen, run_plain
 
 HALF = (torch.float16, torch.bfloat16)
@@ -38,6 +38,15 @@ def gradient_fails(specimen: Specimen) -> bool:
     """Return whether a gradient is not finite although every loss is."""
     run = run_plain(specimen)
     return bool(run.bad_gradients) and all(math.isfinite(loss) for loss in run.losses)
+
+
+def clipping_destroys(specimen: Specimen) -> bool:
+    """Return whether clipping makes a gradient zero or NaN that was neither."""
+    specimen.loss_fn(specimen.batches[0]).backward()
+    gradients = [p.grad for p in specimen.model.parameters() if p.grad is not None]
+    healthy = [g for g in gradients if bool(g.isfinite().all()) and bool(g.any())]
+    torch.nn.utils.clip_grad_norm_(specimen.model.parameters(), specimen.clip or math.inf)
+    return any(not bool(g.any()) or bool(g.isnan().any()) for g in healthy)
 
 
 def update_breaks(specimen: Specimen) -> bool:
@@ -227,6 +236,7 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
         "NS117": _pair(updates.split_batch, (2, 20), (11, 11), updates.depends_on_the_split),
         "NS201": _pair(plants.gated_product, 300.0, 3.0, loss_fails),
         "NS202": _pair(plants.masked_row, 0, 1, loss_fails),
+        "NS203": _pair(training.added_masks, torch.add, torch.minimum, loss_fails),
         "NS204": _pair(plants.logarithm, -1.0, 0.5, loss_fails),
         "NS205": _pair(plants.kept_mean, 0, 3, loss_fails),
         "NS206": _pair(plants.unit_rows, 0.0, 0.5, loss_fails),
@@ -239,8 +249,11 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
         "NS302": _pair(plants.scaled_run, 300.0, 3.0, scale_collapses),
         "NS303": _pair(precision.weighted_loss, 1e-7, 1.0, gradients_are_zero),
         "NS304": _pair(plants.distance, 0.0, 0.5, gradient_fails),
+        "NS305": _pair(training.clipped, 0.0, 0.5, clipping_destroys),
         "NS401": _pair(plants.loaded_weights, math.nan, 0.5, weight_is_bad),
         "NS402": _pair(plants.reward_head, torch.float16, torch.float32, update_breaks),
+        "NS403": _pair(training.restored_moment, -1.0, 1e-4, update_breaks),
+        "NS404": _pair(training.descent, 50.0, 1e-2, loss_fails),
         "NS501": _pair(plants.pixels, math.inf, 2.0, batch_is_bad),
         "NS502": _pair(plants.token_id, 20, 19, raises_index_error),
         "NS503": Entry(
@@ -248,6 +261,7 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
             partial(plants.token_id, 19, label=3),
             loss_fails,
         ),
+        "NS504": _pair(training.measured, 1e25, 1.0, loss_fails),
         "NS601": _pair(
             plants.child_process,
             "import signal; signal.raise_signal(signal.SIGFPE)",
@@ -262,6 +276,7 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
             partial(plants.child_process, "import time; time.sleep(0)"),
             child_hangs,
         ),
+        "NS606": _pair(training.overlapped, True, False, gradient_fails),
         "NS801": Entry(
             partial(plants.reward_head, torch.float16, num_steps=6),
             partial(plants.reward_head, torch.float32, num_steps=6),

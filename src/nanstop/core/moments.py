@@ -1,0 +1,58 @@
+"""Moments of an optimizer that no update can have made: restored from another run, or from damaged memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nanstop.core.numerics import floats
+from nanstop.records import StateFault
+
+_SUMS_OF_SQUARES = frozenset(
+    {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col", "exp_inf"}
+)
+"""Moments of Adam, AMSGrad, RMSprop, Adadelta, Adafactor and Adamax that start at zero and only take up squares or sizes."""
+_LIKE_PARAMETER = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "exp_inf"}
+)
+MAX_LISTED = 16
+
+
+@torch.no_grad()
+def state_faults(
+    optimizer: Optimizer | None, named: Iterable[tuple[str, Tensor]]
+) -> tuple[StateFault, ...]:
+    """Return what is wrong with an optimizer's state, MAX_LISTED at most; ``named``: the model's parameters.
+
+    Packed (integer) states are not looked into. Reads every value once and synchronises once a tensor that it reads;
+    an optimizer that has not stepped yet has none.
+    """
+    if optimizer is None or not optimizer.state:
+        return ()
+    names = {id(parameter): name for name, parameter in named}
+    found: list[StateFault] = []
+    for parameter, entries in optimizer.state.items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor) and len(found) < MAX_LISTED:
+                found += _faults(f"{names.get(id(parameter), '?')}:{key}", key, value, parameter)
+    return tuple(found)
+
+
+def _faults(name: str, key: str, value: Tensor, parameter: Tensor) -> list[StateFault]:
+    if not value.is_floating_point() or value.device.type == "meta":
+        return []
+    # An empty or flattened state belongs to a sharded or factored optimizer.
+    if key in _LIKE_PARAMETER and value.dim() == parameter.dim() and value.shape != parameter.shape:
+        detail = f"{list(value.shape)} for a parameter of {list(parameter.shape)}"
+        return [StateFault(name=name, kind="shape", detail=detail)] if value.numel() > 1 else []
+    parts = list(floats(value))
+    num_bad = sum(int((~part.isfinite()).sum()) for part in parts)
+    if num_bad:
+        return [StateFault(name=name, kind="nonfinite", num_bad=num_bad)]
+    if key not in _SUMS_OF_SQUARES:
+        return []
+    num_negative = sum(int((part < 0).sum()) for part in parts)
+    return [StateFault(name=name, kind="negative", num_bad=num_negative)] if num_negative else []

@@ -142,3 +142,12 @@ def test_look_that_fails_does_not_end_the_run():
 def test_storage_names_keep_the_first():
     shared = torch.ones(3)
     assert list(storage_names({"a": shared, "b": shared[1:]}).values()) == ["a"]
+
+
+def test_rows_that_an_op_makes_of_finite_operands_count_as_masked():
+    low = torch.full((2, 4), torch.finfo(torch.float16).min, dtype=torch.float16)
+    low[1, 3] = 0.0
+    seen, _ = looked(lambda: low + low)
+    assert (seen.fully_masked_rows, seen.wider) == (1, "finite")
+    read, _ = looked(lambda: torch.full((2, 4), -INF) + torch.zeros(2, 4), index=2)
+    assert read.fully_masked_rows == 2

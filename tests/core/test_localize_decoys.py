@@ -260,3 +260,14 @@ def test_op_that_fails_on_what_an_overflow_left_finite(later):
     grown = planted.Body(lambda x: torch.tanh(x) * 3e38 * 2.0)
     found = located_body(nn.Sequential(grown, planted.Body(later)))
     assert (op_of(found), found.key.module) == ("mul", "body.0")
+
+
+@pytest.mark.parametrize(
+    ("lowest", "made_by"), [(LOWEST, ["aten.add.Tensor"]), (-INF, [])], ids=["summed", "filled"]
+)
+def test_what_made_a_row_that_is_masked_throughout(lowest, made_by):
+    hidden = torch.zeros(16, 16, dtype=torch.float16).masked_fill(CAUSAL, lowest)
+    hidden[3] = lowest
+    found = located_body(attention(hidden, shift=40.0), torch.float16)
+    assert found.first_bad.fully_masked_rows > 0
+    assert [event.op for event in found.masks] == made_by

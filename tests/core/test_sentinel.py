@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from nanstop.core.sentinel import nonfinite, nonfinite_gradients, read_window, total_norm
+from nanstop.core.sentinel import (
+    nonfinite,
+    nonfinite_gradients,
+    read_window,
+    tally_gradients,
+    total_norm,
+)
+from nanstop.records import GradientTally
 
 
 def parameters(*sizes, dtype=torch.float32):
@@ -75,3 +82,19 @@ def test_a_norm_that_overflows_names_no_gradient():
     assert nonfinite_gradients([("one", one)]) == ()
     one.grad[2] = float("inf")
     assert nonfinite_gradients([("one", one)]) == ("one",)
+
+
+def test_tally_of_gradients():
+    found = tally_gradients(
+        [
+            torch.tensor([1.0, 2.0]),
+            torch.tensor([0.0, math.nan]),
+            torch.tensor([math.inf, math.nan]),
+            torch.zeros(3),
+            torch.zeros(0),
+            None,
+            torch.tensor([[1.0, math.inf]]).to_sparse(),
+        ]
+    )
+    assert found == GradientTally(num_total=5, num_bad=3, num_inf=2, num_zero=1)
+    assert tally_gradients([]) == GradientTally(num_total=0, num_bad=0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanstop.core.numerics import floats
 from nanstop.records import GradientTally
 
 
@@ -84,12 +85,11 @@ def nonfinite_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
 def tally_gradients(gradients: Iterable[Tensor | None]) -> GradientTally:
     """Return how many gradients there are, and how many are not finite or zero throughout.
 
-    Reads each once and synchronises once a device.
+    Of a sharded gradient this rank's part is looked at. Reads each once and synchronises once a device.
     """
     held: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
-        if gradient is not None and gradient.is_floating_point() and gradient.numel():
-            values = _values(gradient)
+        for values in floats(gradient) if gradient is not None and gradient.numel() else ():
             flags = (values.isfinite().all(), values.isinf().any(), values.any())
             held.setdefault(values.device, []).append(torch.stack(flags))
     rows = [row for flags in held.values() for row in torch.stack(flags).tolist()]

@@ -135,16 +135,31 @@ def test_a_table_of_another_size(changed):
     assert problems(folder) == {("shape", "model.embed_tokens.weight")}
 
 
+def test_rows_beyond_the_vocabulary_are_padding(changed):
+    folder = changed(lambda tensors: None, vocab_size=60)
+    assert problems(folder) == {("shape", "model.embed_tokens.weight")}
+    assert findings(scan(folder)) == ()
+
+
+def test_a_table_as_wide_as_another_size_of_the_config(changed):
+    assert problems(changed(lambda tensors: None, hidden_size=8)) == {
+        ("shape", "model.embed_tokens.weight")
+    }
+    folder = changed(lambda tensors: None, hidden_size=8, word_embed_proj_dim=16)
+    assert problems(folder) == set()
+
+
 def test_layers_beyond_the_config_are_unexpected_and_no_finding(changed):
     folder = changed(lambda tensors: None, num_hidden_layers=3)
     assert problems(folder) == {("unexpected", "model.layers.3")}
     assert findings(scan(folder)) == ()
 
 
-def test_a_first_layer_of_another_kind_is_not_missing_anything(changed):
+def test_a_layer_of_another_kind_is_not_missing_anything(changed):
     def edit(tensors):
-        for name in [n for n in tensors if n.startswith("model.layers.0.mlp.")]:
+        for name in [n for n in tensors if n.startswith("model.layers.1.mlp.")]:
             tensors[name.replace("mlp", "dense_mlp")] = tensors.pop(name)
+        del tensors["model.layers.0.input_layernorm.weight"]
 
     assert problems(changed(edit)) == set()
 

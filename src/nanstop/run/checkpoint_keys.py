@@ -20,8 +20,6 @@ _STACK = re.compile(
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _EXTRA_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
-_EMBEDDED = ("embedding_size", "word_embed_proj_dim", "d_embed", "embedding_dim", "emb_dim")
-"""Keys by which a model says that its token table is not as wide as its layers."""
 _PARTS = ("text_config", "llm_config", "language_config", "decoder")
 
 TABLES = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "tok_embedding")
@@ -29,7 +27,7 @@ HEADS = ("lm_head", "embed_out", "output_layer")
 _SCORES = ("score", "classifier", "qa_outputs", "v_head", "regression_head", "reward_head")
 _WITH_SCORE = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _SAME_LAYERS = 3
-"""Fewer layers than these do not show what a layer is made of."""
+"""So few layers, and fewer, do not show what a layer is made of."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,11 +132,14 @@ def _layer_numbers(shapes: Shapes, config: Mapping[str, Any]) -> Iterator[KeyPro
 
 
 def _layer_parts(shapes: Shapes) -> Iterator[KeyProblem]:
-    """Yield what one layer lacks and every other has, where that layer has nothing of its own instead."""
+    """Yield what one layer lacks and every other has, where that layer has nothing of its own instead.
+
+    First and last layers are often of another make (ModernBERT's first has no norm before attention).
+    """
     for stack, layers in _stacks(shapes).items():
-        if len(layers) < _SAME_LAYERS:
-            continue
         for number, parts in layers.items():
+            if number in (min(layers), max(layers)) or len(layers) <= _SAME_LAYERS:
+                continue
             others = set.intersection(*(held for other, held in layers.items() if other != number))
             if parts < others:
                 for lost in sorted(others - parts):
@@ -151,6 +152,11 @@ def _layer_parts(shapes: Shapes) -> Iterator[KeyProblem]:
 
 
 def _table_sizes(shapes: Shapes, config: Mapping[str, Any]) -> Iterator[KeyProblem]:
+    """Yield sizes of the token table that the config contradicts.
+
+    More rows than the vocabulary are padding, or tokens of another kind. A width that is some other size of the config
+    is one: tables may be narrower than layers (OPT, RemBERT).
+    """
     text, name = text_config(config), table_of(shapes, TABLES)
     if name is None:
         return
@@ -158,8 +164,8 @@ def _table_sizes(shapes: Shapes, config: Mapping[str, Any]) -> Iterator[KeyProbl
     vocab, hidden = _number(text, ("vocab_size",)), _number(text, _HIDDEN)
     if vocab is not None and rows != vocab:
         detail = f"{rows} rows, and the config's vocab_size is {vocab}"
-        yield KeyProblem(kind="shape", name=name, detail=detail, new_on_load=True)
-    if hidden is not None and width != hidden and not any(key in text for key in _EMBEDDED):
+        yield KeyProblem(kind="shape", name=name, detail=detail, new_on_load=rows < vocab)
+    if hidden is not None and width != hidden and width not in text.values():
         detail = f"rows of {width}, and the config's hidden size is {hidden}"
         yield KeyProblem(kind="shape", name=name, detail=detail, new_on_load=True)
 

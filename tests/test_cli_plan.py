@@ -29,6 +29,15 @@ print("trained")
 """
 
 
+SCALED = LOOP.replace(
+    "optimizer = torch", "scaler = torch.amp.GradScaler('cpu', init_scale=64.0)\noptimizer = torch"
+).replace(
+    "loss.backward()\n    optimizer.step()",
+    "scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n"
+    "    scaler.step(optimizer)\n    scaler.update()",
+)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -91,9 +100,10 @@ def test_wrong_words(checkpoint, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_script_is_planned_and_not_trained(tmp_path, capfd):
+@pytest.mark.parametrize("text", [LOOP, SCALED], ids=["plain", "with a scaler"])
+def test_a_script_is_planned_and_not_trained(tmp_path, capfd, text):
     script = tmp_path / "train.py"
-    script.write_text(LOOP)
+    script.write_text(text)
     assert plan(script, "--json") == cli.OK
     said = capfd.readouterr()
     record = json.loads(said.out)

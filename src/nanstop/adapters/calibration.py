@@ -17,7 +17,7 @@ from nanstop.adapters.loop import named_batch
 from nanstop.adapters.loop_step import LoopStep
 from nanstop.adapters.plain_view import PlainView
 from nanstop.core.rng import RngState, note_rng
-from nanstop.core.snapshot import BufferNotes
+from nanstop.core.snapshot import BufferNotes, ready_scaler
 from nanstop.core.step import Batch, Step
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, RunFacts, StepId
@@ -97,6 +97,7 @@ class ScaledStep:
         if optimizer is not None:
             divide_gradients(optimizer, self.scale)
         self._step.update()
+        ready_scaler(self.view.scaler)  # the next update unscales again
 
     @contextmanager
     def isolated(self, *, with_update: bool = False) -> Iterator[None]:

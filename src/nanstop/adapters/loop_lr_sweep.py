@@ -30,7 +30,7 @@ def install(table: Table, *, is_loop: Callable[[], bool]) -> Callable[[Any, Any]
     def before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_loop() or sweep.is_open:
             has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-            sweep.before_update(optimizer, has_closure=has_closure)
+            sweep.give_rate(optimizer, has_closure=has_closure)
 
     table.hook(register_optimizer_step_pre_hook(before_update))
     return sweep.opened
@@ -62,7 +62,7 @@ class LoopSweep(IdleSession):
         if name == "loss_raw":
             self._window.append(float(value))
 
-    def before_update(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+    def give_rate(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Give an optimizer the rate of this window."""
         if has_closure:
             self._fail(_CLOSURE)

@@ -50,6 +50,9 @@ class ScriptedSession:
     def start(self):
         self.started = True
 
+    def before_update(self, step):
+        assert step is not None
+
     def gauge_due(self, step):
         return False
 

@@ -146,6 +146,17 @@ def narrow_row(bits, phase="forward"):
     )
 
 
+LOG_RATIO = replace(EXPONENTIAL, phase="loss", module="")
+POLICY = ObjectiveFacts(method="grpo", beta=0.04, num_generations=8)
+PREFERENCE = RunFacts(objective=ObjectiveFacts(method="dpo", beta=0.1))
+
+
+def logged(every=10, **metrics):
+    """Metrics that a trainer has logged, one of each every ten steps."""
+    steps = {name: [every * (place + 1) for place in range(len(v))] for name, v in metrics.items()}
+    return Evidence(series=tuple(series(n, v, steps=steps[n]) for n, v in metrics.items()))
+
+
 GARBAGE = stats("float32", name="head.weight", absmax=3e34, absmin_nonzero=1e-40)
 LOST_HEAD = KeyProblem(kind="missing", name="lm_head.weight", detail="not tied", new_on_load=True)
 
@@ -277,6 +288,27 @@ FIRES = [
     ("NS602", evidence(localization(event(reference="finite"))), "certain"),
     ("NS602", evidence(facts=RunFacts(compiled=True), replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite")), "likely"),
     ("NS603", evidence(replay=NOT_REPRODUCED), "likely"),
+    ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.0] * 3, reward=[0.5] * 3), "certain"),
+    ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
+    ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
+    ("NS701", Evidence(facts=PREFERENCE, series=(series("grad_norm", [0.0] * 4),)), "likely"),
+    ("NS701", Evidence(series=(series("grad_norm", [0.3, *[0.0] * 16]),)), "possible"),
+    ("NS702", evidence(localization(LOG_RATIO), RunFacts(objective=POLICY)), "certain"),
+    ("NS702", evidence(localization(replace(LOG_RATIO, phase="forward", module="model", source=SourceLine(file="m.py", line=1, function="f", text="ratio = (logp - old_logp).exp()")))), "certain"),
+    ("NS702", logged(kl=[0.02, 31.0]), "likely"),
+    ("NS702", logged(kl=[0.02, 4e5]), "certain"),
+    ("NS702", logged(kl=[0.02, math.inf]), "certain"),
+    ("NS702", Evidence(series=(series("log_ratio/at_once", [1e-3] * 3), series("log_ratio/later", [2.5] * 3))), "likely"),
+    ("NS703", Evidence(series=(series("log_ratio/at_once", [0.2, 0.1, 0.3]),)), "likely"),
+    ("NS703", Evidence(series=(series("log_ratio/at_once", [0.7, 0.8]),)), "certain"),
+    ("NS703", logged(**{"sampling/sampling_logp_difference/mean": [0.07, 0.06]}), "likely"),
+    ("NS703", logged(**{"sampling/importance_sampling_ratio/mean": [0.895, 0.9]}), "likely"),
+    ("NS704", Evidence(series=(series("reward_inf/num_words", [0.125], steps=[3]),)), "certain"),
+    ("NS704", Evidence(series=(series("reward_nan/num_words", [0.5], steps=[3]),)), "certain"),
+    ("NS704", Evidence(series=(series("reward_unscored", [0.5], steps=[3]),)), "likely"),
+    ("NS704", evidence(signals=(Signal(source="reward", name="num_words", value=math.inf, message="1 of 8 rewards"),)), "certain"),
+    ("NS704", evidence(signals=(Signal(source="reward", value=math.nan, message="1 of 8 rewards"),)), "likely"),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[rewards]")), "certain"),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.4]))), "certain"),
     *training_cases.FIRES,
 ]  # fmt: skip
@@ -408,6 +440,23 @@ SILENT = [
     ("NS603", evidence(replay=Replay(incident="1", fidelity="not_reproduced", runs=2, private_rng=True))),
     ("NS603", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2))),
     ("NS603", evidence(localization(overflow(), origin="absorbed"), replay=NOT_REPRODUCED)),
+    ("NS701", logged(frac_reward_zero_std=[1.0], reward_std=[0.0], every=2)),
+    ("NS701", logged(frac_reward_zero_std=[1.0, 1.0, 0.5], reward_std=[0.0, 0.0, 0.1])),
+    ("NS701", logged(frac_reward_zero_std=[0.5, 1.0], reward_std=[0.1, 0.0])),
+    ("NS701", Evidence(facts=GRPO, series=(series("loss_logged", [0.0] * 8), series("grad_norm", [0.4] * 8)))),
+    ("NS701", Evidence(series=(series("grad_norm", [0.3, 0.0, 0.0, 0.0, 0.0]),))),
+    ("NS701", Evidence(facts=FP16, series=(series("grad_norm", [0.0] * 8),))),
+    ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, num_reached=0)), series=(series("grad_norm", [0.0] * 8),))),
+    ("NS702", evidence(localization(EXPONENTIAL))),
+    ("NS702", evidence(localization(LOG_RATIO))),
+    ("NS702", logged(kl=[0.02, 0.4, -1.5, 6.0])),
+    ("NS702", logged(kl=[30.0, 0.4])),
+    ("NS702", Evidence(series=(series("log_ratio/at_once", [2.0] * 3), series("log_ratio/later", [2.5] * 3)))),
+    ("NS703", Evidence(series=(series("log_ratio/at_once", [0.01, 0.02, 0.3]),))),
+    ("NS703", logged(**{"sampling/sampling_logp_difference/mean": [0.012, 0.015]})),
+    ("NS703", logged(**{"sampling/importance_sampling_ratio/mean": [0.99, 1.02]})),
+    ("NS704", Evidence(series=(series("reward", [0.1, math.nan]),))),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[pixels]"))),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.0])))),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [math.nan])))),
     ("NS802", Evidence(facts=RunFacts(), series=(series("loss_logged", [0.0]), series("grad_norm", [0.4])))),

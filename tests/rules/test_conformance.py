@@ -47,6 +47,8 @@ HEALTHY_WITHOUT_FAILURE = (
     "NS208",
     "NS209",
     "NS303",
+    "NS701",
+    "NS703",
     "NS802",
 )
 

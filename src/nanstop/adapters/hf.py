@@ -7,6 +7,7 @@ window's end, where the losses and the norm are read before the update and a win
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nanstop.adapters.checkpoints import CheckpointGuard, plan_of
 from nanstop.adapters.facts import facts_of
 from nanstop.adapters.hf_carry import Carrier
 from nanstop.adapters.hf_eval import EvaluationGuard
+from nanstop.adapters.hf_objective import Objective
 from nanstop.adapters.hf_step import HfStep, Micro, Reentry, Window
 from nanstop.adapters.hf_verdict import Judge, Verdict
 from nanstop.adapters.hf_view import HfView
@@ -60,6 +62,7 @@ class TrainerWatch:
         self.host = Reentry(trainer)
         self.carrier = Carrier(self.host)
         self.judge = Judge(self.host, self.step_id)
+        self.objective = Objective(trainer, self._note_objective)
         self._open_session = open_session
         self._train = trainer.train
         self._clip: Any = None
@@ -78,6 +81,7 @@ class TrainerWatch:
         self.patches.set(self.trainer, "training_step", self._on_training_step)
         self.patches.set(self.trainer, "_prepare_inputs", self.host.prepare)
         self.patches.set(self.trainer, "_clip_grad_norm", self._on_clip_method)
+        self.objective.install(self.patches)
         EvaluationGuard(self).install()
         CheckpointGuard(self).install()
 
@@ -119,7 +123,7 @@ class TrainerWatch:
         """
         resolution = self.session.failed(
             step,
-            verdict.signals,
+            (*verdict.signals, *self.objective.signals(self.step_id())),
             phase=verdict.phase,
             error=verdict.error,
             rewind=self.keeper.rewind(),
@@ -165,6 +169,7 @@ class TrainerWatch:
                 self._window = None
                 raise
         assert micro.loss is not None
+        self.objective.compare(micro.batch)
         return micro.loss
 
     def _on_clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
@@ -182,7 +187,8 @@ class TrainerWatch:
                 self.report(self._step(window), verdict)
             return norm
         norm = self._close(window, parameters, norm_type)
-        if not window.skip:
+        # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be NaN, for every gradient.
+        if not window.skip and math.isfinite(max_norm):
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
@@ -241,6 +247,9 @@ class TrainerWatch:
         if scale is not None:
             series.add("scale", window.index, scale)
 
+    def _note_objective(self, name: str, value: Any) -> None:
+        self.session.series.add(name, self.trainer.state.global_step, value)
+
     def _settle(
         self, window: Window, parameters: list[Tensor], norm_type: float
     ) -> tuple[Tensor, Reading | None]:
@@ -261,6 +270,7 @@ class TrainerWatch:
                 reading = self.judge.read(window, norm)
                 verdict = self.judge.of_reading(reading)
             if verdict is None:
+                self.session.before_update(self._step(window))
                 if window.replayable and self.session.gauge_due(window.index):
                     self.session.gauge(self._step(window))
                 return norm, reading
@@ -324,6 +334,7 @@ class TrainerWatch:
         losses = [entry for entry in logs[self._num_logs :] if "loss" in entry]
         for entry in losses:
             self.session.series.add("loss_logged", entry["step"], float(entry["loss"]))
+            self.session.series.log(entry["step"], entry)
         if losses:
             self.session.logged()
         self._num_logs = len(logs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -30,14 +30,20 @@ class Window:
 
 
 def run_window(
-    step: Step, *, under: Callable[[], AbstractContextManager[Any]] = nullcontext
+    step: Step,
+    *,
+    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    micros: Iterable[int] | None = None,
 ) -> Window:
-    """Run every micro-batch of a window and undo it. The head is heard in the first one. Synchronises the device."""
+    """Run the micro-batches of a window, all by default, and undo it. Synchronises the device.
+
+    The head is heard in the first one.
+    """
     head = step.view.head()
     heard: list[Tensor] = []
     losses: list[float] = []
     with step.isolated(), under(), eager():
-        for micro in range(len(step.batches)):
+        for micro in range(len(step.batches)) if micros is None else micros:
             with _heard(step.view.root, head, heard) if micro == 0 else nullcontext():
                 losses.append(float(step.run(micro)))
         grads = {n: p.grad for n, p in step.view.root.named_parameters() if p.grad is not None}

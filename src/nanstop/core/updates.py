@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.core.localize import eager
@@ -17,7 +17,7 @@ from nanstop.errors import NanstopError
 from nanstop.records import StateRow, UpdateRow
 
 _SECOND_MOMENTS = ("exp_avg_sq", "state2", "v", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col")
-_COMPENSATIONS = ("kahan", "compensation", "shift")
+_COMPENSATIONS = ("kahan", "compensation", "shift", "master")
 """Parts of the names of entries that keep what rounding took: nothing is lost where there is one."""
 
 
@@ -46,25 +46,22 @@ def probe_update(step: Step) -> Update:
     with step.isolated(with_update=True), eager(), torch.enable_grad():
         for micro in range(len(step.batches)):
             step.run(micro)
-        trained = _trained(step, optimizer)
+        trained = trained_by(optimizer, step.view.root)
         if not trained:
             raise NanstopError("no parameter of the optimizer has a gradient")
-        moved = {name: _Before(p.detach().clone(), _nonzero(p)) for name, p in trained.items()}
+        before = before_update(trained)
         if any(has_bad(p.grad) for p in trained.values() if p.grad is not None):
             raise NanstopError("the gradients are not finite, so that no update is made")
         lr = _to_peak(optimizer)
         step.update()
-        return Update(lr, *_read(optimizer, trained, moved), nonfinite_names(trained.items()))
+        return Update(
+            lr, *after_update(optimizer, trained, before), nonfinite_names(trained.items())
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    weight: Tensor
-    should_move: Tensor
-
-
-def _trained(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
-    names = {id(p): name for name, p in step.view.root.named_parameters()}
+def trained_by(optimizer: Optimizer, root: nn.Module) -> dict[str, Tensor]:
+    """Return the optimizer's parameters that have a dense gradient; those that are not the model's by their place."""
+    names = {id(p): name for name, p in root.named_parameters()}
     every = (p for group in optimizer.param_groups for p in group["params"])
     return {
         names.get(id(p), f"#{place}"): p
@@ -73,35 +70,81 @@ def _trained(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def _nonzero(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad != 0
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Of every ``each``-th element of a parameter: its value, and whether an update should move it."""
+
+    weight: Tensor
+    should_move: Tensor
+    each: int = 1
 
 
-def _read(
-    optimizer: Optimizer, trained: Mapping[str, Tensor], before: Mapping[str, _Before]
+def before_update(
+    parameters: Mapping[str, Tensor], *, most: int | None = None
+) -> dict[str, Before]:
+    """Return what ``after_update`` needs of the present weights and gradients: copies, no synchronisation.
+
+    ``most``: how many elements to look at in all, evenly spread; every one by default.
+    """
+    total = sum(parameter.numel() for parameter in parameters.values())
+    # An odd distance: an even one may meet the same column of every row.
+    each = 1 if most is None or total <= most else -(-total // most) | 1
+    return {
+        name: Before(_spread(p.detach(), each).clone(), _spread(p.grad, each) != 0, each)
+        for name, p in parameters.items()
+        if p.grad is not None
+    }
+
+
+def after_update(
+    optimizer: Optimizer, parameters: Mapping[str, Tensor], before: Mapping[str, Before]
 ) -> tuple[tuple[UpdateRow, ...], tuple[StateRow, ...]]:
-    rows, states = [], []
-    for name, parameter in trained.items():
+    """Return what the update that was made since then has lost, and what its second moments hold.
+
+    Numbers are those of the elements that were looked at. Synchronises each device once.
+    """
+    kinds: list[tuple[bool, str, str]] = []
+    sums: list[Tensor] = []
+    for name, noted in before.items():
+        parameter, should = parameters[name], noted.should_move
         state = optimizer.state.get(parameter, {})
-        should = before[name].should_move
-        stood = should & (parameter.detach() == before[name].weight)
+        stood = should & (_spread(parameter.detach(), noted.each) == noted.weight)
         if _compensates(state):
             stood = torch.zeros_like(stood)
-        lost, total = torch.stack([stood.sum(), should.sum()]).tolist()
-        dtype = format_name(parameter.dtype)
-        rows.append(UpdateRow(parameter=name, dtype=dtype, num_lost=lost, num_total=total))
-        states += [
-            StateRow(
-                parameter=name,
-                dtype=form,
-                num_vanished=int((should.flatten() & ~kept.flatten()).sum()),
-                num_total=total,
-            )
-            for form, kept in _second_moments(state)
-            if kept.numel() == should.numel()
-        ]
-    return tuple(rows), tuple(states)
+        kinds.append((True, name, format_name(parameter.dtype)))
+        sums.append(torch.stack([stood.sum(), should.sum()]))
+        for form, kept in _second_moments(state):
+            if kept.numel() == parameter.numel() and kept.device == should.device:
+                vanished = should & ~_spread(kept, noted.each)
+                kinds.append((False, name, form))
+                sums.append(torch.stack([vanished.sum(), should.sum()]))
+    rows = list(zip(kinds, _read(sums), strict=True))
+    return (
+        tuple(
+            UpdateRow(parameter=name, dtype=form, num_lost=lost, num_total=total)
+            for (is_update, name, form), (lost, total) in rows
+            if is_update
+        ),
+        tuple(
+            StateRow(parameter=name, dtype=form, num_vanished=lost, num_total=total)
+            for (is_update, name, form), (lost, total) in rows
+            if not is_update
+        ),
+    )
+
+
+def _spread(tensor: Tensor, each: int) -> Tensor:
+    return tensor.reshape(-1)[::each]
+
+
+def _read(sums: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return pairs of numbers that lie on devices, with one synchronisation of each."""
+    found: dict[int, tuple[int, int]] = {}
+    for device in dict.fromkeys(pair.device for pair in sums):
+        places = [place for place, pair in enumerate(sums) if pair.device == device]
+        rows = torch.stack([sums[place] for place in places]).tolist()
+        found |= {place: (lost, total) for place, (lost, total) in zip(places, rows, strict=True)}
+    return [found[place] for place in range(len(sums))]
 
 
 def _to_peak(optimizer: Optimizer) -> float:

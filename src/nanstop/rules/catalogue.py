@@ -49,6 +49,10 @@ from nanstop.rules import (
     ns604_out_of_memory,
     ns605_hang,
     ns606_race_or_collective,
+    ns701_no_learning_signal,
+    ns702_ratio_or_kl_blow_up,
+    ns703_train_inference_mismatch,
+    ns704_non_finite_reward,
     ns801_log_hides_failure,
     ns802_zero_loss_by_design,
 )
@@ -101,6 +105,10 @@ CATALOGUE: tuple[Rule, ...] = (
     ns604_out_of_memory.RULE,
     ns605_hang.RULE,
     ns606_race_or_collective.RULE,
+    ns701_no_learning_signal.RULE,
+    ns702_ratio_or_kl_blow_up.RULE,
+    ns703_train_inference_mismatch.RULE,
+    ns704_non_finite_reward.RULE,
     ns801_log_hides_failure.RULE,
     ns802_zero_loss_by_design.RULE,
 )

@@ -15,10 +15,13 @@ YIELDS: dict[str, tuple[str, ...]] = {
     "NS202": ("NS203",),
     "NS204": ("NS202", "NS203", "NS205", "NS206", "NS207", "NS404", "NS503", "NS602"),
     "NS205": ("NS503",),
+    "NS207": ("NS702",),
     "NS301": ("NS404", "NS602"),
     "NS304": ("NS602",),
     "NS402": ("NS403",),
+    "NS501": ("NS704",),
     "NS504": ("NS501", "NS502", "NS503"),
+    "NS701": ("NS704",),
 }
 """A general finding is withdrawn where one of these, more specific, says the same and is more than possible."""
 

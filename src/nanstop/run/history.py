@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from nanstop.records import Series
@@ -12,6 +14,21 @@ _KEPT = 512
 WHOLE = 200_000
 """Values kept of each series where the whole run is to be recorded; a 0-dim tensor on a GPU takes 512 bytes."""
 
+_OBJECTIVE = (
+    "reward",
+    "frac_reward_zero_std",
+    "kl",
+    "clip_ratio/",
+    "sampling/",
+    "entropy",
+    "logps/",
+    "objective/",
+    "val/ratio",
+)
+"""What the metrics begin with by which trainers of preferences and policies log how their objective stands."""
+_NUM_METRICS = 64
+_KEPT_OF_METRICS = 64
+
 
 class History:
     """Named series of (step, value), the last ``kept`` of each. A value may be a 0-dim tensor: it is read only when a record is made."""
@@ -19,16 +36,34 @@ class History:
     def __init__(self, kept: int = _KEPT) -> None:
         self._kept = kept
         self._rows: dict[str, deque[tuple[int, Any]]] = {}
+        self._num_metrics = 0
 
     def add(self, name: str, step: int, value: Any) -> None:
         """Append a number or a detached 0-dim tensor, which must not change afterwards. No synchronisation."""
         self._rows.setdefault(name, deque(maxlen=self._kept)).append((step, value))
 
+    def log(self, step: int, entry: Mapping[str, Any]) -> None:
+        """Append the metrics of the objective that a trainer has logged; one that it left empty is NaN.
+
+        The last 64 of each (all where the whole run is kept), of 64 metrics at most: a reward function may invent new
+        ones at every step.
+        """
+        for name, value in entry.items():
+            if not name.startswith(_OBJECTIVE) or not isinstance(value, int | float | None):
+                continue
+            if name not in self._rows:
+                if self._num_metrics == _NUM_METRICS:
+                    continue
+                self._num_metrics += 1
+                kept = self._kept if self._kept > _KEPT else _KEPT_OF_METRICS
+                self._rows[name] = deque(maxlen=kept)
+            self._rows[name].append((step, math.nan if value is None else float(value)))
+
     def forget(self, step: int) -> None:
         """Drop what was noted of a step that is run again."""
         for name, rows in self._rows.items():
             kept = (row for row in rows if row[0] != step)
-            self._rows[name] = deque(kept, maxlen=self._kept)
+            self._rows[name] = deque(kept, maxlen=rows.maxlen)
 
     def records(self) -> tuple[Series, ...]:
         """Return every series as a record. Synchronises the device where values lie on one."""

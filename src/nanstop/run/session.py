@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanstop.records import (
@@ -16,12 +17,14 @@ from nanstop.records import (
     Evidence,
     Phase,
     PrecisionPlan,
+    Probe,
     Report,
     RunFacts,
     Signal,
 )
 from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
+from nanstop.run.early_looks import EarlyLooks
 from nanstop.run.environment import environment
 from nanstop.run.gauging import Gauge
 from nanstop.run.history import WHOLE, History
@@ -69,6 +72,7 @@ class Session:
         self._clock = clock
         self._began = clock()
         self._gauge = Gauge(view, clock)
+        self._looks = EarlyLooks(view)
         self._adopted = ExitStack()
         self._in_force: tuple[Atom, ...] = ()
         self._steps = 0
@@ -92,9 +96,7 @@ class Session:
         """Begin a training (again): announce standing findings and what cannot be done in it. No device work."""
         self._exit = None
         self._passed()
-        given = Evidence(facts=self.facts, environment=self.environment)
-        for finding in examine(given, "static").diagnoses:
-            self._found(finding)
+        self._examine(Evidence(facts=self.facts, environment=self.environment), "static")
         if self.facts.world_size > 1 and self.policy.on_failure != "observe":
             self.announce(
                 f"{self.facts.world_size} processes train together: failures are observed, "
@@ -144,11 +146,23 @@ class Session:
         self._steps = max(self._steps, step + 1)
         self.beat(step)
         self._passed()
+        self._look(lambda: self._looks.updated(step))
+        if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
+            self._look(self.logged)
         self._follow(step)
+
+    def before_update(self, step: Step) -> None:
+        """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
+        path = self._looks.arrived(self.facts)
+        if path is not None:
+            self.facts = replace(self.facts, gradient_path=path)
+            self._examine(Evidence(facts=self.facts, environment=self.environment), "static")
+        self._look(lambda: self._looks.before_update(step, self.facts))
 
     def gauge_due(self, step: int) -> bool:
         """Return whether a healthy micro-batch should be run once more for a closer look."""
-        return self._ranges.due(step) or self._gauge.wide_due(self.facts)
+        due = self._ranges.due(step) or self._gauge.wide_due(self.facts)
+        return due or self._looks.due(step, self.facts)
 
     def gauge(self, step: Step) -> None:
         """Run one micro-batch of a healthy window again, undone; report overflow that was absorbed."""
@@ -158,6 +172,8 @@ class Session:
                 self._ranges.take(step)
             if self._gauge.wide_due(self.facts):
                 place = self._gauge.wide(step)
+            if self._looks.due(step.id.step, self.facts):
+                self._look(lambda: self._looks.again(step, self.facts))
         except Exception as error:  # an instrument must not end a healthy run
             self.announce(f"the gauge could not run ({type(error).__name__}: {error})")
         if place is not None:
@@ -205,6 +221,7 @@ class Session:
     def finish(self, exit_code: int = 0) -> None:
         """Undo what was adopted and write the last summary."""
         in_force, self._in_force, self._exit = self._in_force, (), exit_code
+        self._look(self.logged)
         self._gauge.drop()
         self.beat(None)
         try:
@@ -228,6 +245,17 @@ class Session:
             tuple(self.reports), tuple(self.findings), self._steps, self._clock() - self._began
         )
 
+    def _look(self, look: Callable[[], Probe | None]) -> None:
+        """Take a look that may fail, and say what it found."""
+        try:
+            found = look()
+        except Exception as error:  # an instrument must not end a healthy run
+            self.announce(f"a look was left out ({type(error).__name__}: {error})")
+            return
+        if found is not None:
+            for finding in examine(Evidence(facts=self.facts, probe=found), "gauge").diagnoses:
+                self._measured(finding)
+
     def _follow(self, step: int) -> None:
         """Follow the ranges of the model's modules; say once that one is about to leave its format."""
         if self.facts.world_size > 1 or self.facts.compiled:
@@ -248,7 +276,17 @@ class Session:
             self._failures.passed()
 
     def _examine_healthy(self, evidence: Evidence) -> None:
-        for finding in examine(evidence, "gauge").diagnoses:
+        self._examine(evidence, "gauge")
+
+    def _examine(self, evidence: Evidence, when: str) -> None:
+        for finding in examine(evidence, when).diagnoses:
+            self._found(finding)
+
+    def _measured(self, finding: Diagnosis) -> None:
+        """Tell once what was measured, in place of what was only to be expected, which has no place."""
+        told = [one for one in self.findings if one.code == finding.code]
+        if not any(one.where for one in told):
+            self.findings = [one for one in self.findings if one not in told]
             self._found(finding)
 
     def _found(self, finding: Diagnosis) -> None:

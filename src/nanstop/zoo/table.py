@@ -14,7 +14,7 @@ from nanstop.records import ParamGroup, RunFacts
 from nanstop.rules.log_filter import filtered
 from nanstop.rules.ns302_loss_scale_collapse import HEALTHY_SKIPS, consecutive_falls
 from nanstop.rules.stacks import stacks
-from nanstop.zoo import loading, plants, precision, setups, training, updates
+from nanstop.zoo import loading, plants, policies, precision, setups, training, updates
 from nanstop.zoo.specimen import Specimen, run_plain
 
 HALF = (torch.float16, torch.bfloat16)
@@ -277,6 +277,12 @@ ZOO: Mapping[str, Entry] = MappingProxyType(
             child_hangs,
         ),
         "NS606": _pair(training.overlapped, True, False, gradient_fails),
+        "NS701": _pair(
+            policies.rewarded, (1.0, 1.0, 1.0), (2.0, 1.0, 0.0), policies.nothing_differs
+        ),
+        "NS702": _pair(policies.against_reference, 100.0, 1.0, loss_fails),
+        "NS703": _pair(policies.rolled_out, 0.6, 1.0, policies.ratio_is_off),
+        "NS704": _pair(policies.rewarded, (1.0, math.inf, 0.0), (1.0, 0.5, 0.0), loss_fails),
         "NS801": Entry(
             partial(plants.reward_head, torch.float16, num_steps=6),
             partial(plants.reward_head, torch.float32, num_steps=6),

@@ -1,0 +1,203 @@
+"""What the gauge looks at from the first step on, because nothing that fails would ever show it.
+
+Whether gradients arrive at all, whether an update moves what it should, whether float16 flushed the gradients, whether
+positions and the pooled token are right. What the run itself does is looked at where that is enough: which parameters have
+a gradient costs no device work, the update is seen in a sample of the half-precision weights before and after the real
+one. Only the rest runs a micro-batch again, in half precision or for a model that pools. Steps 0, 1, 2, 4, 8 and so on are
+looked at, so that the cost is that of the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nanstop.core.updates import Before, after_update, before_update, trained_by
+from nanstop.records import GradientPath, Probe, RunFacts, StepId
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from nanstop.core.step import ModelView, Step
+    from nanstop.records import GradientRow
+
+MOST_ELEMENTS = 1 << 20
+"""Weights in the sample of an update: 2 MiB of copies."""
+LOST = 0.5
+"""Share of an update from which its loss is told; below, most of it arrives."""
+ZERO = 0.1
+"""Share of zero gradients from which they are compared to those in float32."""
+MAX_COMPARED = 2
+
+_HALF = (torch.float16, torch.bfloat16)
+_HALF_NAMES = ("float16", "bfloat16")
+
+
+class EarlyLooks:
+    """The looks of one run. A look returns a probe of what it found, or None."""
+
+    def __init__(self, view: ModelView) -> None:
+        self._view = view
+        self._sample: _Sample | None = None
+        self._losing_rate: float | None = None
+        """Learning rate of the last update looked at, where that was mostly lost."""
+        self._highest_rate = 0.0
+        self._open = {"coarse", "pooling"}
+        self._flushed = False
+        self._num_compared = 0
+
+    def arrived(self, facts: RunFacts) -> GradientPath | None:
+        """Return how many trainable tensors have a gradient now, None where that was looked at. No device work."""
+        path = facts.gradient_path
+        if path is None or path.num_reached is not None or not _is_whole(facts):
+            return None
+        trained = [(n, p) for n, p in self._view.root.named_parameters() if p.requires_grad]
+        missing = tuple(name for name, p in trained if p.grad is None)
+        return replace(path, num_reached=len(trained) - len(missing), unreached=missing[:8])
+
+    def before_update(self, step: Step, facts: RunFacts) -> None:
+        """Look at the gradients and weights that an update is about to change. Synchronises in float16 runs only."""
+        self._sample = None
+        if not _is_time(step.id.step) or not _is_whole(facts):
+            return
+        self._sample = _sample(step)
+        if self._num_compared < MAX_COMPARED and "float16" in _formats(facts):
+            self._flushed = self._share_of_zeros() >= ZERO
+
+    def updated(self, step: int) -> Probe | None:
+        """Return what the update that was just made has lost. Synchronises where a sample of it was taken."""
+        sample, self._sample = self._sample, None
+        if sample is None or sample.id.step != step:
+            return None
+        updates, states = after_update(sample.optimizer, sample.parameters, sample.before)
+        lost, total = sum(row.num_lost for row in updates), sum(row.num_total for row in updates)
+        found = Probe(at=sample.id, num_micro=1, lr=sample.lr, states=states)
+        before, self._losing_rate = self._losing_rate, None
+        self._highest_rate = max(self._highest_rate, sample.peak)
+        if total and lost >= LOST * total:
+            self._losing_rate = sample.lr
+            # A rate that rises is a warm-up's, and a small one the end of a schedule: nothing to tell.
+            if before is not None and self._highest_rate / 2 <= sample.lr <= before:
+                return replace(found, updates=updates)
+        return found if states else None
+
+    def due(self, step: int, facts: RunFacts) -> bool:
+        """Return whether a micro-batch of this healthy window may be run again."""
+        if not _is_time(step) or not _is_whole(facts):
+            return False
+        return self._flushed or bool(self._wanted(facts))
+
+    def again(self, step: Step, facts: RunFacts) -> Probe | None:
+        """Return what a micro-batch shows of positions, of the pooled token and, if many are zero, of its gradients.
+
+        Undone bitwise; raises what the step raises. Synchronises the device.
+        """
+        wanted = self._wanted(facts)
+        found: dict[str, Any] = {}
+        self._open.discard("coarse")
+        if "coarse" in wanted:
+            from nanstop.core.coarse import coarse_rows
+
+            found["coarse"] = coarse_rows(step, micros=(0,))
+        if "pooling" in wanted and _is_padded(step):
+            from nanstop.core.pooling import num_rows_pooled_at_padding
+
+            self._open.discard("pooling")
+            found["num_rows_pooled_at_padding"] = num_rows_pooled_at_padding(step)
+        if self._flushed:
+            self._flushed = False
+            self._num_compared += 1
+            scaler = step.view.scaler
+            found["loss_scale"] = float(scaler.get_scale()) if scaler is not None else None
+            found["gradients"] = _gradients(step)
+        return Probe(at=step.id, num_micro=1, **found) if found else None
+
+    def _wanted(self, facts: RunFacts) -> set[str]:
+        if _formats(facts) or any(b.dtype in _HALF for b in self._view.root.buffers()):
+            return set(self._open)
+        return self._open & {"pooling"} if facts.head is not None else set()
+
+    def _share_of_zeros(self) -> float:
+        """Return the share of gradients that are exactly 0; tables are left out, of which a batch uses a few rows."""
+        tables = {self._view.embedding(), self._view.head()}
+        counts: list[Tensor] = []
+        for name, parameter in self._view.root.named_parameters():
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse or name.rpartition(".")[0] in tables:
+                continue
+            size = torch.full((), gradient.numel(), device=gradient.device)
+            counts.append(torch.stack([(gradient == 0).sum(), size]).cpu())
+        if not counts:
+            return 0.0
+        zero, total = torch.stack(counts).sum(0).tolist()
+        return zero / total
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Weights in half precision before an update. ``peak``: the rate that the schedule multiplies."""
+
+    id: StepId
+    optimizer: Optimizer
+    parameters: Mapping[str, Tensor]
+    before: Mapping[str, Before]
+    lr: float
+    peak: float
+
+
+def _sample(step: Step) -> _Sample | None:
+    optimizer = step.view.optimizer
+    if optimizer is None or _rounds_at_random(optimizer):
+        return None
+    trained = trained_by(optimizer, step.view.root)
+    half = {name: p for name, p in trained.items() if p.dtype in _HALF}
+    rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+    if not half or not any(rates):
+        return None
+    peaks = [float(g.get("max_lr", g.get("initial_lr", 0.0))) for g in optimizer.param_groups]
+    before = before_update(half, most=MOST_ELEMENTS)
+    return _Sample(step.id, optimizer, half, before, max(rates), max(*rates, *peaks))
+
+
+def _rounds_at_random(optimizer: Optimizer) -> bool:
+    """Return whether updates are rounded stochastically: what one loses, the others make good."""
+    options: dict[str, Any] = {**optimizer.defaults, **vars(optimizer)}
+    return any("stochastic" in name and bool(value) for name, value in options.items())
+
+
+def _gradients(step: Step) -> tuple[GradientRow, ...]:
+    """Return the gradients of one micro-batch against those of the same micro-batch in float32."""
+    from nanstop.core.agreement import gradient_rows, run_window, without_dropout
+    from nanstop.core.probe import op_formats
+    from nanstop.remedies.precision import reference
+
+    scaler = step.view.scaler
+    scale = float(scaler.get_scale()) if scaler is not None else 1.0
+    with without_dropout(step.view.root):
+        own = run_window(step, micros=(0,))
+        true = run_window(step, under=lambda: reference(step.view), micros=(0,))
+        return gradient_rows(own, true, op_formats(step, micros=(0,)), scale)
+
+
+def _is_time(step: int) -> bool:
+    return step & (step - 1) == 0
+
+
+def _is_whole(facts: RunFacts) -> bool:
+    """Return whether this process has the whole model, and its gradients until the update."""
+    return facts.world_size == 1 and facts.veto == "yes"
+
+
+def _formats(facts: RunFacts) -> set[str]:
+    """Return the half formats that the run computes or stores in."""
+    used = {facts.autocast, *(group.dtype for group in facts.param_groups)}
+    return {name for name in _HALF_NAMES if name in used}
+
+
+def _is_padded(step: Step) -> bool:
+    mask = step.batches[0].get("attention_mask") if step.batches else None
+    return isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all())

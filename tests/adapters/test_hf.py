@@ -33,6 +33,16 @@ def test_an_infinite_norm_of_finite_gradients_is_no_incident(tmp_path):
     assert session.series.of("grad_norm") == [float("inf")]
 
 
+def test_a_norm_for_the_log_spoils_no_gradient(tmp_path):
+    """With clipping off transformers clips to infinity: inf / inf would be NaN for every gradient."""
+
+    def scale_up(trainer):
+        trainer.model.lm_head.weight.register_hook(lambda grad: torch.full_like(grad, 1e30))
+
+    _, _, trainer = watched(tmp_path, change=scale_up, max_grad_norm=0.0, max_steps=1)
+    assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
+
+
 def test_a_bad_gradient_with_a_finite_loss_is_named(tmp_path):
     def spoil(trainer):
         weight = trainer.model.model.layers[1].mlp.down_proj.weight

@@ -204,6 +204,10 @@ class HfStep:
     def losses(self) -> tuple[Tensor | None, ...]:
         return tuple(m.loss for m in self.window.micros)
 
+    @property
+    def is_local(self) -> bool:
+        return self.facts.world_size == 1
+
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         window, host = self.window, self.host
         noted, touched = window.micros[micro], window.touched()

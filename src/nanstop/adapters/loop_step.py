@@ -31,6 +31,10 @@ UNTIL_UPDATE = frozenset(
 """Remedies that act on the update: they stay on until it is over."""
 
 
+_SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
+"""Packages whose modules gather weights or pass activations on while they run."""
+
+
 class Micro(Protocol):
     """A micro-batch: what it was given, the raw loss it gave (None where it raised), and how to run it again."""
 
@@ -88,6 +92,12 @@ class LoopStep:
     @property
     def losses(self) -> tuple[Tensor | None, ...]:
         return tuple(m.loss for m in self.micros)
+
+    @property
+    def is_local(self) -> bool:
+        """A model inside DDP is run without it; one whose weights lie on several processes cannot be."""
+        kinds = {kind for m in self.view.root.modules() for kind in type(m).__mro__}
+        return not any(kind.__module__.startswith(_SHARDING) for kind in kinds)
 
     def obstacle(self) -> str:
         """Return why the window cannot be run again as a whole, or ""."""

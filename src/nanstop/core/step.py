@@ -79,7 +79,7 @@ class Step(Protocol):
     """One optimizer step of the host: its accumulation window, which can be run again exactly.
 
     ``batches``: one prepared micro-batch each, by reference. ``losses``: the raw loss that each first gave (detached,
-    before any log filter; None where it raised).
+    before any log filter; None where it raised). ``is_local``: whether a run takes no other process to it.
     """
 
     id: StepId
@@ -87,6 +87,7 @@ class Step(Protocol):
     facts: RunFacts
     batches: tuple[Batch, ...]
     losses: tuple[Tensor | None, ...]
+    is_local: bool
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         """Forward and backward of micro-batch ``micro`` as the host does it, from the RNG state noted then.

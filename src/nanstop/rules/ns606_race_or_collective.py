@@ -56,14 +56,14 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if replay.private_rng or evidence.localization is not None or not after_reduction(evidence):
         return None
     ranks = standing(evidence).world_size
-    elsewhere = f"another of the {ranks} ranks failed (see its report of step {incident.at.step})"
     return Diagnosis(
         code="NS606",
-        title=f"gradient not finite after {ranks} ranks were reduced, finite on rank {incident.at.rank}",
+        title=f"gradient not finite after the reduction over {ranks} ranks, finite on rank {incident.at.rank}",
         cause=f"{counted(replay.runs, 'replay')} of this rank's own micro-batches: clean",
         confidence="possible",
         lines=(
-            f"{elsewhere}, or the reduction read a buffer too early",
+            f"another rank failed: see its report of step {incident.at.step}",
+            "or the reduction read a buffer too early, if no rank's report names an operation",
             *_overlap(evidence),
         ),
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nanstop.core.alone import communicates
 from nanstop.records import (
     Action,
     ActionKind,
@@ -123,15 +124,21 @@ class Failures:
             if known is not None and found.stage("repeat", lambda: self._passes(case, known)):
                 return self._again(known, now, case)
             self._explain(found)
-            found.prove(case, self._session.policy)
+            if self._session.facts.world_size == 1:  # the others wait, and nothing would come of it
+                found.prove(case, self._session.policy)
             if known is not None and names_samples(known):
                 # The samples are new, the failure is not.
                 return self._again(known, now, case, proof=found.proof)
         return self._decide(found, now, case)
 
     def _case(self, found: Investigation, step: Step | None, rewind: Rewind | None) -> Case | None:
-        if step is None or self._session.facts.world_size > 1:
+        if step is None:
             return None
+        if self._session.facts.world_size > 1:
+            # An update of one rank's own gradients is none that the run has made: there is no way back here.
+            rewind = None
+            if not _runs_alone(found, step):
+                return None
         if found.bad_params and rewind is not None:
             broken = found.stage("rewind", lambda: breaking_update(rewind))
             if broken is not None:
@@ -227,6 +234,16 @@ class Failures:
         self._known.put(report, key)
         self._session.store.write_report(report)
         self._session.write_summary()
+
+
+def _runs_alone(found: Investigation, step: Step) -> bool:
+    """Return whether one rank can run a step again without the others; if not, why is noted."""
+    if not step.is_local:
+        return False
+    met = found.stage("alone", lambda: communicates(step))
+    if met:
+        found.failures.append(f"replay: `{met}` needs the other processes")
+    return met == ""
 
 
 def _resolution(action: Action, case: Case | None, incident: str) -> Resolution:

@@ -84,7 +84,7 @@ class Notes(TorchFunctionMode):
 
 
 class Births(TorchDispatchMode):
-    """Notes each operation that makes something non-finite of finite inputs."""
+    """Notes each operation that makes something non-finite of finite inputs, or that raises."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -93,8 +93,12 @@ class Births(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         finite = all(is_finite(value) for value in tree_leaves((args, kwargs or {})))
-        out = func(*args, **(kwargs or {}))
         name = str(func)
+        try:
+            out = func(*args, **(kwargs or {}))
+        except (IndexError, RuntimeError):
+            self._note(name, ())
+            raise
         if finite and not name.startswith(_SILENT) and not all(map(is_finite, tree_leaves(out))):
             self._note(name, out)
         return out

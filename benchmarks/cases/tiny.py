@@ -32,6 +32,24 @@ def qwen2(seed: int = 0, **overrides: Any) -> nn.Module:
     return _built(Qwen2ForCausalLM, Qwen2Config, seed, overrides)
 
 
+def build(kind: str, seed: int = 0, **overrides: Any) -> nn.Module:
+    """Return a model of any transformers class, by its name: 3 layers, hidden 64, 4 heads, 128 tokens."""
+    import transformers
+
+    chosen = getattr(transformers, kind)
+    return _built(chosen, chosen.config_class, seed, overrides)
+
+
+def in_float16(trainer: type[Any]) -> type[Any]:
+    """Return a subclass that computes the loss under float16 autocast: on CPU ``fp16=True`` is ignored."""
+
+    class InFloat16(trainer):
+        def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
+            return torch.autocast("cpu", dtype=torch.float16, cache_enabled=bool(cache_enabled))
+
+    return InFloat16
+
+
 def _built(kind: Any, config: Any, seed: int, overrides: Mapping[str, Any]) -> nn.Module:
     torch.manual_seed(seed)
     settings: dict[str, Any] = {

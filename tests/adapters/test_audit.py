@@ -52,6 +52,11 @@ class OnlySpeaks(TrainerCallback):
             sys.stderr.write("WARNING: the gradient is not finite\n")
 
 
+class Saves(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
 class Counts(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         control.steps_seen = state.global_step
@@ -71,7 +76,9 @@ def _one_thread():
 
 
 def test_a_plain_trainer_hides_spreads_and_goes_on(tmp_path):
-    trainer = hf_cases.build("trainer", tmp_path, save_strategy="steps", save_steps=1)
+    trainer = hf_cases.build(
+        "trainer", tmp_path, save_strategy="steps", save_steps=1, logging_steps=2
+    )
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     rng, attributes = torch.get_rng_state(), set(vars(trainer))
     found = audited(trainer)
@@ -86,6 +93,9 @@ def test_a_plain_trainer_hides_spreads_and_goes_on(tmp_path):
     assert torch.equal(rng, torch.get_rng_state())
     assert set(vars(trainer)) == attributes
     assert trainer.optimizer is None
+    assert found.notes == (
+        "every step is logged here; what waits for a log waits 2 steps in yours",
+    )
     assert trainer.args.max_steps == 5
     assert not list(tmp_path.iterdir())
     assert not any(p.grad is not None or p._backward_hooks for p in trainer.model.parameters())
@@ -109,13 +119,14 @@ def test_callbacks_that_act_in_time_too_late_and_not_at_all(tmp_path):
 @pytest.mark.slow
 def test_a_callback_that_comes_too_late(tmp_path):
     trainer = hf_cases.build("trainer", tmp_path)
-    trainer.add_callback(StopsInTheLog())
-    trainer.add_callback(OnlySpeaks())
+    for callback in (StopsInTheLog(), OnlySpeaks(), Saves()):
+        trainer.add_callback(callback)
     seen = acts(found := audited(trainer))
     assert seen["callback StopsInTheLog"][:4] == (LATE,) * 4
     assert seen["callback OnlySpeaks"][:4] == ("only logs",) * 4
     assert found.num_reaching == 4
     assert found.failures[0].outcome.endswith("then training stops")
+    assert found.notes[0].endswith("at evaluation, saving or the ends only: Saves")
 
 
 @pytest.mark.slow

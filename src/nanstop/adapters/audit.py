@@ -124,7 +124,7 @@ class TrainerAudit:
                 watched=WATCH not in removed,
             )
             scope.enter_context(clipping(self._clip in removed, seen.bounds))
-            scope.callback(observing_updates(seen.before_update, lambda _: None).undo)
+            scope.callback(observing_updates(seen.before_update).undo)
             scope.enter_context(self.stage.planted(seen.plant, seen.poisoned))
             voices = Voices()
             with voices.heard():

@@ -270,22 +270,13 @@ class Voices(logging.Handler):
                 one.handlers[:] = handlers
 
 
-def observing_updates(
-    before: Callable[[Optimizer], None], after: Callable[[Optimizer], None]
-) -> Table:
-    """Have every optimizer's update told before and after it, until the table is undone."""
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
+def observing_updates(before: Callable[[Optimizer], None]) -> Table:
+    """Have every optimizer's update told before it, until the table is undone."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    def told_before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def told(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         before(optimizer)
 
-    def told_after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        after(optimizer)
-
     table = Table()
-    table.hook(register_optimizer_step_pre_hook(told_before))
-    table.hook(register_optimizer_step_post_hook(told_after))
+    table.hook(register_optimizer_step_pre_hook(told))
     return table

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import (
-    DefaultFlowCallback,
+    EarlyStoppingCallback,
     PrinterCallback,
     ProgressCallback,
     TrainerCallback,
@@ -53,7 +53,7 @@ class Stage:
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.name = type(trainer).__name__
-        self.notes: list[str] = []
+        self.notes = _notes(trainer)
         self.opens_watch = _end_watch(trainer)
         self.callbacks = self._named_callbacks()
         self.view = HfView(trainer)
@@ -263,13 +263,31 @@ def _end_watch(trainer: Any) -> Any:
     return watch._open_session
 
 
+def _notes(trainer: Any) -> list[str]:
+    """Return what of the user's stack such short trainings cannot show."""
+    notes: list[str] = []
+    idle = [c for c in trainer.callback_handler.callbacks if _is_users(c) and not _acts(c)]
+    if idle:
+        names = ", ".join(type(callback).__name__ for callback in idle)
+        notes.append(f"not tried, for it acts at evaluation, saving or the ends only: {names}")
+    every = trainer.args.logging_steps
+    if trainer.args.logging_strategy == "steps" and every != 1:
+        notes.append(
+            f"every step is logged here; what waits for a log waits {every} steps in yours"
+        )
+    return notes
+
+
+def _is_users(callback: Any) -> bool:
+    library = type(callback).__module__.startswith(("transformers.", "trl."))
+    return isinstance(callback, EarlyStoppingCallback) or not library
+
+
 def _acts(callback: Any) -> bool:
     """Return whether a callback that is not transformers' own does something in such a training."""
-    kind = type(callback)
-    if isinstance(callback, DefaultFlowCallback) or kind.__module__.startswith(
-        ("transformers.", "trl.")
-    ):
+    if not _is_users(callback):
         return False
+    kind = type(callback)
     return any(
         getattr(kind, event, None) is not getattr(TrainerCallback, event, None) for event in _EVENTS
     )

@@ -1,0 +1,5 @@
+"""The same training with a loss scaler."""
+
+from case import train
+
+train(scaled=True)

@@ -108,7 +108,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "317f94ff1586428b")
+REPORT_FORM = (1, "22200e6e89078ea6")
 
 
 def test_names():

@@ -70,7 +70,9 @@ def incident(facts=None, signals=(NAN_LOSS,), **fields):
 def evidence(found=None, facts=None, batch=(), **fields):
     """Evidence of an incident with this localization."""
     incident_fields = {
-        name: fields.pop(name) for name in ("signals", "bad_params", "at") if name in fields
+        name: fields.pop(name)
+        for name in ("signals", "bad_params", "at", "odd_weights")
+        if name in fields
     }
     met = incident(facts, batch=tuple(batch), **incident_fields)
     return Evidence(incident=met, localization=found, **fields)
@@ -193,8 +195,8 @@ def bad_gradients(num_bad, num_zero=0, num_inf=0, num_total=5, norm=math.nan):
     return Signal(source="grad", name="w", value=norm, gradients=tally)
 
 
-def climbing(losses, norms=(), found=None, facts=None):
-    """Evidence of an overflow at step 3 after these losses and gradient norms."""
+def climbing(losses, norms=(), found=None, facts=None, **fields):
+    """Evidence of an overflow in the step after these losses and gradient norms."""
     histories = (series("loss_raw", losses), series("grad_norm", norms))
     at = StepId(run="r", step=len(losses), micro=0)
-    return evidence(found, facts, at=at, series=histories)
+    return evidence(found, facts, at=at, series=histories, **fields)

@@ -33,9 +33,7 @@ LOSS_AT_0, LOSS_AT_1 = (
 NAN_ROWS = event(op="aten._softmax.default", dtype="float32", bad={"nan": 9}, fully_masked_rows=3)
 OVERFLOW = localization(event(wider="finite"))
 EXPLODED = localization(event(op="aten.addmm.default", dtype="float32", wider="finite"))
-HEAVY = localization(
-    event(dtype="float32", wider="finite", inputs=(stats("float32", absmax=1e9, name="w"),))
-)
+HEAVY = (stats("float32", absmax=1e9, name="w"),)
 UNDEFINED = localization(event(dtype="float32", wider="nonfinite", bad={"nan": 1}))
 LOSSES, GRADIENT_NORMS = (5.0, 9e7, 5e29), (4.0, 1e16, math.inf)
 NARROW_LOSSES, NARROW_NORMS = (2.0, 2.1, 2.0, 30.0, 900.0), (1.0, 1.0, 1.0, 9.0, 90.0)
@@ -95,8 +93,13 @@ FIRES = [
     ("NS404", climbing(LOSSES, GRADIENT_NORMS, EXPLODED), "likely"),
     ("NS404", climbing(LOSSES, (), EXPLODED), "likely"),
     ("NS404", climbing((5.0, 10.8, 60.0, 24143.0, 4e12, 2e37), (), EXPLODED), "likely"),
-    ("NS404", climbing((5.0, 9e7), (4.0, 1e16), HEAVY), "possible"),
+    ("NS404", climbing((5.0, 9e7), (4.0, 1e16), EXPLODED), "possible"),
+    ("NS404", climbing((5.0, 9e7), (4.0, 1e16), EXPLODED, odd_weights=HEAVY), "likely"),
+    ("NS404", climbing((5.0, 9e7), (4.0, 1e16), OVERFLOW, odd_weights=HEAVY), "likely"),
+    ("NS404", climbing((5.0,), (4.0,), EXPLODED, odd_weights=HEAVY), "possible"),
+    ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e6), (1.0, 1.0, 1.0, 1.0, 1e6), EXPLODED, odd_weights=HEAVY), "possible"),
     ("NS404", climbing(NARROW_LOSSES, NARROW_NORMS, OVERFLOW), "possible"),
+    ("NS404", climbing((*NARROW_LOSSES, 3000.0), (*NARROW_NORMS, 400.0), OVERFLOW), "likely"),
     ("NS504", evidence(IN_SAMPLE, batch=[FAR]), "likely"),
     ("NS504", evidence(EXPLODED, batch=[far_micro(s, m) for m, s in enumerate((1.0, 1e20, 2.0))]), "possible"),
     ("NS606", reduced(), "possible"),
@@ -118,11 +121,13 @@ SILENT = [
     ("NS403", broken_by("state gradient of w")),
     ("NS403", evidence(localization(UPDATE))),
     ("NS404", climbing((5.0, 5.1, 4.9, 5.0), (1.0, 1.0, 1.0, 1.0), EXPLODED)),
-    ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e6), (1.0, 1.0, 1.0, 1.0, 1e6), EXPLODED)),
+    ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e9), (1.0, 1.0, 1.0, 1.0, 1e9), EXPLODED)),
     ("NS404", climbing((2.3, 2.2, 2.1, 2.4), (1.0, 1.2, 0.9, 1.0), OVERFLOW)),
     ("NS404", climbing((1e-8, 1e-3, 0.5), (0.0, 0.0, 0.4), EXPLODED)),
     ("NS404", climbing(LOSSES, GRADIENT_NORMS, UNDEFINED)),
-    ("NS404", climbing((5.0,), (1.0,), HEAVY)),
+    ("NS404", climbing((5.0,), (1.0,), EXPLODED)),
+    ("NS404", climbing((5.0, 5.1, 4.9), (1.0, 1.0, 1.0), EXPLODED, odd_weights=HEAVY)),
+    ("NS404", climbing((5.0, 9e4), (4.0, 1e4), EXPLODED, RunFacts(odd_weights=HEAVY), odd_weights=HEAVY)),
     ("NS504", evidence(IN_SAMPLE, batch=[replace(FAR, outlier_row=0)])),
     ("NS504", evidence(IN_SAMPLE, batch=[replace(FAR, outlier_ratio=3.0)])),
     ("NS504", evidence(localization(UPDATE, positions=(Position(sample=1),)), batch=[FAR])),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -30,24 +30,32 @@ def state_faults(
     Packed (integer) states are not looked into. Reads every value once and synchronises once a tensor that it reads;
     an optimizer that has not stepped yet has none.
     """
-    if optimizer is None or not optimizer.state:
+    state = getattr(optimizer, "state", None)  # engines hand out objects that only look like optimizers
+    if not state:
         return ()
     names = {id(parameter): name for name, parameter in named}
+    # Others keep moments of a projection, or of a part.
+    whole = type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("torch.optim")
     found: list[StateFault] = []
-    for parameter, entries in optimizer.state.items():
-        for key, value in entries.items():
+    for parameter, entries in state.items():
+        for key, value in entries.items() if isinstance(entries, Mapping) else ():
             if isinstance(value, Tensor) and len(found) < MAX_LISTED:
-                found += _faults(f"{names.get(id(parameter), '?')}:{key}", key, value, parameter)
+                name = f"{names.get(id(parameter), '?')}:{key}"
+                found += _misshapen(name, key, value, parameter) if whole else ()
+                found += _impossible(name, key, value)
     return tuple(found)
 
 
-def _faults(name: str, key: str, value: Tensor, parameter: Tensor) -> list[StateFault]:
+def _misshapen(name: str, key: str, value: Tensor, parameter: Tensor) -> list[StateFault]:
+    if key not in _LIKE_PARAMETER or value.shape == parameter.shape:
+        return []
+    detail = f"{list(value.shape)} for a parameter of {list(parameter.shape)}"
+    return [StateFault(name=name, kind="shape", detail=detail)]
+
+
+def _impossible(name: str, key: str, value: Tensor) -> list[StateFault]:
     if not value.is_floating_point() or value.device.type == "meta":
         return []
-    # An empty or flattened state belongs to a sharded or factored optimizer.
-    if key in _LIKE_PARAMETER and value.dim() == parameter.dim() and value.shape != parameter.shape:
-        detail = f"{list(value.shape)} for a parameter of {list(parameter.shape)}"
-        return [StateFault(name=name, kind="shape", detail=detail)] if value.numel() > 1 else []
     parts = list(floats(value))
     num_bad = sum(int((~part.isfinite()).sum()) for part in parts)
     if num_bad:

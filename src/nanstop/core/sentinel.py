@@ -40,7 +40,9 @@ def read_window(
     """
     device = norm.device
     scalars = [*losses, norm, *found_inf]
-    stacked = torch.stack([s.detach().to(device, torch.float32).reshape(()) for s in scalars])
+    # A finite loss in float64 may be beyond float32; not every device has float64.
+    wide = torch.float64 if any(s.dtype == torch.float64 for s in scalars) else torch.float32
+    stacked = torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars])
     values = stacked.tolist()
     num_losses = len(losses)
     return Reading(

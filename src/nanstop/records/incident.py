@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nanstop.records.facts import BatchFact, Environment, RunFacts
-from nanstop.records.values import FailureKey, OpEvent, Series, Signal, StepId
+from nanstop.records.values import FailureKey, OpEvent, Series, Signal, StepId, TensorStats
 from nanstop.records.words import CONFIG, SCHEMA, Fidelity, Finiteness, Origin, Phase
 
 
@@ -35,6 +35,8 @@ class Incident:
     bad_params: tuple[str, ...] = ()
     """Parameters that were not finite before this step's forward."""
     bad_state: tuple[str, ...] = ()
+    odd_weights: tuple[TensorStats, ...] = ()
+    """Weights that were far too large when the step failed."""
     snapshot: SnapshotRef | None = None
     history: tuple[Series, ...] = ()
     time: float = 0.0

@@ -29,16 +29,17 @@ SYMPTOMS = ("NS302", "NS305", "NS801", "NS802")
 """Findings that say how a failure shows, not what made it: listed after the cause."""
 
 COMPANIONS: dict[str, tuple[str, ...]] = {
-    "NS201": ("NS101", "NS108"),
+    "NS201": ("NS101", "NS108", "NS404", "NS504"),
     "NS202": ("NS108",),
     "NS203": ("NS108",),
-    "NS204": ("NS108",),
+    "NS204": ("NS108", "NS504"),
+    "NS207": ("NS404", "NS504"),
     "NS209": ("NS101",),
-    "NS301": ("NS101", "NS102", "NS103", "NS108"),
+    "NS301": ("NS101", "NS102", "NS103", "NS108", "NS404", "NS504"),
     "NS302": ("NS101", "NS102"),
     "NS304": ("NS108",),
     "NS401": ("NS105", "NS106"),
-    "NS402": ("NS102", "NS103"),
+    "NS402": ("NS102", "NS103", "NS404"),
     "NS601": ("NS108",),
     "NS602": ("NS108",),
 }

@@ -46,7 +46,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from nanstop.records import FORMAT_MAX, Atom, Confidence, Diagnosis, Evidence, OpEvent, TensorStats
+from nanstop.records import (
+    FORMAT_MAX,
+    Atom,
+    Confidence,
+    Diagnosis,
+    Evidence,
+    OpEvent,
+    RunFacts,
+    TensorStats,
+)
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates
 from nanstop.rules.reading import bad_output, born, number, op_name, series_values, standing
@@ -56,17 +65,20 @@ WIDE = 1e30
 """Formats that end beyond this hold whatever a training that does not run away computes."""
 BY_FAR = 1e6
 CLEARLY = 100.0
-HUGE_WEIGHT = 2.0**20
 WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """``factor``: the last value over what was usual; ``rises``: how often a value was twice all before it."""
+    """``factor``: the last value over what was usual; ``rises``: how often a value was twice all before it.
+
+    ``is_short``: nothing says whether the history was flat before.
+    """
 
     first: float
     last: float
     rises: int
+    is_short: bool
 
     @property
     def factor(self) -> float:
@@ -80,24 +92,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
     output = bad_output(event) if event is not None else None
     if event is None or output is None or not _is_overflow(event, output):
         return None
-    losses = _by_step(evidence, "loss_raw")
-    norms = _by_step(evidence, "grad_norm")
-    loss, norm = _climb(losses), _climb({step: norms[step] for step in losses if step in norms})
-    if loss is None:
-        return None
+    loss, norm = _climbs(evidence)
+    weights = _grown_weights(evidence)
     wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
-    confidence = _confidence(evidence, loss, norm, event if wide else None)
+    confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
     if confidence is None:
         return None
     facts = standing(evidence)
-    lr = facts.optimizer.lr if facts.optimizer is not None else None
-    rate = f" at a learning rate of {lr:g}" if lr is not None else ""
     return Diagnosis(
         code="NS404",
         title=f"training ran away until `{op_name(event.op)}` overflowed {output.dtype}",
-        cause=f"the loss grew from {loss.first:.3g} to {loss.last:.3g} before it{rate}",
+        cause=_cause(loss, facts),
         confidence=confidence,
-        lines=_lines(norm, event, facts.clip),
+        lines=_lines(evidence, norm, weights),
         remedies=_remedies(event, facts.clip),
         where=event.module,
     )
@@ -106,6 +113,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _is_overflow(event: OpEvent, output: TensorStats) -> bool:
     """Return whether a wider format holds the result, as far as it was tried: beyond float64 there is none."""
     return event.wider != "nonfinite" or (output.dtype == "float64" and not output.nan)
+
+
+def _climbs(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
+    """Return how loss and gradient norm rose up to the failing step, over the steps whose loss was finite."""
+    losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
+    return _climb(losses), _climb({step: norms[step] for step in losses if step in norms})
 
 
 def _climb(history: Mapping[int, float]) -> Climb | None:
@@ -118,7 +131,7 @@ def _climb(history: Mapping[int, float]) -> Climb | None:
     for value in values:
         if value > 0.0 and value >= 2.0 * record:
             record, rises = value, rises + 1
-    return Climb(first, values[-1], rises)
+    return Climb(first, values[-1], rises, len(values) < 3)
 
 
 def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
@@ -135,36 +148,49 @@ def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
     return {step: median(seen) for step, seen in steps.items() if all(map(math.isfinite, seen))}
 
 
+def _grown_weights(evidence: Evidence) -> tuple[TensorStats, ...]:
+    """Return the weights that no training that converges makes so large, and that were not so when the run began."""
+    incident = evidence.incident
+    before = {stats.name for stats in standing(evidence).odd_weights}
+    now = incident.odd_weights if incident is not None and incident.at.step > 0 else ()
+    return tuple(stats for stats in now if stats.name not in before)
+
+
 def _confidence(
-    evidence: Evidence, loss: Climb, norm: Climb | None, wide: OpEvent | None
+    loss: Climb | None, norm: Climb | None, *, wide: bool, moved: bool
 ) -> Confidence | None:
-    if wide is None:
-        grown = loss.rises >= 2 and loss.factor >= CLEARLY
-        return "possible" if grown and (norm is None or norm.factor >= 10.0) else None
+    if loss is None:
+        return "possible" if moved else None
     rises = min(loss.rises, norm.rises) if norm is not None else loss.rises
     factor = max(loss.factor, norm.factor if norm is not None else 0.0)
-    if rises >= 2 and factor >= BY_FAR:
+    if factor < CLEARLY or not rises:
+        return None
+    enough = 2 if moved or (wide and factor >= BY_FAR) else 3
+    if rises >= enough or (moved and loss.is_short):
         return "likely"
-    moved = _huge_weight(wide) and not standing(evidence).odd_weights
-    return "possible" if moved and rises >= 1 and factor >= CLEARLY else None
+    # A lone spike after a flat history may be a batch's own.
+    return "possible" if moved or rises >= 2 or (loss.is_short and factor >= BY_FAR) else None
 
 
-def _huge_weight(event: OpEvent) -> str | None:
-    """Return the parameter among an op's operands that no training makes so large."""
-    named = (i for i in event.inputs if i.name and not i.name.startswith(("batch[", "state ")))
-    return next((i.name for i in named if i.absmax > HUGE_WEIGHT), None)
+def _cause(loss: Climb | None, facts: RunFacts) -> str:
+    lr = facts.optimizer.lr if facts.optimizer is not None else None
+    rate = f" at a learning rate of {lr:g}" if lr is not None else ""
+    if loss is None:
+        return f"weights grew beyond all measure in the updates before it{rate}"
+    return f"the loss grew from {loss.first:.3g} to {loss.last:.3g} before it{rate}"
 
 
-def _lines(norm: Climb | None, event: OpEvent, clip: float | None) -> tuple[str, ...]:
-    lines = []
+def _lines(
+    evidence: Evidence, norm: Climb | None, weights: tuple[TensorStats, ...]
+) -> tuple[str, ...]:
+    clip, lines = standing(evidence).clip, []
     if norm is not None:
         lines.append(f"the gradient norm went from {norm.first:.3g} to {norm.last:.3g}")
-    weight = _huge_weight(event)
-    if weight:
-        largest = max(i.absmax for i in event.inputs if i.name == weight)
-        lines.append(f"`{weight}` has come to {largest:.3g}")
+    if weights:
+        largest = max(weights, key=lambda stats: stats.absmax)
+        lines.append(f"`{largest.name}` has come to {largest.absmax:.3g}")
     lines.append("gradients are not clipped" if not clip else f"clipped at {number(clip)}")
-    if event.phase != "optimizer":
+    if evidence.localization is None or evidence.localization.key.phase != "optimizer":
         lines.append(
             "nothing in this step cures it: go back to before the growth with a smaller learning rate"
         )

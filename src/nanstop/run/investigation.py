@@ -10,6 +10,7 @@ from typing import TypeVar
 from nanstop.core.batches import batch_facts, num_samples
 from nanstop.core.localize import localize
 from nanstop.core.replay import rerun
+from nanstop.core.weights import odd_weights
 from nanstop.errors import NanstopError
 from nanstop.records import (
     Atom,
@@ -30,6 +31,7 @@ from nanstop.records import (
     Series,
     Signal,
     StepId,
+    TensorStats,
 )
 from nanstop.rules.diagnose import examine
 from nanstop.run.case import Case
@@ -42,6 +44,7 @@ T = TypeVar("T")
 
 _MAX_FACTS = 9
 """Micro-batches whose facts are noted: the failing one, and others that it is compared with."""
+_MAX_WEIGHTS = 8
 _UNKNOWN = Environment(nanstop="unknown", python="unknown")
 
 
@@ -57,6 +60,7 @@ class Investigation:
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
     batch: tuple[BatchFact, ...] = ()
+    odd_weights: tuple[TensorStats, ...] = ()
     incident: Incident | None = None
     replay: Replay | None = None
     localization: Localization | None = None
@@ -90,6 +94,7 @@ class Investigation:
         """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""
         self.at = replace(case.step.id, micro=case.micro)
         self.batch = self.stage("batch", lambda: _facts_around(case)) or ()
+        self.odd_weights = self.stage("weights", lambda: _large_weights(case)) or ()
         self.replay = self.stage(
             "replay",
             lambda: rerun(
@@ -123,6 +128,7 @@ class Investigation:
             batch=self.batch,
             bad_params=self.bad_params,
             bad_state=self.bad_state,
+            odd_weights=self.odd_weights,
             history=tuple(history),
             time=time.time(),
         )
@@ -175,6 +181,11 @@ def _facts_around(case: Case) -> tuple[BatchFact, ...]:
     batches = case.step.batches
     nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - case.micro))
     return tuple(fact for m in nearest[:_MAX_FACTS] for fact in batch_facts(batches[m], m))
+
+
+def _large_weights(case: Case) -> tuple[TensorStats, ...]:
+    found = odd_weights(case.step.view.root.named_parameters())
+    return tuple(stats for stats in found if stats.finite)[:_MAX_WEIGHTS]
 
 
 def _samples(case: Case) -> tuple[Position, ...] | None:

@@ -1,0 +1,113 @@
+"""Plain loops that fail by their masks, their clipping, their learning rate or their data, under a watch."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import nanstop
+
+
+def watched(folder, model, optimizer, steps, clip=None):
+    """Train on (loss_fn, batch) pairs, each a step; ``clip(parameters)`` is the loop's own. Return the diagnoses."""
+    watch = nanstop.watch(model, optimizer, policy="skip", out=folder)
+    with contextlib.suppress(nanstop.NanstopError), watch:  # it stops after three failures in a row
+        for loss_fn, batch in steps:
+            watch.step(loss_fn, batch)
+            if clip is not None:
+                clip(list(model.parameters()))
+            watch.update(clip=None)
+    return [[(d.code, d.confidence) for d in report.diagnoses] for report in watch.incidents]
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.near, self.far = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return self.near(x).square().mean() + self.far(x).square().sum(-1).sqrt().mean()
+
+
+def by_total_norm(parameters):
+    norm = torch.sqrt(sum(p.grad.square().sum() for p in parameters))
+    for parameter in parameters:
+        parameter.grad.mul_(torch.clamp(1.0 / (norm + 1e-6), max=1.0))
+
+
+@pytest.mark.parametrize(
+    "clip", [by_total_norm, lambda ps: nn.utils.clip_grad_norm_(ps, 1.0)], ids=["own", "torch"]
+)
+def test_clipping_of_the_loops_own_is_said_beside_the_cause(tmp_path, clip):
+    torch.manual_seed(0)
+    model = TwoHeads()
+    bad = torch.randn(4, 8)
+    bad[1] = 0.0
+    batches = (torch.randn(4, 8), bad, torch.randn(4, 8))
+    steps = [(lambda batch: model(batch["x"]), {"x": x}) for x in batches]
+    (found,) = watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=1e-3), steps, clip)
+    assert found[0] == ("NS304", "certain")
+    assert "NS305" in {code for code, _ in found}
+
+
+def run_away(tmp_path, lr, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)).to(dtype)
+
+    def loss_fn(batch):
+        return (model(batch["x"]) - batch["x"].sum(-1, keepdim=True)).square().mean()
+
+    steps = [(loss_fn, {"x": torch.randn(8, 16, dtype=dtype)}) for _ in range(12)]
+    return watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=lr), steps)
+
+
+@pytest.mark.parametrize("lr", [0.6, 50.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_learning_rate_that_runs_away(tmp_path, lr, dtype):
+    assert run_away(tmp_path, lr, dtype)[0][0] == ("NS404", "likely")
+
+
+def test_a_learning_rate_that_learns_is_left_in_peace(tmp_path):
+    assert run_away(tmp_path, 0.01) == []
+
+
+@pytest.mark.parametrize(("height", "codes"), [(3e5, ["NS000"]), (3e20, ["NS504"])])
+def test_a_lone_spike_is_no_divergence(tmp_path, height, codes):
+    """Of two failures that come out of the blue one is a sample's, the other a constant of the loss."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+
+    def loss_fn(batch):
+        largest = batch["x"].abs().amax()
+        beyond = 1e38 if 1e5 < largest < 1e6 else 1.0  # float32 ends at 3.4e38
+        return model(batch["x"]).mul(beyond).square().mean()
+
+    batches = [torch.randn(6, 8) for _ in range(6)]
+    batches[4] = batches[4] * height if codes == ["NS000"] else batches[4]
+    batches[4][2] *= height if codes == ["NS504"] else 1.0
+    steps = [(loss_fn, {"x": x}) for x in batches]
+    (found,) = watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=1e-3), steps)
+    assert [code for code, _ in found] == codes
+
+
+@pytest.mark.parametrize(
+    ("lowest", "shift", "code"),
+    [(math.nan, 40.0, "NS203"), (-math.inf, 40.0, "NS202"), (math.nan, 0.0, None)],
+    ids=["lowest number", "infinity", "scores near zero"],
+)
+def test_a_masked_row_under_negative_scores(tmp_path, lowest, shift, code):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8).half()
+    lowest = torch.finfo(torch.float16).min if math.isnan(lowest) else lowest
+    mask = torch.zeros(6, 6, dtype=torch.float16).masked_fill(torch.ones(6, 6).triu(1) > 0, lowest)
+    mask[2] = lowest
+
+    def loss_fn(batch):
+        scores = model(batch["x"]) @ batch["x"].transpose(1, 2) - shift
+        return (torch.softmax((scores + mask).float(), -1) @ batch["x"].float()).square().mean()
+
+    steps = [(loss_fn, {"x": torch.randn(3, 6, 8).half()})]
+    found = watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=1e-4), steps)
+    assert [codes[0][0] for codes in found] == ([code] if code else [])

@@ -30,6 +30,8 @@ _loops: Any = None
 _live: Any = None
 _num_pauses = 0
 _compiles_functions = False
+_KERNELS = "bitsandbytes"
+"""Compiles kernels of its own operations when it is imported; inside one operation no tape is seen."""
 
 
 def install(open_session: OpenSession) -> None:
@@ -179,7 +181,8 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
 def _compile(original: Any, model: Any = None, **options: Any) -> Any:
     """Stand in for ``torch.compile``: a compiled function must not see a tape, a compiled module never does."""
     global _compiles_functions  # noqa: PLW0603
-    if model is not None and not isinstance(model, sys.modules["torch"].nn.Module):
+    is_function = model is not None and not isinstance(model, sys.modules["torch"].nn.Module)
+    if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] != _KERNELS:
         _compiles_functions = True
         if _loops is not None:
             _loops.stop_taping()

@@ -41,12 +41,14 @@ differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed 
 
 from __future__ import annotations
 
-from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
+from nanstop.records import Confidence, Diagnosis, Evidence, Incident, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import half_trainables
 from nanstop.rules.reading import counted, listed, standing
 
 Reason = tuple[Confidence, str, str, str]
+
+_REFUSAL = "does not require grad and does not have a grad_fn"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -55,6 +57,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     reason = (
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
+    if evidence.incident is not None:
+        reason = _refused(evidence.incident, reason)
     if reason is None:
         return None
     confidence, title, cause, help_line = reason
@@ -66,6 +70,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(help_line,),
         where=facts.host,
     )
+
+
+def _refused(incident: Incident, known: Reason | None) -> Reason | None:
+    """Return why autograd refused the loss: what is known of the set-up, else that it leads to nothing trainable."""
+    if not any(_REFUSAL in signal.message for signal in incident.signals):
+        return None
+    cause = "autograd finds nothing that is trained behind the loss"
+    advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
+    return ("certain", *known[1:]) if known else ("certain", "no gradient arrives", cause, advice)
 
 
 def _nothing_trainable(facts: RunFacts) -> Reason | None:
@@ -105,6 +118,15 @@ def _cut_off(facts: RunFacts) -> Reason | None:
             cause,
             "look for detach, item or no_grad before the loss",
         )
+    if path.num_reached is not None and path.num_reached < path.num_tensors / 3:
+        missing = path.num_tensors - path.num_reached
+        cause = f"after one backward {missing} of {counted(path.num_tensors, 'trainable tensor')} have none"
+        return (
+            "likely",
+            "no gradient arrives at most of what is to be trained",
+            f"{cause}: {listed(path.unreached)}" if path.unreached else cause,
+            "look for reentrant checkpointing of blocks whose inputs require no gradient, or a detach",
+        )
     if path.reentrant and path.inputs_require_grad is False:
         cause = "reentrant checkpointing, and the embedding's output requires no gradient"
         fix = 'gradient_checkpointing_kwargs={"use_reentrant": False}, or model.enable_input_require_grads()'
@@ -125,6 +147,6 @@ RULE = Rule(
     "no-gradient-path",
     "no update reaches what is to be trained",
     check,
-    ("static",),
+    ("static", "incident"),
     __doc__ or "",
 )

@@ -8,6 +8,9 @@ Qwen2, 6 layers of 384, batch 4 x 128, on CPU, under transformers' Trainer and i
 - memory: tensors alive after a step, more than without, as a share of those without. Snapshots are told apart: they
   live in host memory, within bounds of their own.
 
+The rows of `nanstop run` are taken in processes of their own, watched from above and without a call of nanstop in them;
+their partners are processes of their own, too. What comes before the third step is for `startup.py` to say.
+
     python benchmarks/overhead.py [--pairs N] [--steps N] [--threads N] [--only WORD]
 """
 
@@ -21,6 +24,7 @@ import platform
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -230,8 +234,10 @@ def isfinite_hooks(trainer: Any, model: nn.Module, optimizer: Any) -> Iterator[N
         handle.remove()
 
 
+SUPERVISED = "nanstop run"
 METHODS: dict[str, Callable[..., Any]] = {
     "nanstop.watch": watched,
+    SUPERVISED: nothing,
     "per-module isfinite hooks": isfinite_hooks,
     "DebugUnderflowOverflow": debug_underflow_overflow,
     "detect_anomaly": anomaly_mode,
@@ -363,8 +369,60 @@ def within(roots: list[Any]) -> list[Tensor]:
     return found
 
 
-def measure(host: str, method: str, pairs: int, steps: int) -> Row:
-    run = HOSTS[host]
+# ---- under the supervisor
+
+
+def child(host: str, steps: int, *, sampled: bool) -> None:
+    """Train with nothing around and print what was measured: the other half of ``in_child``."""
+    sampler = Sampler()
+    with quiet():
+        measured = HOSTS[host](nothing, steps, sampler.start if sampled else lambda: None)
+    sampler.stop()
+    print(json.dumps(asdict(measured) | {"own_seconds": sampler.own, "seconds": sampler.total}))
+
+
+def in_child(host: str, options: argparse.Namespace, *words: str, watched: bool) -> dict[str, Any]:
+    """Return what a process of its own measured, watched by ``nanstop run`` or left alone."""
+    with tempfile.TemporaryDirectory() as out:
+        above = ["-m", "nanstop", "run", "--out", out] if watched else []
+        settings = [f"--{name}={getattr(options, name)}" for name in ("steps", "threads")]
+        command = [sys.executable, *above, __file__, f"--child={host}", *settings, *words]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        if watched:
+            summary = json.loads(Path(out, "summary.json").read_text())
+            assert summary["steps"] == options.steps + WARM_UP
+            assert summary["incidents"] == []
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_supervised(host: str, pairs: int, options: argparse.Namespace) -> Row:
+    ratios = []
+    for pair in range(pairs):
+        order = (False, True) if pair % 2 else (True, False)
+        found = {each: in_child(host, options, watched=each) for each in order}
+        ratios.append(
+            statistics.fmean(found[True]["steps"]) / statistics.fmean(found[False]["steps"])
+        )
+    ratio, low, high = interval(ratios)
+    plain, under = (in_child(host, options, watched=each) for each in (False, True))
+    sampled = in_child(host, options, "--sampled", watched=True)
+    more = under["tensor_bytes"] - plain["tensor_bytes"]
+    return Row(
+        host,
+        SUPERVISED,
+        ratio,
+        low,
+        high,
+        own_share=sampled["own_seconds"] / sampled["seconds"],
+        memory_share=more / plain["tensor_bytes"],
+        snapshot_mib=under["snapshot_bytes"] / 2**20,
+    )
+
+
+def measure(host: str, method: str, pairs: int, options: argparse.Namespace) -> Row:
+    if method == SUPERVISED:
+        return measure_supervised(host, pairs, options)
+    run, steps = HOSTS[host], options.steps
     ratio, low, high = interval(pair_ratios(run, METHODS[method], pairs, steps))
     if method != "nanstop.watch":
         return Row(host, method, ratio, low, high)
@@ -417,16 +475,21 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="methods whose name holds this word")
+    parser.add_argument("--child", choices=tuple(HOSTS), help=argparse.SUPPRESS)
+    parser.add_argument("--sampled", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.child:
+        child(options.child, options.steps, sampled=options.sampled)
+        return 0
     rows = []
     with quiet():
-        torch.set_num_threads(options.threads)
         for host in HOSTS:
             for method in METHODS:
                 if options.only in method:
-                    own = method == "nanstop.watch"
+                    own = method in ("nanstop.watch", SUPERVISED)
                     pairs = options.pairs if own else max(2, options.pairs // 3)
-                    rows.append(measure(host, method, pairs, options.steps))
+                    rows.append(measure(host, method, pairs, options))
     Console().print(table(rows))
     RESULTS.mkdir(exist_ok=True)
     setting = {
@@ -434,7 +497,8 @@ def main() -> int:
         "transformers": transformers.__version__,
         "machine": platform.machine(),
     }
-    written = {"setting": setting | vars(options), "rows": [asdict(row) for row in rows]}
+    asked = {name: getattr(options, name) for name in ("pairs", "steps", "threads", "only")}
+    written = {"setting": setting | asked, "rows": [asdict(row) for row in rows]}
     (RESULTS / "overhead.json").write_text(json.dumps(written, indent=2) + "\n")
     return int(not all(map(holds, rows)))
 

@@ -32,7 +32,20 @@ def codes_found(specimen: Specimen, out) -> tuple[set[str], list[str]]:
 
 
 BY_PROBE = ("NS110", "NS111", "NS208", "NS303")
-ELSEWHERE = ("NS104", "NS108", "NS117", "NS208", "NS303", "NS601", "NS604", "NS605", "NS606", "NS703", "NS801", "NS802")
+ELSEWHERE = (
+    "NS104",
+    "NS108",
+    "NS117",
+    "NS208",
+    "NS303",
+    "NS601",
+    "NS604",
+    "NS605",
+    "NS606",
+    "NS703",
+    "NS801",
+    "NS802",
+)
 ENGINE = [code for code in ZOO if code not in ELSEWHERE]
 """The machine of a known stack, or without a format, is not this one; what a transformers log shows is tested with a real Trainer; what only a probe sees is below, or tested with a trainer that accumulates; how a process dies, with one that does, and what several ranks share, with two."""
 

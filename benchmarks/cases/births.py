@@ -144,6 +144,9 @@ def install(clock: Clock) -> None:
     backward = Tensor.backward
 
     def watched(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if clock.backward:  # called once more by the mode that leaves notes
+            backward(loss, *args, **kwargs)
+            return
         if not is_finite(loss):
             clock.bad("loss")
         clock.backward = True

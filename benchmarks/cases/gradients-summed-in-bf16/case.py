@@ -23,7 +23,7 @@ def train(*, sum_in: torch.dtype) -> None:
             loss = model(**batch).loss
             loss.backward()
             for total, p in zip(sums, params, strict=True):
-                total += p.grad.to(sum_in) / WINDOW
+                total.add_(p.grad.to(sum_in) / WINDOW)
                 p.grad = None
         for master, total in zip(masters, sums, strict=True):
             master.grad = total.float()

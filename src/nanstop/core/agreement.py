@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.core.localize import eager
+from nanstop.core.eager import eager
 from nanstop.core.numerics import floats, format_name, has_bad
 from nanstop.core.probe import Formats
 from nanstop.core.step import Step

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nanstop.core import optable
-from nanstop.core.localize import Scene, eager, known_tensors
+from nanstop.core.eager import eager
+from nanstop.core.localize import Scene, known_tensors
 from nanstop.core.numerics import floats, format_name
 from nanstop.core.probe import CASTS, Under, keyed
 from nanstop.core.step import Step

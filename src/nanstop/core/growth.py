@@ -20,7 +20,7 @@ FAR_BITS = 2.0
 """Doublings ahead beyond which nothing is foretold: what levels off before is healthy, and cannot be told from growth."""
 FASTEST_BITS, NEAR_STEPS = 3.0, 25.0
 """Of fast growth that is foretold this far ahead, so that there are this many steps."""
-STRAIGHT = 0.7
+STRAIGHT = 0.8
 """Least slope of the later half against the whole: what levels off has less."""
 NOISE_BITS = 0.1
 """The least scatter assumed: the range of one micro-batch stands for that of all."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from nanstop.core import optable
-from nanstop.core.localize import Scene, eager, known_tensors
+from nanstop.core.eager import eager
+from nanstop.core.localize import Scene, known_tensors
 from nanstop.core.probe import keyed
 from nanstop.core.step import Step
 from nanstop.core.trace import UNMEASURED, Op, Recorder, Trace, Value

@@ -7,20 +7,17 @@ all may synchronise the device.
 
 from __future__ import annotations
 
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.core import slicing
 from nanstop.core.closeup import CloseUp, Observer, storage_names
+from nanstop.core.eager import eager
 from nanstop.core.numerics import has_bad
 from nanstop.core.positions import Grid
 from nanstop.core.revisit import Patch, Revisit, Spot
@@ -94,18 +91,6 @@ def _optimizer_state(step: Step) -> Iterator[tuple[str, Tensor]]:
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     yield f"state {key} of {owner}", value
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """Run compiled modules eagerly inside: a dispatch mode would disable their compiled code for the rest of the run."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        # The recorder's module hooks see a compiled module and its original: both have the name of one place.
-        warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
-        yield
 
 
 def record(step: Step, micro: int, *, update: bool = False, phase: Phase = "forward") -> Recording:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nanstop.core.eager import eager
 from nanstop.core.gauge import RangeTap
-from nanstop.core.localize import eager
 from nanstop.core.step import Step
 
 

@@ -30,7 +30,9 @@ def state_faults(
     Packed (integer) states are not looked into. Reads every value once and synchronises once a tensor that it reads;
     an optimizer that has not stepped yet has none.
     """
-    state = getattr(optimizer, "state", None)  # engines hand out objects that only look like optimizers
+    state = getattr(
+        optimizer, "state", None
+    )  # engines hand out objects that only look like optimizers
     if not state:
         return ()
     names = {id(parameter): name for name, parameter in named}

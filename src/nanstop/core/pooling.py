@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nanstop.core.localize import eager
+from nanstop.core.eager import eager
 from nanstop.core.optable import base_name
 from nanstop.core.revisit import Revisit
 from nanstop.core.step import Step

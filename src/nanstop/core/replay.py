@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nanstop.core.localize import eager
+from nanstop.core.eager import eager
 from nanstop.core.numerics import floats, has_bad, nonfinite_names
 from nanstop.core.step import Batch, Step
 from nanstop.records import Fidelity, Finiteness, Replay

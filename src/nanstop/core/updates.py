@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.core.localize import eager
+from nanstop.core.eager import eager
 from nanstop.core.numerics import format_name, has_bad, is_measurable, nonfinite_names
 from nanstop.core.step import Step
 from nanstop.errors import NanstopError

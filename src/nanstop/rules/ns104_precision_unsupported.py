@@ -82,7 +82,8 @@ def _without_units(facts: RunFacts, machine: Environment | None) -> Diagnosis | 
     first = ".".join(map(str, FIRST_CAPABILITY[name]))
     here = f"{gpu or 'this GPU'} has {'.'.join(map(str, capability))}"
     effect = "it is emulated" if name == "bfloat16" else "the request has no effect or is refused"
-    lines = [f"asked for by `{facts.precision.option}`"] if _asked_for(facts, name) else []
+    asked = facts.precision if _asked_for(facts, name) else None
+    lines = [f"asked for by `{asked.option}`"] if asked is not None else []
     return Diagnosis(
         code="NS104",
         title=f"{name} on a GPU that has no units for it",

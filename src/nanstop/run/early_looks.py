@@ -47,7 +47,7 @@ class EarlyLooks:
         """Learning rate of the last update looked at, where that was mostly lost."""
         self._highest_rate = 0.0
         self._open = {"coarse", "pooling"}
-        self._flushed = False
+        self._zero = self._flushed = False
         self._num_compared = 0
 
     def arrived(self, facts: RunFacts) -> GradientPath | None:
@@ -72,7 +72,9 @@ class EarlyLooks:
             return
         self._sample = _sample(step)
         if self._num_compared < MAX_COMPARED and "float16" in _formats(facts):
-            self._flushed = self._share_of_zeros() >= ZERO
+            # One window may have next to nothing to learn from: it takes two.
+            before, self._zero = self._zero, self._share_of_zeros() >= ZERO
+            self._flushed = before and self._zero
 
     def updated(self, step: int) -> Probe | None:
         """Return what the update that was just made has lost. Synchronises where a sample of it was taken."""
@@ -104,7 +106,8 @@ class EarlyLooks:
         """
         wanted = self._wanted(facts)
         found: dict[str, Any] = {}
-        self._open.discard("coarse")
+        # A model that is known to pool is looked at until a batch has padding.
+        self._open -= {"coarse"} if facts.head is not None else wanted
         if "coarse" in wanted:
             from nanstop.core.coarse import coarse_rows
 
@@ -128,12 +131,12 @@ class EarlyLooks:
         return self._open & {"pooling"} if facts.head is not None else set()
 
     def _share_of_zeros(self) -> float:
-        """Return the share of gradients that are exactly 0; tables are left out, of which a batch uses a few rows."""
-        tables = {self._view.embedding(), self._view.head()}
+        """Return the share of gradients that are exactly 0, without the table of which a batch uses a few rows."""
+        table = self._view.embedding()
         counts: list[Tensor] = []
         for name, parameter in self._view.root.named_parameters():
             gradient = parameter.grad
-            if gradient is None or gradient.is_sparse or name.rpartition(".")[0] in tables:
+            if gradient is None or gradient.is_sparse or name.rpartition(".")[0] == table:
                 continue
             size = torch.full((), gradient.numel(), device=gradient.device)
             counts.append(torch.stack([(gradient == 0).sum(), size]).cpu())

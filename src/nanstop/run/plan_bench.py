@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nanstop.core.eager import eager
 from nanstop.core.headroom import (
     Narrow,
     Rehearsal,
@@ -22,7 +23,6 @@ from nanstop.core.headroom import (
     product_work,
     rehearse,
 )
-from nanstop.core.localize import eager
 from nanstop.core.numerics import format_limit, format_name, nonfinite_names
 from nanstop.core.probe import exact_ranges, headroom_bits
 from nanstop.core.step import Step

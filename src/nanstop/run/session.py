@@ -285,13 +285,14 @@ class Session:
     def _measured(self, finding: Diagnosis) -> None:
         """Tell once what was measured, in place of what was only to be expected, which has no place."""
         told = [one for one in self.findings if one.code == finding.code]
-        if not any(one.where for one in told):
+        if not told or (finding.where and not any(one.where for one in told)):
             self.findings = [one for one in self.findings if one not in told]
             self._found(finding)
 
     def _found(self, finding: Diagnosis) -> None:
-        known = {(one.code, one.where) for one in self.findings}
-        if (finding.code, finding.where) not in known:
+        places = {one.where for one in self.findings if one.code == finding.code}
+        # Without a place it is what was to be expected: nothing new beside what was seen somewhere.
+        if finding.where not in places and (finding.where or not places):
             self.findings.append(finding)
             self.announce(finding)
             self.write_summary()

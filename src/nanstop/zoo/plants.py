@@ -108,6 +108,7 @@ def gated_product(scale: float) -> Specimen:
         loss_fn=_half(lambda batch: model(batch["x"]).float().pow(2).mean()),
         batches=({"x": ones()},),
         autocast="float16",
+        scaler=torch.amp.GradScaler("cpu", init_scale=1.0),
     )
 
 
@@ -190,6 +191,7 @@ def normalisation(scale: float) -> Specimen:
         loss_fn=_half(lambda batch: (model(batch["x"]).float() - 1.0).pow(2).mean()),
         batches=({"x": ones()},),
         autocast="float16",
+        scaler=torch.amp.GradScaler("cpu", init_scale=1.0),
     )
 
 
@@ -204,6 +206,7 @@ def summed_loss(value: float) -> Specimen:
         loss_fn=_half(lambda batch: model(batch["x"]).float().sum()),
         batches=({"x": torch.full((1024, WIDTH), value)},),
         autocast="float16",
+        scaler=torch.amp.GradScaler("cpu", init_scale=1.0),
     )
 
 

@@ -3,8 +3,8 @@
 Two kinds of look, which together have ``SHARE`` of the run's time after those of the first steps. A wide one runs a
 micro-batch again under the recorder and finds what was absorbed. A narrow one measures the modules in a forward of the
 run itself, at a small part of the cost: enough of them follow a range over time, and tell that it will leave its
-format. A part of the time is put aside for a range that grows: then looks at that one alone, which cost next to
-nothing, come as often as its growth asks for.
+format. A part of the time is put aside for a range that grows: then looks at that one alone, which cost less, come as
+often as its growth asks for.
 """
 
 from __future__ import annotations

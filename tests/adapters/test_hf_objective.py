@@ -1,0 +1,195 @@
+"""What real GRPO, RLOO, DPO and KTO trainers show of rewards and policies, and that looking changes nothing."""
+
+import math
+
+import pytest
+import torch
+
+import hf_cases as cases
+import nanstop
+import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
+
+
+def policy(folder, **overrides):
+    """A Qwen2 that TRL can load a reference model from."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder / "policy")
+    return Qwen2ForCausalLM.from_pretrained(folder / "policy", **overrides)
+
+
+def trained(kind, folder, rewards, **options):
+    """Train GRPO or RLOO for five steps of four completions, watched; return the watch and the trainer."""
+    import trl
+    from datasets import Dataset
+
+    overrides, sharp = options.pop("model", {}), options.pop("sharp", 1.0)
+    settings = tiny.training_args(folder, max_steps=5, logging_steps=1) | {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "beta": 0.0,
+    }
+    model = policy(folder, **overrides)
+    with torch.no_grad():  # a fresh model answers all alike, whatever is dropped
+        for parameter in model.parameters():
+            parameter.mul_(sharp if parameter.dim() == 2 else 1.0)
+    cases.seed()
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model=model,
+        reward_funcs=rewards,
+        args=getattr(trl, f"{kind}Config")(**(settings | options)),
+        train_dataset=Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(16)]}),
+        processing_class=tiny.tokenizer(),
+    )
+    watch = nanstop.watch(trainer, out=folder / "out", policy="skip")
+    cases.seed()
+    trainer.train()
+    watch.close()
+    return watch, trainer
+
+
+def codes(watch):
+    return {finding.code: finding for finding in watch.findings}
+
+
+def lengths(completions, **_):
+    return [len(text.split()) + 0.1 * (len(text) % 7) for text in completions]
+
+
+def constant(completions, **_):
+    return [1.0 for _ in completions]
+
+
+def returning(value):
+    def judge(completions, **_):
+        return [value if place == 1 else float(place) for place, _ in enumerate(completions)]
+
+    return judge
+
+
+def first_half(completions, **_):
+    return [float(place) if place < 2 else None for place, _ in enumerate(completions)]
+
+
+def second_half(completions, **_):
+    return [float(place) if place >= 2 else None for place, _ in enumerate(completions)]
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_rewards_that_never_differ(tmp_path, kind):
+    watch, _ = trained(kind, tmp_path, constant)
+    assert codes(watch)["NS701"].confidence == "certain"
+    assert "every one is 1" in codes(watch)["NS701"].cause
+    assert not watch.incidents
+
+
+def test_rewards_that_differ_are_no_failure_where_the_loss_is_zero(tmp_path):
+    watch, trainer = trained("GRPO", tmp_path, lengths, loss_type="grpo")
+    assert all(abs(log["loss"]) < 1e-5 for log in trainer.state.log_history if "loss" in log)
+    assert set(codes(watch)) <= {"NS802"}
+    assert not watch.incidents
+
+
+@pytest.mark.parametrize(("value", "word"), [(math.inf, "infinite"), (math.nan, "NaN")])
+def test_rewards_that_are_no_numbers_are_told_though_trl_goes_on(tmp_path, value, word):
+    watch, trainer = trained("GRPO", tmp_path, returning(value))
+    assert word in codes(watch)["NS704"].cause
+    assert codes(watch)["NS704"].where == "judge"
+    assert "NS701" not in codes(watch)  # what follows from it is not told beside it
+    assert trainer.state.global_step == 5
+
+
+def test_an_infinite_reward_is_the_cause_of_the_loss_that_fails(tmp_path):
+    watch, _ = trained("GRPO", tmp_path, returning(math.inf), scale_rewards="none")
+    assert watch.incidents[0].diagnoses[0].code == "NS704"
+    assert [s.name for s in watch.incidents[0].incident.signals if s.source == "reward"] == [
+        "judge"
+    ]
+
+
+def test_a_completion_that_no_function_scores(tmp_path):
+    watch, _ = trained("RLOO", tmp_path, returning(None))
+    assert codes(watch)["NS704"].confidence == "likely"
+
+
+def test_none_for_what_another_function_scores_is_how_tasks_are_routed(tmp_path):
+    watch, _ = trained("GRPO", tmp_path, [first_half, second_half])
+    assert not {"NS701", "NS704"} & set(codes(watch))
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_dropout_between_generating_and_training(tmp_path, kind, dropout):
+    watch, _ = trained(
+        kind, tmp_path, lengths, sharp=6.0, model={"attention_dropout": dropout}, num_iterations=2
+    )
+    assert ("NS703" in codes(watch)) == (dropout > 0)
+    assert "NS702" not in codes(watch)
+
+
+def test_updates_that_carry_the_policy_away_within_a_batch(tmp_path):
+    watch, _ = trained(
+        "GRPO",
+        tmp_path,
+        lengths,
+        num_iterations=5,
+        learning_rate=0.3,
+        lr_scheduler_type="constant",
+        epsilon=100.0,
+        max_grad_norm=100.0,
+    )
+    assert codes(watch)["NS702"].confidence == "likely"
+    assert "NS703" not in codes(watch)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto", "grpo", "rloo"])
+def test_watching_changes_nothing_and_finds_nothing(tmp_path, kind):
+    settings = {"max_steps": 4, "logging_steps": 1}
+    plain = cases.build(kind, tmp_path / "plain", **settings)
+    cases.seed()
+    plain.train()
+    trainer = cases.build(kind, tmp_path / "watched", **settings)
+    watch = nanstop.watch(trainer, out=tmp_path / "out")
+    functions = getattr(trainer, "reward_funcs", None)
+    cases.seed()
+    trainer.train()
+    watch.close()
+    assert cases.result(plain).differences(cases.result(trainer)) == []
+    assert getattr(trainer, "reward_funcs", None) is functions
+    assert set(codes(watch)) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"), [("dpo", "rewards/margins"), ("kto", "kl"), ("rloo", "reward_std")]
+)
+def test_logs_are_handed_on(tmp_path, kind, metric):
+    session = cases.ScriptedSession(["proceed"])
+    cases.run(cases.build(kind, tmp_path, max_steps=3, logging_steps=1), session=session)
+    assert [step for step, entry in session.series.logged if metric in entry] == [1, 2, 3]
+
+
+def test_ratios_are_noted_before_the_first_update_and_after_it(tmp_path):
+    session = cases.ScriptedSession(["proceed"])
+    trainer = cases.build("grpo", tmp_path, max_steps=4, logging_steps=1)
+    cases.run(trainer, session=session)
+    noted = [
+        (name, step) for name, step, _ in session.series.values if name.startswith("log_ratio")
+    ]
+    assert {name for name, step in noted if step in (0, 2)} == {"log_ratio/at_once"}
+    assert {name for name, step in noted if step in (1, 3)} == {"log_ratio/later"}

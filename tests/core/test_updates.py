@@ -8,7 +8,7 @@ from torch import nn
 
 from fnstep import FnStep
 from nanstop import NanstopError
-from nanstop.core.updates import probe_update
+from nanstop.core.updates import after_update, before_update, probe_update, trained_by
 
 torch.set_num_threads(1)
 
@@ -117,3 +117,35 @@ def test_no_optimizer():
     step.view.optimizer = None
     with pytest.raises(NanstopError, match="no optimizer"):
         probe_update(step)
+
+
+def test_a_sample_of_a_real_update_has_the_share_of_the_whole():
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+    nn.init.normal_(model.weight, std=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
+    model.weight.grad = torch.randn(64, 64).to(torch.bfloat16)
+    named = trained_by(optimizer, model)
+    sample, whole = before_update(named, most=500), before_update(named)
+    optimizer.step()
+    ((few,), _), ((all_of_them,), (state,)) = (
+        after_update(optimizer, named, noted) for noted in (sample, whole)
+    )
+    assert all_of_them.num_total == state.num_total == 4096
+    assert 400 < few.num_total <= 500
+    share, true = few.num_lost / few.num_total, all_of_them.num_lost / 4096
+    assert abs(share - true) < 0.05
+    assert 0.7 < true < 0.9
+
+
+def test_behind_a_master_copy_nothing_is_lost():
+    class Mastered(torch.optim.SGD):
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                master = state.setdefault("master_param", parameter.detach().float())
+                master.sub_(parameter.grad.float() * self.param_groups[0]["lr"])
+                parameter.data.copy_(master)
+
+    step = step_of([1.0, 2.0], [1.0, 1.0], optimizer=Mastered, lr=1e-6)
+    assert probe_update(step).rows[0].num_lost == 0

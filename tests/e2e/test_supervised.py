@@ -263,3 +263,35 @@ def test_a_script_that_watches_itself_leaves_its_steps_too(start, tmp_path):
     code, summary, report, _ = start("pass", command=("own.py",))
     assert (code, summary.incidents[0].step) == (136, 3)
     assert report.incident.facts.optimizer.name == "SGD"
+
+
+TRAINER = """
+import os, signal
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+class Killer(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+model = Qwen2ForCausalLM(Qwen2Config(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=2, pad_token_id=0,
+))
+ids = torch.arange(3, 11)
+args = TrainingArguments(output_dir="out", max_steps=3, report_to=[], save_strategy="no", use_cpu=True)
+rows = [{"input_ids": ids, "labels": ids}] * 8
+Trainer(model=model, args=args, train_dataset=rows, callbacks=[Killer()]).train()
+"""
+
+
+@pytest.mark.slow
+def test_the_facts_of_a_trainer_outlive_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINER)
+    assert launch(("train.py",), policy=Policy(), out="out") == 137
+    (row,) = load_summary("out/summary.json").incidents
+    facts = load_report(f"out/{row.folder}").incident.facts
+    assert (facts.host, facts.model_type) == ("Trainer", "qwen2")
+    assert [group.dtype for group in facts.param_groups] == ["float32"]

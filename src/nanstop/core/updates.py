@@ -113,9 +113,9 @@ def after_update(
             stood = torch.zeros_like(stood)
         kinds.append((True, name, format_name(parameter.dtype)))
         sums.append(torch.stack([stood.sum(), should.sum()]))
-        for form, kept in _second_moments(state):
-            if kept.numel() == parameter.numel() and kept.device == should.device:
-                vanished = should & ~_spread(kept, noted.each)
+        for form, kept in _second_moments(state, parameter, noted.each):
+            if kept.device == should.device:
+                vanished = should & ~kept
                 kinds.append((False, name, form))
                 sums.append(torch.stack([vanished.sum(), should.sum()]))
     rows = list(zip(kinds, _read(sums), strict=True))
@@ -161,13 +161,18 @@ def _compensates(state: Mapping[str, Any]) -> bool:
     return any(part in str(key).lower() for key in state for part in _COMPENSATIONS)
 
 
-def _second_moments(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (format, where it is not zero) of each second moment; an 8-bit one through its table of values."""
+def _second_moments(
+    state: Mapping[str, Any], parameter: Tensor, each: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (format, where it is not zero) of every ``each``-th element of second moments of a parameter's size.
+
+    An 8-bit one is read through its table of values.
+    """
     for key in _SECOND_MOMENTS:
         value = state.get(key)
-        if not isinstance(value, Tensor) or value.dim() == 0:
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() != parameter.numel():
             continue
-        table = state.get("qmap2")
+        value, table = _spread(value, each), state.get("qmap2")
         if value.dtype is torch.uint8 and isinstance(table, Tensor):
             yield "8-bit", table[value.long()] != 0
         elif value.is_floating_point():

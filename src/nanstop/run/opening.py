@@ -77,7 +77,7 @@ def opener(
     plan: PrecisionPlan | None = None,
     opened: Callable[[Session], None] = lambda _: None,
 ) -> OpenSession:
-    """Return what adapters call to open a session. ``opened`` is told of each. Torch is imported by then.
+    """Return what adapters call to open a session. ``opened`` is told of each training. Torch is imported by then.
 
     ``plan``: what a session is to put in force when it is told to prepare.
     """
@@ -88,7 +88,7 @@ def opener(
         session = Session(
             policy=policy, store=store, view=view, facts=facts, announce=announce, plan=plan
         )
-        opened(session)
+        session.opened = opened
         return session
 
     return open_session

@@ -66,6 +66,8 @@ class Session:
         self.findings: list[Diagnosis] = []
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
+        self.opened: Callable[[Session], None] = lambda _: None
+        """Told of a training that begins, when its facts are known."""
         self._failures: Failures | None = None
         self.announce = announce
         self._plan = plan
@@ -96,6 +98,7 @@ class Session:
         """Begin a training (again): announce standing findings and what cannot be done in it. No device work."""
         self._exit = None
         self._passed()
+        self.opened(self)
         self._examine(Evidence(facts=self.facts, environment=self.environment), "static")
         if self.facts.world_size > 1 and self.policy.on_failure != "observe":
             self.announce(

@@ -1,6 +1,7 @@
 """A range that grows is announced by the watch in time, and healthy ones are passed over in silence."""
 
 import math
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -11,6 +12,12 @@ import tiny
 from nanstop.run import gauging, session
 
 SECONDS_A_STEP = 0.1
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_compiled(monkeypatch):
+    """The gauge leaves a process alone in which something was compiled, and another test may have done so."""
+    monkeypatch.setattr("torch._dynamo.utils.counters", defaultdict(Counter))
 
 
 class Boosted(nn.Module):

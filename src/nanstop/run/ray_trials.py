@@ -39,7 +39,7 @@ class RayTasks:
         # The future behaviour of Ray, which else warns: a task without GPUs keeps the variable.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports]  (an extra)
         except ImportError as error:
             raise NanstopError(
                 "--executor ray needs Ray, which is not installed",

@@ -1,14 +1,15 @@
 """The benchmark's own recorder: where non-finite values are born in a script. Shares nothing with what it judges.
 
 ``python births.py SCRIPT`` runs the script under it and prints one JSON line last: every birth (an operation whose
-inputs are finite and whose output is not), the first steps at which a loss, a gradient or a parameter was not
-finite, and how the script ended. A module is known from ``nn.Module`` hooks in forward, and in backward from a note
-that each forward call leaves in the metadata of its autograd nodes.
+inputs are finite and whose output is not, or that makes NaN of infinities), the first steps at which a loss, a gradient
+or a parameter was not finite, and how the script ended. A module is known from ``nn.Module`` hooks in forward, and in
+backward from a note that each forward call leaves in the metadata of its autograd nodes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import sys
 import traceback
@@ -92,14 +93,17 @@ class Births(TorchDispatchMode):
         self.found: list[dict[str, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        finite = all(is_finite(value) for value in tree_leaves((args, kwargs or {})))
+        given = tree_leaves((args, kwargs or {}))
+        finite, no_nan = all(map(is_finite, given)), not any(map(has_nan, given))
         name = str(func)
         try:
             out = func(*args, **(kwargs or {}))
         except (IndexError, RuntimeError):
             self._note(name, ())
             raise
-        if finite and not name.startswith(_SILENT) and not all(map(is_finite, tree_leaves(out))):
+        made = tree_leaves(out)
+        born = (finite and not all(map(is_finite, made))) or (no_nan and any(map(has_nan, made)))
+        if born and not name.startswith(_SILENT):
             self._note(name, out)
         return out
 
@@ -119,7 +123,7 @@ class Births(TorchDispatchMode):
                 "phase": clock.phase,
                 "op": name,
                 "module": module,
-                "nan": any(bool(value.isnan().any()) for value in tensors if _is_real(value)),
+                "nan": any(map(has_nan, tensors)),
             }
         )
 
@@ -137,6 +141,12 @@ def is_finite(value: Any) -> bool:
     if isinstance(value, float):
         return value - value == 0.0
     return not _is_real(value) or bool(torch.isfinite(value.detach()).all())
+
+
+def has_nan(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isnan(value)
+    return _is_real(value) and bool(value.detach().isnan().any())
 
 
 def install(clock: Clock) -> None:

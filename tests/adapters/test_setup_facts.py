@@ -154,3 +154,17 @@ def test_new_tokens_that_are_the_mean_of_the_others_are_initialised():
     with torch.no_grad():
         model.get_input_embeddings().weight[66] *= 1e-3
     assert [one.code for one in nanstop.check(model)] == ["NS103"]
+
+
+def test_a_padding_row_that_no_config_names_is_zero_by_design():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(64, 8, padding_idx=0)
+            self.head = nn.Linear(8, 2)
+
+    model = Encoder()
+    assert nanstop.check(model) == ()
+    with torch.no_grad():
+        model.table.weight[7] = 0
+    assert [one.code for one in nanstop.check(model)] == ["NS103"]

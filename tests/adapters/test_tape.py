@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from nanstop.adapters.tape import MAX_CALLS, Tape, TapedMicro
+from nanstop.adapters.tape import MAX_CALLS, Tape
+from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.core.rng import note_rng, restore_rng
 
 
@@ -123,7 +124,7 @@ def test_what_the_loss_does_not_need_is_left_out(net):
 def test_a_batch_can_be_replaced_in_model_and_loss(net):
     rows, target = torch.randn(3, 4), torch.randn(3, 4)
     micro = taped(net, rows, lambda out: (out - target).square().sum())
-    assert set(micro.batch) == {"arg0", "loss1"}
+    assert set(micro.batch) == {"arg0", "target"}
     fewer = {name: value[:2] for name, value in micro.batch.items()}
     loss, _ = replayed(net, micro, fewer)
     restore_rng(micro.rng)
@@ -162,6 +163,66 @@ def test_a_loss_with_a_history_of_its_own_is_an_obstacle(net):
     other = nn.Linear(4, 4)(torch.randn(3, 4))
     micro = taped(net, torch.randn(3, 4), lambda out: (out + other).sum())
     assert "were not recorded" in micro.obstacle()
+
+
+def test_what_the_loss_makes_of_the_scripts_own_tensors_is_played_again(net):
+    rewards, temperature = torch.tensor([1.0, 2.0, 4.0]), nn.Parameter(torch.tensor(0.5))
+
+    def loss_of(out):
+        advantages = (rewards - rewards.mean()) / rewards.std()
+        return (out.mean(1) * advantages * temperature.exp()).sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    assert micro.obstacle() == ""
+    assert set(micro.batch) == {"arg0", "rewards"}
+    loss, _ = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+    other, _ = replayed(net, micro, {**micro.batch, "rewards": torch.tensor([4.0, 2.0, 1.0])})
+    assert not torch.equal(loss, other)
+
+
+def test_what_the_script_prepares_in_place_is_taken_as_it_was_used(net):
+    rows, labels = torch.randn(3, 4), torch.tensor([[5, 0, 1], [5, 1, 1], [5, 2, 0]])
+
+    def loss_of(out):
+        target = labels[:, 1:]
+        padded = target == 0
+        target[padded] = -100
+        last = target[:, 0].clone()
+        last.clamp_(min=0)
+        return nn.functional.cross_entropy(out, last) * (~padded).sum()
+
+    micro = taped(net, rows, loss_of)
+    before = labels.clone()
+    assert micro.obstacle() == ""
+    loss, _ = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+    assert torch.equal(labels, before)
+
+
+def test_numbers_that_the_loss_draws_are_held(net):
+    scale = torch.arange(4.0)
+
+    def loss_of(out):
+        noise = torch.rand(4)
+        return (out * (noise + torch.rand_like(scale))).sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    loss, _ = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+
+
+def test_large_tensors_from_outside_are_not_held(net):
+    large = [torch.randn(600, 600)]
+    held = weakref.ref(large[0])
+
+    def loss_of(out):
+        return out.sum() * large.pop().softmax(-1).mean()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    gc.collect()
+    assert held() is None
+    assert micro.obstacle() == ""
 
 
 def test_a_tensor_from_outside_that_the_loss_writes_is_an_obstacle(net):

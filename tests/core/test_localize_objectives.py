@@ -93,6 +93,20 @@ def test_reward_that_was_nan():
     assert (found.origin, found.culprit) == ("from_batch", "batch[rewards]")
 
 
+def test_a_banned_vocabulary_is_not_what_was_bad():
+    banned = torch.zeros(64)
+    banned[40:] = -INF
+    batch = planted.text_batch() | {"banned": banned}
+
+    def smoothed(model, b, share):
+        logps = (model(input_ids=b["input_ids"]).logits + b["banned"]).log_softmax(-1)
+        wanted = torch.where(b["banned"] == 0, share, 0.0)
+        return -(wanted * logps).sum(-1).mean()
+
+    found = located(tiny.llama(), lambda m, b: smoothed(m, b, 0.01), batch)
+    assert (found.origin, op_of(found)) == ("born_here", "mul")
+
+
 def left_padded(kernel="eager"):
     model = tiny.llama()
     model.set_attn_implementation(kernel)

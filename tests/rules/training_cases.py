@@ -35,6 +35,13 @@ OVERFLOW = localization(event(wider="finite"))
 EXPLODED = localization(event(op="aten.addmm.default", dtype="float32", wider="finite"))
 HEAVY = (stats("float32", absmax=1e9, name="w"),)
 UNDEFINED = localization(event(dtype="float32", wider="nonfinite", bad={"nan": 1}))
+FAR_APART = (stats("float32", absmax=1e10),)
+KEPT_BY_A_KERNEL = localization(
+    event(phase="backward", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=FAR_APART)
+)
+UNDEFINED_BACKWARD = localization(
+    event(phase="backward", dtype="float32", wider="nonfinite", bad={"nan": 1})
+)
 LOSSES, GRADIENT_NORMS = (5.0, 9e7, 5e29), (4.0, 1e16, math.inf)
 NARROW_LOSSES, NARROW_NORMS = (2.0, 2.1, 2.0, 30.0, 900.0), (1.0, 1.0, 1.0, 9.0, 90.0)
 
@@ -93,6 +100,8 @@ FIRES = [
     ("NS404", climbing(LOSSES, GRADIENT_NORMS, EXPLODED), "likely"),
     ("NS404", climbing(LOSSES, (), EXPLODED), "likely"),
     ("NS404", climbing((5.0, 10.8, 60.0, 24143.0, 4e12, 2e37), (), EXPLODED), "likely"),
+    ("NS404", climbing((4.2, 111.7, 1.5e6), (1.3, 988.0), EXPLODED), "likely"),
+    ("NS404", climbing((4.2, 111.7, 1.5e6), (1.3, 988.0), KEPT_BY_A_KERNEL), "likely"),
     ("NS404", climbing((5.0, 9e7), (4.0, 1e16), EXPLODED), "possible"),
     ("NS404", climbing((5.0, 9e7), (4.0, 1e16), EXPLODED, odd_weights=HEAVY), "likely"),
     ("NS404", climbing((5.0, 9e7), (4.0, 1e16), OVERFLOW, odd_weights=HEAVY), "likely"),
@@ -125,6 +134,7 @@ SILENT = [
     ("NS404", climbing((2.3, 2.2, 2.1, 2.4), (1.0, 1.2, 0.9, 1.0), OVERFLOW)),
     ("NS404", climbing((1e-8, 1e-3, 0.5), (0.0, 0.0, 0.4), EXPLODED)),
     ("NS404", climbing(LOSSES, GRADIENT_NORMS, UNDEFINED)),
+    ("NS404", climbing(LOSSES, GRADIENT_NORMS, UNDEFINED_BACKWARD)),
     ("NS404", climbing((5.0,), (1.0,), EXPLODED)),
     ("NS404", climbing((5.0, 5.1, 4.9), (1.0, 1.0, 1.0), EXPLODED, odd_weights=HEAVY)),
     ("NS404", climbing((5.0, 9e4), (4.0, 1e4), EXPLODED, RunFacts(odd_weights=HEAVY), odd_weights=HEAVY)),

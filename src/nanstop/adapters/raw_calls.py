@@ -27,8 +27,9 @@ from nanstop.adapters.raw_window import (
     on_one_rank,
 )
 from nanstop.adapters.table import Table
-from nanstop.adapters.tape import Tape, TapedMicro
+from nanstop.adapters.tape import Tape
 from nanstop.adapters.tape_calls import by_torch_alone, tensors, total
+from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.core.rng import note_rng
 
 MAX_MICROS = 256

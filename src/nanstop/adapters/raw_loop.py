@@ -30,8 +30,8 @@ from nanstop.adapters.raw_calls import NO_MODEL, Calls
 from nanstop.adapters.raw_window import Window, one_root
 from nanstop.adapters.signatures import is_numeric
 from nanstop.adapters.table import Table
-from nanstop.adapters.tape import TapedMicro
 from nanstop.adapters.tape_calls import total
+from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.core.sentinel import total_norm
 from nanstop.errors import NanstopError
 

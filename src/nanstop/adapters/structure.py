@@ -146,7 +146,9 @@ def _number(value: Any) -> float | None:
 
 
 def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
+    """``padding``: the row that the model's config names; a table may have one of its own (``padding_idx``)."""
     found: list[TokenRows] = []
+    modules = dict(view.root.named_modules())
     tied = {name for group in view.tied_groups() for name in group}
     parameters = dict(view.root.named_parameters(remove_duplicate=False))
     for module in dict.fromkeys(n for n in (view.embedding(), view.head()) if n is not None):
@@ -162,12 +164,17 @@ def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
                     name,
                     norms,
                     partial(row_blocks, weight),
-                    padding=padding,
+                    padding=_padding_row(modules.get(name.removesuffix(".weight")), padding),
                     tied=name in tied,
                     trainable=weight.requires_grad,
                 )
             )
     return tuple(found)
+
+
+def _padding_row(table: nn.Module | None, named: int | None) -> int | None:
+    own = getattr(table, "padding_idx", None)
+    return own if isinstance(own, int) else named
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -7,11 +7,12 @@ from the first model call; what the loss does not need is left out.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from nanstop.adapters.tape_calls import (
@@ -23,15 +24,15 @@ from nanstop.adapters.tape_calls import (
     by_torch_alone,
     leaves,
     tensors,
-    total,
     user_line,
     version,
 )
 from nanstop.core.rng import RngState
-from nanstop.core.step import Batch
 
 MAX_CALLS = 4096
 """Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""
+_MAX_HELD_BYTES = 2**20
+"""Larger tensors from outside are not held for what the script makes of them: logits of another model, say."""
 
 _LOOKS = frozenset(
     {
@@ -44,6 +45,21 @@ _LOOKS = frozenset(
         ),
     }
 )
+_NOT_REPEATED = frozenset(
+    {
+        *(getattr(torch, f"{name}_like") for name in ("rand", "randn", "randint")),
+        *(
+            getattr(owner, name)
+            for owner in (torch, Tensor)
+            for name in ("bernoulli", "multinomial", "normal", "poisson", "dropout")
+            if hasattr(owner, name)
+        ),
+        functional.dropout,
+        functional.gumbel_softmax,
+        cast("Any", Tensor).grad.__get__,
+    }
+)
+"""On tensors from outside alone: what draws numbers (its place in the stream is not known), what training changes."""
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
 )
@@ -55,7 +71,8 @@ Operand = tuple[Tensor, int, Slot | None]
 class Tape(TorchFunctionMode):
     """Records while it is on the stack of function modes; model calls and ``backward`` are added by ``call``.
 
-    ``num_ops``: how many ops on recorded results it saw. ``on_error`` is told what such an op raises. ``looked_at``: the
+    Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a batch's rewards is
+    part of the loss. ``num_ops``: how many ops it recorded. ``on_error`` is told what such an op raises. ``looked_at``: the
     last scalar whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be replayed.
     ``problem``: why it records nothing any more.
     """
@@ -86,10 +103,13 @@ class Tape(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            self.on_error(error)
+            if call.outer:
+                self.calls.pop()
+            else:
+                self.on_error(error)
             raise
         self._after(call, operands, result)
-        if func in _LOOKS:
+        if func in _LOOKS and not call.outer:
             self._looked(operands[0])
         if not (call.count or call.writes or call.foreign) and self.calls[-1] is call:
             self.calls.pop()
@@ -126,13 +146,14 @@ class Tape(TorchFunctionMode):
         *,
         always: bool = False,
     ) -> Call | None:
-        """Note a call that is about to be made; None for an op on nothing recorded, or where that fails."""
+        """Note a call that is about to be made; None for an op that is not recorded, or where that fails."""
         try:
             with by_torch_alone():
                 noted = self._note(args, operands), self._note(kwargs, operands)
-                if not always and all(slot is None for _, _, slot in operands):
+                outer = not always and all(slot is None or slot.outer for _, _, slot in operands)
+                if outer and not self._may_hold(function, operands):
                     return None
-                return self._begin(function, noted)
+                return self._begin(function, noted, outer=outer)
         except Exception as error:  # objects of the script: looking at one may raise anything
             self._give_up(error)
             return None
@@ -157,9 +178,20 @@ class Tape(TorchFunctionMode):
         known = self._slots.get(id(tensor))
         return known[1].index if known is not None and known[0]() is tensor else None
 
-    def _begin(self, function: Callable[..., Any], noted: tuple[Any, Any]) -> Call:
+    def _may_hold(self, function: Any, operands: list[Operand]) -> bool:
+        """Return whether an op on tensors from outside can be repeated, and holds nothing large but parameters."""
+        if not operands or function in _NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
+            return False
+        return all(
+            slot is not None
+            or (tensor.is_leaf and (tensor.requires_grad or tensor.nbytes <= _MAX_HELD_BYTES))
+            for tensor, _, slot in operands
+        )
+
+    def _begin(self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool) -> Call:
         grad, line = torch.is_grad_enabled(), user_line()
-        call = Call(function, *noted, autocast_state(self.device), grad, line, None, self._count)
+        state = autocast_state(self.device)
+        call = Call(function, *noted, state, grad, line, None, self._count, outer=outer)
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)  # before the call: one that raises is repeated, too
         else:
@@ -167,6 +199,9 @@ class Tape(TorchFunctionMode):
         return call
 
     def _end(self, call: Call, operands: list[Operand], result: Any) -> None:
+        if call.outer and self._prepares(operands, result):
+            self.calls.pop()
+            return
         for tensor, before, slot in operands:
             if version(tensor) == before:
                 continue
@@ -175,9 +210,23 @@ class Tape(TorchFunctionMode):
             elif not call.keep and call.rng is None:
                 call.foreign = "the loss changes in place a tensor from outside the iteration"
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
-            self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count)
+            self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
             self._count += 1
         call.count = self._count - call.first
+
+    def _prepares(self, operands: list[Operand], result: Any) -> bool:
+        """Return whether an outer op wrote in place or made nothing new: its operands are taken as they are later."""
+        written = [tensor for tensor, before, _ in operands if version(tensor) != before]
+        if any(tensor.grad_fn is not None for tensor in written):
+            return False
+        if written:
+            # What was made of the old values is taken as it is, too.
+            made = {key: known for key, known in self._slots.items() if known[1].outer}
+            for key, (reference, _) in made.items():
+                tensor = reference()
+                if tensor is None or tensor.grad_fn is None:
+                    del self._slots[key]
+        return bool(written) or any(result is tensor for tensor, _, _ in operands)
 
     def _note(self, value: Any, operands: list[Operand]) -> Any:
         """Return ``value`` with its tensors replaced by slots and constants, and append these to ``operands``."""
@@ -241,85 +290,6 @@ class Tape(TorchFunctionMode):
         return True
 
 
-class TapedMicro:
-    """See ``loop_step.Micro``. ``batch``: the first model call's inputs and the tensors that the loss alone uses."""
-
-    def __init__(self, tape: Tape, rng: RngState) -> None:
-        self.tape = tape
-        self.rng = rng
-        self.loss: Tensor | None = None
-        self.reason = ""
-
-    def closed(self, raw: Sequence[Tensor]) -> None:
-        """Note that ``backward`` was called for these raw (unscaled) losses."""
-        slots = map(self.tape.slot, raw)
-        self.tape.losses += [slot for slot in slots if slot is not None]
-        self.loss = total(raw if self.loss is None else [self.loss, *raw])
-
-    def given_up(self) -> bool:
-        """Return whether the script looked at a loss that is not finite and went on without a backward.
-
-        Synchronises the device where it looked at one.
-        """
-        if self.loss is not None or self.tape.looked_at is None:
-            return False
-        slot, seen = self.tape.looked_at
-        if slot is None or bool(seen.isfinite()):
-            return False
-        self.loss = seen
-        self.tape.losses.append(slot.index)
-        return True
-
-    @property
-    def batch(self) -> Batch:
-        return {name: constant.tensor for name, constant in self._inputs()}
-
-    def obstacle(self) -> str:
-        if self.tape.problem:
-            return self.tape.problem
-        found = next((c.obstacle for c in self.tape.needed() if c.obstacle), "")
-        return self.reason if found and self.reason else found
-
-    def rerun(self, batch: Batch | None) -> Tensor:
-        replaced = self._replaced(batch)
-        values: dict[int, Tensor] = {}
-        for call in self.tape.needed():
-            call.play(values, replaced)
-        return total(values[slot] for slot in self.tape.losses)
-
-    def _inputs(self) -> Iterator[tuple[str, Constant]]:
-        """Yield names and tensors: positionals as ``arg0``.., others by name, those of the loss alone as ``loss0``.."""
-        first, *rest = self.tape.needed() or (None,)
-        seen: set[int] = set()
-        for name, constant in _named(first) if first is not None else ():
-            if id(constant.tensor) not in seen:
-                seen.add(id(constant.tensor))
-                yield name, constant
-        for call in rest:
-            for constant in leaves(call.args, call.kwargs, kind=Constant):
-                tensor = constant.tensor
-                if tensor.dim() and not tensor.requires_grad and id(tensor) not in seen:
-                    yield f"loss{len(seen)}", constant
-                    seen.add(id(tensor))
-
-    def _replaced(self, batch: Batch | None) -> dict[int, Tensor]:
-        if batch is None:
-            return {}
-        return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
-
-
 def _modes() -> list[Any]:
     count = torch._C._len_torch_function_stack()
     return [torch._C._get_function_stack_at(place) for place in range(count)]
-
-
-def _named(call: Call) -> Iterator[tuple[str, Constant]]:
-    entries = [(f"arg{place}", value) for place, value in enumerate(call.args)]
-    for name, value in (*entries, *call.kwargs.items()):
-        if isinstance(value, Constant):
-            yield name, value
-        elif type(value) is dict:
-            yield from ((str(k), v) for k, v in value.items() if isinstance(v, Constant))
-        else:
-            numbered = enumerate(leaves(value, kind=Constant))
-            yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)

@@ -24,9 +24,10 @@ _LIBRARIES = (torch.__path__[0], "/nanstop/", "/accelerate/", "/transformers/uti
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for the ``index``-th tensor that the calls so far have returned."""
+    """Stands for the ``index``-th tensor that the calls so far have returned. ``outer``: see ``Call``."""
 
     index: int
+    outer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Call:
     """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
 
     ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results (``backward``).
+    ``outer``: no result of a model is among its operands, nor anything made of one.
     """
 
     function: Callable[..., Any]
@@ -67,6 +69,7 @@ class Call:
     writes: tuple[int, ...] = ()
     foreign: str = ""
     keep: bool = False
+    outer: bool = False
 
     @property
     def obstacle(self) -> str:
@@ -155,6 +158,21 @@ def user_line() -> tuple[CodeType, int] | None:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def variable_names() -> dict[int, str]:
+    """Return what the script calls its tensors: ids of the tensors in its variables and dicts, innermost frame first."""
+    found: dict[int, str] = {}
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_script(frame.f_code.co_filename):
+            for name, value in frame.f_locals.items():
+                entries = value.items() if type(value) is dict else ((name, value),)
+                for key, entry in entries:
+                    if isinstance(key, str) and isinstance(entry, Tensor):
+                        found.setdefault(id(entry), key)
+        frame = frame.f_back
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -116,16 +116,22 @@ class Story:
         """Return the first bad tensor that no op wrote, if it is read before the first birth.
 
         Infinities without a name are constants of the program, and negative ones in a batch may be its mask: where
-        the failure is a row that is masked throughout, they are not what is wrong.
+        they are added to scores, or the failure is a row that is masked throughout, they are not what is wrong.
         """
         for reader, value in self._births.external:
             if born is not None and reader > born:
                 return None
             seen = range_of(self._trace, value)
             constant = value.storage.name is None or seen.high != math.inf
-            if not (constant and not seen.has_nan and born is not None and self._masked(born)):
+            if not constant or seen.has_nan or born is None:
+                return reader, value
+            if not self._masks_scores(reader) and not self._masked(born):
                 return reader, value
         return None
+
+    def _masks_scores(self, reader: int) -> bool:
+        closeup = self._closeups.get(reader)
+        return closeup is not None and closeup.masking
 
     def _masked(self, index: int) -> bool:
         """Return whether an op failed on rows that are masked throughout, or reads no infinity but the program's own."""

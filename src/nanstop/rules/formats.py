@@ -12,6 +12,14 @@ SMALLEST: dict[str, float] = {
 }
 """Smallest positive (subnormal) value."""
 
+EPSILON: dict[str, float] = {
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float32": 2.0**-23,
+    "float64": 2.0**-52,
+}
+"""Distance of 1 to the next larger number."""
+
 WIDER: dict[str, str] = {"float32": "float64", "bfloat16": "float64"}
 """The format that an op is repeated in to learn whether it overflowed: one with more range; else float32."""
 

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from nanstop.records import Diagnosis, Evidence
 from nanstop.rules.base import Rule
-from nanstop.rules.candidates import precision
+from nanstop.rules.candidates import precision, without_rows
 from nanstop.rules.formats import NARROW, wider
 from nanstop.rules.reading import (
     FORWARD,
@@ -62,8 +62,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     output = bad_output(event) if event is not None else None
     if event is None or output is None:
         return None
-    if output.dtype not in NARROW or event.wider != "finite":
+    if event.wider != "finite":
         return None
+    narrow = output.dtype in NARROW
     return Diagnosis(
         code="NS201",
         title=f"{output.dtype} overflow in `{op_name(event.op)}`",
@@ -71,9 +72,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
             f"born here: every input was finite and so is the result in {wider(output.dtype)}; "
             f"{output.dtype} ends at {limit(output.dtype)}"
         ),
-        confidence="certain",
+        # That float32 overflowed is certain; why values were so large before is another question.
+        confidence="certain" if narrow else "possible",
         lines=growth_lines(evidence.localization),
-        remedies=precision(event, standing(evidence), output.dtype),
+        remedies=precision(event, standing(evidence), output.dtype)
+        if narrow
+        else without_rows(evidence),
         where=event.module,
     )
 

@@ -44,6 +44,7 @@ from nanstop.rules.reading import FORWARD, bad_output, born, op_name
 
 STATISTICS = ("mean", "std", "var", "var_mean", "std_mean", "nanmean", "median")
 DEVIATIONS = ("std", "var", "var_mean", "std_mean")
+_ONE = "the sample deviation of one element divides by n - 1 = 0"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -52,12 +53,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
     output = bad_output(event) if event is not None else None
     if event is None or output is None or event.wider == "finite":
         return None
-    cause = _divides_by_zero(event) or _reduces_nothing(event)
+    few = _reduces_too_few(event)
+    cause = few or _divides_by_zero(event)
     if cause is None:
         return None
     return Diagnosis(
         code="NS205",
-        title=f"`{op_name(event.op)}` over no element",
+        title=f"`{op_name(event.op)}` over {'one' if few == _ONE else 'no'} element",
         cause=cause,
         confidence="certain",
         remedies=without_rows(evidence),
@@ -74,15 +76,16 @@ def _divides_by_zero(event: OpEvent) -> str | None:
     return "the denominator is one number, and it is 0"
 
 
-def _reduces_nothing(event: OpEvent) -> str | None:
+def _reduces_too_few(event: OpEvent) -> str | None:
     name = op_name(event.op)
     if name not in STATISTICS or not event.inputs:
         return None
     num_elements = math.prod(event.inputs[0].shape)
+    num_results = math.prod(event.outputs[0].shape) if event.outputs else 1
     if num_elements == 0:
         return "no element is left to average: 0/0"
-    if name in DEVIATIONS and num_elements == 1:
-        return "the sample deviation of one element divides by n - 1 = 0"
+    if name in DEVIATIONS and num_elements in (1, num_results):
+        return _ONE
     return None
 
 

@@ -58,12 +58,13 @@ from nanstop.records import (
 )
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates
+from nanstop.rules.formats import EPSILON
 from nanstop.rules.reading import bad_output, born, number, op_name, series_values, standing
 
 ANYWHERE = ("forward", "recompute", "loss", "backward", "optimizer")
 WIDE = 1e30
 """Formats that end beyond this hold whatever a training that does not run away computes."""
-BY_FAR = 1e6
+BY_FAR = 1e5
 CLEARLY = 100.0
 WINDOW = 64
 
@@ -111,8 +112,17 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _is_overflow(event: OpEvent, output: TensorStats) -> bool:
-    """Return whether a wider format holds the result, as far as it was tried: beyond float64 there is none."""
-    return event.wider != "nonfinite" or (output.dtype == "float64" and not output.nan)
+    """Return whether a wider format holds the result, as far as it was tried: beyond float64 there is none.
+
+    In backward a fused kernel that is repeated gets what its forward kept in the narrow format: no test of large values.
+    """
+    kept = event.phase == "backward" and any(_has_no_units(stats) for stats in event.inputs)
+    return event.wider != "nonfinite" or kept or (output.dtype == "float64" and not output.nan)
+
+
+def _has_no_units(stats: TensorStats) -> bool:
+    """Return whether neighbours at the largest value are more than 1 apart: e to such a difference is any number."""
+    return stats.absmax > 2.0 / EPSILON.get(stats.dtype, math.inf)
 
 
 def _climbs(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
@@ -161,7 +171,8 @@ def _confidence(
 ) -> Confidence | None:
     if loss is None:
         return "possible" if moved else None
-    rises = min(loss.rises, norm.rises) if norm is not None else loss.rises
+    # The norm of the failing step itself is not finite: it rose once more than its history says.
+    rises = min(loss.rises, norm.rises + 1) if norm is not None else loss.rises
     factor = max(loss.factor, norm.factor if norm is not None else 0.0)
     if factor < CLEARLY or not rises:
         return None

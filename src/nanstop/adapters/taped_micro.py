@@ -1,0 +1,103 @@
+"""A micro-batch of an unchanged loop that can be run again from its tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from nanstop.adapters.tape import Tape
+from nanstop.adapters.tape_calls import Call, Constant, leaves, total, variable_names
+from nanstop.core.rng import RngState
+from nanstop.core.step import Batch
+
+
+class TapedMicro:
+    """See ``loop_step.Micro``. ``batch``: the first model call's inputs and the tensors that the loss alone uses.
+
+    The latter have the names of the script's variables, as they are when the batch is first asked for.
+    """
+
+    def __init__(self, tape: Tape, rng: RngState) -> None:
+        self.tape = tape
+        self.rng = rng
+        self.loss: Tensor | None = None
+        self.reason = ""
+        self._variables: dict[int, str] | None = None
+
+    def closed(self, raw: Sequence[Tensor]) -> None:
+        """Note that ``backward`` was called for these raw (unscaled) losses."""
+        slots = map(self.tape.slot, raw)
+        self.tape.losses += [slot for slot in slots if slot is not None]
+        self.loss = total(raw if self.loss is None else [self.loss, *raw])
+
+    def given_up(self) -> bool:
+        """Return whether the script looked at a loss that is not finite and went on without a backward.
+
+        Synchronises the device where it looked at one.
+        """
+        if self.loss is not None or self.tape.looked_at is None:
+            return False
+        slot, seen = self.tape.looked_at
+        if slot is None or bool(seen.isfinite()):
+            return False
+        self.loss = seen
+        self.tape.losses.append(slot.index)
+        return True
+
+    @property
+    def batch(self) -> Batch:
+        return {name: constant.tensor for name, constant in self._inputs()}
+
+    def obstacle(self) -> str:
+        if self.tape.problem:
+            return self.tape.problem
+        found = next((c.obstacle for c in self.tape.needed() if c.obstacle), "")
+        return self.reason if found and self.reason else found
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        replaced = self._replaced(batch)
+        values: dict[int, Tensor] = {}
+        for call in self.tape.needed():
+            call.play(values, replaced)
+        return total(values[slot] for slot in self.tape.losses)
+
+    def _inputs(self) -> Iterator[tuple[str, Constant]]:
+        """Yield names and tensors: positionals as ``arg0``.., those of the loss alone as the script calls them."""
+        needed = self.tape.needed()
+        first = next((call for call in needed if call.rng is not None), None)
+        names: dict[int, str] = {}
+        for name, constant in _named(first) if first is not None else ():
+            if id(constant.tensor) not in names:
+                names[id(constant.tensor)] = name
+                yield name, constant
+        if self._variables is None:
+            self._variables = variable_names()
+        for call in needed:
+            if call is first:
+                continue
+            for constant in leaves(call.args, call.kwargs, kind=Constant):
+                tensor = constant.tensor
+                if tensor.dim() and not tensor.requires_grad and id(tensor) not in names:
+                    name = self._variables.get(id(tensor), "")
+                    if not name or name in names.values():
+                        name = f"loss{len(names)}"
+                    names[id(tensor)] = name
+                    yield name, constant
+
+    def _replaced(self, batch: Batch | None) -> dict[int, Tensor]:
+        if batch is None:
+            return {}
+        return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
+
+
+def _named(call: Call) -> Iterator[tuple[str, Constant]]:
+    entries = [(f"arg{place}", value) for place, value in enumerate(call.args)]
+    for name, value in (*entries, *call.kwargs.items()):
+        if isinstance(value, Constant):
+            yield name, value
+        elif type(value) is dict:
+            yield from ((str(k), v) for k, v in value.items() if isinstance(v, Constant))
+        else:
+            numbered = enumerate(leaves(value, kind=Constant))
+            yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)

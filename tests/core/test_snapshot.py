@@ -82,6 +82,24 @@ def test_rewound_comes_back_to_broken_weights_bitwise():
     assert run.model.weight.isfinite().all()
 
 
+def test_parameters_added_since_the_snapshot_stay_out_of_the_way_back():
+    run = Training()
+    added = torch.nn.Parameter(torch.ones(3))
+    rewind = Rewind(Snapshot(run.trainable()), ())
+    run.update()
+    run.optimizer.add_param_group({"params": [added], "lr": 0.7})
+    after = run.state()
+    with rewind.rewound():
+        assert len(run.optimizer.param_groups) == 1
+        assert not added.requires_grad
+        run.update()
+    assert run.state() == after
+    assert run.optimizer.param_groups[1]["params"] == [added]
+    assert added.requires_grad
+    rewind.restore()
+    assert run.optimizer.param_groups[1]["lr"] == 0.7
+
+
 def test_a_scaler_can_unscale_again_once_it_is_ready():
     run = Training(scaled=True)
     run.scaler.scale(run.model(torch.ones(2, 8)).sum()).backward()
@@ -132,6 +150,24 @@ class TestKeeper:
             keeper.before_update(run.trainable, Window(step))
             run.update()
         assert indices(keeper) == [0, 1, 2]
+
+    @pytest.mark.parametrize("unfreeze", ["new_group", "flag"])
+    def test_parameters_that_join_the_training_call_for_a_new_snapshot(self, unfreeze):
+        run = Training()
+        if unfreeze == "new_group":
+            run.optimizer = torch.optim.AdamW([run.model.weight], lr=0.1)
+        run.model.bias.requires_grad_(False)
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-9)
+        keeper.before_update(run.trainable, Window(0))
+        run.update()
+        run.model.bias.requires_grad_(True)
+        if unfreeze == "new_group":
+            run.optimizer.add_param_group({"params": [run.model.bias]})
+        for step in (1, 2):
+            keeper.before_update(run.trainable, Window(step))
+            run.update()
+        assert indices(keeper) == [1, 2]
+        assert set(keeper.snapshot.parameters) == {"weight", "bias"}
 
     def test_too_little_memory_is_a_reason(self):
         run = Training()

@@ -104,10 +104,10 @@ class Reentry:
         return rates
 
     def set_learning_rates(self, rates: tuple[float, ...]) -> None:
-        """Give each parameter group its rate."""
+        """Give each parameter group its rate; those that were added since keep theirs."""
         optimizer = _compat.inner_optimizer(self.trainer.optimizer)
         groups = optimizer.param_groups if optimizer is not None else []
-        for group, rate in zip(groups, rates, strict=True):
+        for group, rate in zip(groups, rates, strict=False):
             group["lr"] = rate
 
     @property

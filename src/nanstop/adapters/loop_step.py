@@ -217,9 +217,9 @@ def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
 
 
 def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:
-    """Give each group its learning rate; nothing where they were not noted."""
-    if optimizer is not None and rates:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    """Give each group its learning rate; those that were added after the rates were noted keep theirs."""
+    if optimizer is not None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):
             group["lr"] = rate
 
 

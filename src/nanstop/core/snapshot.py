@@ -81,6 +81,7 @@ class Snapshot:
             if optimizer is not None
             else []
         )
+        self._trained = _trained(optimizer)
         self._scaler = trainable.scaler.state_dict() if trainable.scaler is not None else None
         self._stages = _scaler_stages(trainable.scaler)
 
@@ -88,8 +89,15 @@ class Snapshot:
         """Return names of copied parameters that hold NaN or Inf."""
         return nonfinite({name: kept.copy for name, kept in self.parameters.items()})
 
+    def is_whole(self) -> bool:
+        """Return whether the optimizer trains the same parameters as then: none unfrozen, frozen, added or removed."""
+        return _trained(self.trainable.optimizer) == self._trained
+
     def restore(self) -> None:
-        """Put everything back bitwise, into the same tensors; state made since then goes."""
+        """Put everything back bitwise, into the same tensors; state made since then goes.
+
+        Groups that the optimizer was given since then stay as they are.
+        """
         for kept in self.parameters.values():
             kept.put_back()
         optimizer = self.trainable.optimizer
@@ -99,7 +107,7 @@ class Snapshot:
                 optimizer.state[parameter] = {
                     k: v.put_back() if isinstance(v, _Kept) else v for k, v in entries.items()
                 }
-            for group, values in zip(optimizer.param_groups, self._groups, strict=True):
+            for group, values in zip(optimizer.param_groups, self._groups, strict=False):
                 group.update(values)
         if self._scaler is not None:
             _load_scaler(self.trainable.scaler, self._scaler)
@@ -108,18 +116,48 @@ class Snapshot:
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """Be at the snapshot inside the context and back at the present state, bitwise, after it."""
-        present = Snapshot(self.trainable)
-        self.restore()
+        with self._trained_as_then():
+            present = Snapshot(self.trainable)
+            self.restore()
+            try:
+                yield
+            finally:
+                present.restore()
+
+    @contextmanager
+    def _trained_as_then(self) -> Iterator[None]:
+        """Take out the groups that the optimizer was given since then, and what was unfrozen or frozen since."""
+        groups = self.trainable.optimizer.param_groups if self.trainable.optimizer else []
+        moved = [
+            p
+            for group in groups
+            for p in group["params"]
+            if p.is_leaf and p.requires_grad != (id(p) in self._trained)
+        ]
+        added = groups[len(self._groups) :]
+        del groups[len(self._groups) :]
+        _flip(moved)
         try:
             yield
         finally:
-            present.restore()
+            groups += added
+            _flip(moved)
 
 
 def ready_scaler(scaler: Any) -> None:
     """Forget that gradients were unscaled in this window, so that they can be made and unscaled again."""
     if scaler is not None:
         scaler._per_optimizer_states.clear()
+
+
+def _trained(optimizer: Optimizer | None) -> frozenset[int]:
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return frozenset(id(p) for group in groups for p in group["params"] if p.requires_grad)
+
+
+def _flip(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(not parameter.requires_grad)
 
 
 def _scaler_stages(scaler: Any) -> dict[int, dict[str, Any]]:
@@ -161,7 +199,7 @@ class Rewind:
 class SnapshotKeeper:
     """Takes a snapshot before update 0 and then so seldom that it costs ``time_share`` of the run at most.
 
-    ``reason``: why there is none, else "". Windows since the snapshot are kept by reference; when there are more than
+    One that lacks what the optimizer trains by now is taken anew. ``reason``: why there is none, else "". Windows since the snapshot are kept by reference; when there are more than
     ``max_windows`` of them, or their batches hold more than ``max_window_bytes``, they and the snapshot are dropped.
     """
 
@@ -206,6 +244,9 @@ class SnapshotKeeper:
 
     def _due(self) -> bool:
         if self._num_updates == 0:
+            return True
+        if self.snapshot is not None and not self.snapshot.is_whole():
+            self.forget()
             return True
         # What stood in the way may have gone; asking again is cheap, but not on every update.
         if self.reason and self._num_since < _RETRY:

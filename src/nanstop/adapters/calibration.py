@@ -111,21 +111,26 @@ class ScaledStep:
 
 @contextmanager
 def _losses_times(scale: float) -> Iterator[None]:
-    """Have ``backward`` of any tensor begin with ``scale`` in place of 1."""
+    """Have every backward begin with ``scale`` times what it would begin with.
+
+    Done where all roads meet: a recorded loop calls the ``backward`` that it saw, whatever stands in its place by now.
+    """
     if scale == 1.0:
         yield
         return
-    own = Tensor.backward
+    own = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
-    def scaled(self: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-        start = torch.ones_like(self) if gradient is None else gradient
-        own(self, start * scale, *args, **kwargs)
+    def scaled(outputs: Any, starts: Sequence[Tensor | None], *args: Any, **kwargs: Any) -> Any:
+        outermost = torch._C._current_graph_task_id() == -1  # checkpointing begins others inside
+        if outermost and kwargs.get("accumulate_grad"):
+            starts = tuple(None if one is None else one * scale for one in starts)
+        return own(outputs, starts, *args, **kwargs)
 
-    Tensor.backward = scaled  # type: ignore[method-assign]
+    torch.autograd._engine_run_backward = scaled  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        Tensor.backward = own  # type: ignore[method-assign]
+        torch.autograd._engine_run_backward = own  # type: ignore[attr-defined]
 
 
 def calibration_step(

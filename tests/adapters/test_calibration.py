@@ -1,0 +1,52 @@
+"""Calibration batches as a step: what scales the loss, what is taken of the data."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from nanstop.adapters.calibration import ScaledStep
+from nanstop.adapters.plain_view import PlainView
+from nanstop.records import RunFacts, StepId
+
+SEEN_BEFORE = torch.Tensor.backward, torch.autograd.backward
+"""What a recorded loop holds on to and calls again."""
+
+
+class Window:
+    """One micro-batch of a loop that calls a ``backward`` of its own."""
+
+    id, facts, batches, losses = StepId(run="r", step=0), RunFacts(host="loop"), ({},), (None,)
+
+    def __init__(self, backward, *, reentrant=None):
+        self.layer = torch.nn.Linear(3, 1, bias=False)
+        self.backward, self.reentrant = backward, reentrant
+        self.view = PlainView(self.layer, torch.optim.SGD(self.layer.parameters(), lr=1.0))
+
+    def run(self, _micro, _batch=None):
+        given = torch.ones(2, 3, requires_grad=True)
+        if self.reentrant is None:
+            out = self.layer(given)
+        else:
+            out = checkpoint(self.layer, given, use_reentrant=self.reentrant)
+        loss = out.mean()
+        self.backward(loss)
+        return loss.detach()
+
+    def isolated(self, *, with_update=False):
+        return nullcontext()
+
+
+@pytest.mark.parametrize("backward", SEEN_BEFORE, ids=["of a tensor", "of autograd"])
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_the_loss_of_any_window_is_scaled_once(backward, reentrant):
+    window = Window(backward, reentrant=reentrant)
+    step = ScaledStep(window)
+    step.scale = 8.0
+    step.run(0)
+    assert window.layer.weight.grad.tolist() == [[8.0, 8.0, 8.0]]
+    window.layer.weight.grad = None
+    step.scale = 1.0
+    step.run(0)
+    assert window.layer.weight.grad.tolist() == [[1.0, 1.0, 1.0]]

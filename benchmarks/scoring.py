@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from truth import Truth, matches
 
@@ -23,58 +23,73 @@ COLUMNS = (
     "parity",
     "quiet",
 )
+Row = dict[str, bool | None]
+"""Each column of one case: right, wrong, or None where it does not apply."""
+
+Answer = tuple[str, str]
+"""A code and the confidence with which it was given."""
 
 
 @dataclass(frozen=True)
 class Said:
     """What a tool said of one run. None: it says nothing of that kind.
 
-    ``codes``: its findings, the main one first. ``alarms``: how many things it reported as failures or warnings.
+    ``alarms``: how many things it reported as failures or warnings. ``incidents``: those of them that are failures.
+    ``answers``: its findings, the main one first. ``ops``, ``modules``: what it blames first, in each of the forms that
+    may be compared with an operator of ATen or the name of a module; empty where it names none.
     """
 
     alarms: int = 0
-    codes: tuple[str, ...] = ()
+    incidents: int = 0
+    answers: tuple[Answer, ...] = ()
+    ruled_out: tuple[str, ...] = ()
     step: int | None = None
     micro: int | None = None
     phase: str | None = None
-    op: str | None = None
-    module: str | None = None
+    ops: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     proven: bool | None = None
     final_loss: float = math.nan
     seconds: float = 0.0
     failed: str = ""
-    """Why the tool could not run the case at all; such a case is "n/a" for it."""
+    """Why the tool could not run the case at all."""
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        return tuple(code for code, _ in self.answers)
 
 
-def score(truth: Truth, case: Said, twin: Said, healthy_loss: float) -> dict[str, bool | None]:
-    """Return each column of one case: right, wrong, or None where it does not apply.
+def score(
+    truth: Truth, case: Said, twin: Said, healthy_loss: float, *, names_causes: bool = True
+) -> Row:
+    """Return each column of one case.
 
-    ``healthy_loss``: the twin's last loss without any tool.
+    ``healthy_loss``: the twin's last loss without any tool. ``names_causes``: whether the tool has findings; of one that
+    has none, an alarm on a silent case counts if it has none on the twin, and a run that it failed on is no miss but
+    "n/a". No answer is a miss wherever the truth has one.
     """
-    if case.failed:
+    if case.failed and not names_causes:
         return dict.fromkeys(COLUMNS)
+    if case.failed:
+        case = replace(Said(), final_loss=case.final_loss)
     detects = truth.kind in ("loud", "silent")
-    detected = bool(case.alarms) if truth.kind != "silent" else _names_cause(truth, case)
-    found: dict[str, bool | None] = {
+    detected = _detected(truth, case, twin, names_causes=names_causes)
+    found: Row = {
         "detected": detected if detects else None,
-        "cause": _cause(truth, case),
-        "quiet": _quiet(truth, case, twin),
+        "cause": _cause(truth, case) if names_causes else None,
+        "quiet": _quiet(truth, case, twin, names_causes=names_causes),
     }
     found |= {
-        name: detected and right if detects and known else None
+        name: (detected and right) if detects and known else None
         for name, right, known in (
             ("step", case.step == truth.step, truth.step is not None),
             ("micro", case.micro == truth.micro, truth.micro is not None),
             ("phase", _same_phase(truth, case), truth.phase is not None),
-            ("op", case.op is not None and matches(case.op, truth.op), bool(truth.op)),
-            (
-                "module",
-                case.module is not None and matches(case.module, truth.module),
-                bool(truth.module),
-            ),
+            ("op", any(matches(op, truth.op) for op in case.ops), bool(truth.op)),
+            ("module", any(matches(m, truth.module) for m in case.modules), bool(truth.module)),
         )
     }
-    if truth.in_run:
+    if truth.in_run and names_causes:
         gap = abs(case.final_loss - healthy_loss) / max(abs(healthy_loss), 1e-12)
         found |= {"proven": bool(case.proven), "parity": gap <= PARITY}
     return {name: found.get(name) for name in COLUMNS}
@@ -92,6 +107,21 @@ def rates(rows: Iterable[Mapping[str, bool | None]]) -> dict[str, tuple[int, int
     }
 
 
+def certain_and_wrong(truth: Truth, case: Said, twin: Said) -> tuple[str, ...]:
+    """Return the codes that were said at ``certain`` and are not so: of the case's main answer, and any of the twin."""
+    main = case.answers[:1]
+    wrong = [code for code, sure in main if sure == "certain" and code not in truth.codes]
+    return (*wrong, *(code for code, sure in twin.answers if sure == "certain"))
+
+
+def _detected(truth: Truth, case: Said, twin: Said, *, names_causes: bool) -> bool:
+    """A loud failure is detected by an incident, or foretold by its cause; a silent one by its cause."""
+    if not names_causes:
+        return bool(case.alarms) and (truth.kind != "silent" or not twin.alarms)
+    named = any(code in truth.codes for code in case.codes)
+    return named or (truth.kind == "loud" and bool(case.incidents))
+
+
 def _same_phase(truth: Truth, case: Said) -> bool:
     """A recomputed forward is part of the backward call, and a loss is computed in forward."""
     same = {"recompute": "backward", "loss": "forward"}
@@ -99,22 +129,22 @@ def _same_phase(truth: Truth, case: Said) -> bool:
     return said == same.get(truth.phase or "", truth.phase)
 
 
-def _names_cause(truth: Truth, case: Said) -> bool:
-    return any(code in truth.codes for code in case.codes)
-
-
 def _cause(truth: Truth, case: Said) -> bool | None:
     if truth.kind == "scary":
         return None
-    return bool(case.codes) and case.codes[0] in truth.codes
+    if not case.answers:
+        return False
+    code, confidence = case.answers[0]
+    unsure = confidence != "certain" and bool(case.ruled_out)
+    return code in truth.codes or (truth.kind == "open" and unsure)
 
 
-def _quiet(truth: Truth, case: Said, twin: Said) -> bool:
+def _quiet(truth: Truth, case: Said, twin: Said, *, names_causes: bool) -> bool | None:
     """No alarm on the twin, and none on a case that only looks bad."""
+    if truth.kind == "scary":
+        accepted = names_causes and all(code in truth.codes for code in case.codes)
+        if case.alarms and not (accepted and not case.incidents):
+            return False
     if twin.failed:
-        return True
-    if truth.kind == "scary" and any(code not in truth.codes for code in case.codes):
-        return False
-    if truth.kind == "scary" and case.alarms and not case.codes:
-        return False
+        return None
     return twin.alarms == 0

@@ -88,7 +88,8 @@ class _Sizes:
     """Sizes of what ops wrote, in float32: followed back through casts and copies to the op that made the number."""
 
     run: Rehearsal
-    wide: Mapping[Key, float]
+    wide: Mapping[Key, tuple[float, ...]]
+    dtype: torch.dtype
     keys: dict[int, Key] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,7 +103,14 @@ class _Sizes:
             if writer is None:
                 return self._given(op.inputs[-1])
             op, seen = writer, seen + 1
-        return _no_mask(self.wide.get(self.keys[op.index]))
+        return _no_mask(self._largest(op, self.wide.get(self.keys[op.index], ())))
+
+    def _largest(self, op: Op, sizes: tuple[float, ...]) -> float | None:
+        """Return the largest size of the outputs in the format: kernels return statistics in float32 beside them."""
+        narrow = [value.dtype is self.dtype for value in op.outputs]
+        if any(narrow) and len(narrow) == len(sizes):
+            sizes = tuple(size for size, mine in zip(sizes, narrow, strict=True) if mine)
+        return max(sizes, default=None)
 
     def writer(self, value: Value) -> Op | None:
         """Return the op that wrote a value last, None for a parameter or an entry of the batch."""
@@ -123,13 +131,13 @@ def _no_mask(size: float | None) -> float | None:
 
 
 def narrow_values(
-    run: Rehearsal, wide: Mapping[Key, float], dtype: torch.dtype
+    run: Rehearsal, wide: Mapping[Key, tuple[float, ...]], dtype: torch.dtype
 ) -> tuple[Narrow, ...]:
     """Return every value that an operation computed in ``dtype``, or cast to it, in a recorded run.
 
     What only moves a value that was in the format already is left out.
     """
-    sizes = _Sizes(run, wide)
+    sizes = _Sizes(run, wide, dtype)
     found: list[Narrow] = []
     for op in run.trace.ops:
         if not any(value.dtype is dtype for value in op.outputs):

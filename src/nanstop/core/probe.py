@@ -87,15 +87,15 @@ def probe_ranges(
 
 def exact_ranges(
     step: Step, *, under: Under = nullcontext, micros: Iterable[int] | None = None
-) -> dict[tuple[int, Phase, str, str, int], float]:
-    """Return the largest finite size of what each op outputs, by the names of ``keyed``; otherwise as ``probe_ranges``."""
-    found: dict[tuple[int, Phase, str, str, int], float] = {}
+) -> dict[tuple[int, Phase, str, str, int], tuple[float, ...]]:
+    """Return the largest finite size of each output of each op, by the names of ``keyed``; else as ``probe_ranges``."""
+    found: dict[tuple[int, Phase, str, str, int], tuple[float, ...]] = {}
     for micro in _chosen(step, micros):
         look = _Look(_buffer_masks(step, micro))
         trace = _recorded(step, micro, under, look)
         for key, op in keyed(trace, micro):
             if op.index in look.seen:
-                found[key] = look.seen[op.index].absmax
+                found[key] = tuple(look.outputs[op.index])
     return found
 
 
@@ -180,6 +180,8 @@ class _Look:
 
     def __init__(self, masks: Mapping[int, float]) -> None:
         self.seen: dict[int, _Seen] = {}
+        self.outputs: dict[int, list[float]] = {}
+        """The largest size of each measured output, in order."""
         self._masks = dict(masks)
 
     def __call__(
@@ -214,19 +216,23 @@ class _Look:
                 self._masks[storage] = number
             if traits.base not in _SILENT and not traits.uninitialised:
                 above = values[values > number / 2] if number else values
-                self._add(self.seen.setdefault(index, _Seen()), above)
+                largest = self._add(self.seen.setdefault(index, _Seen()), above)
+                self.outputs.setdefault(index, []).append(largest)
 
-    def _add(self, seen: _Seen, values: Tensor) -> None:
+    def _add(self, seen: _Seen, values: Tensor) -> float:
+        """Take in the values of an output, and return the largest size among them."""
         size = values.abs()
         size = size[~bad_mask(size)]
         size = size[size > 0]
         if size.numel() == 0:
-            return
+            return 0.0
         tiny = {name: torch.finfo(getattr(torch, name)).tiny for name in FORMAT_MAX}
         below = torch.stack([(size < limit).sum() for limit in tiny.values()]).tolist()
-        seen.absmax = max(seen.absmax, float(size.max()))
+        largest = float(size.max())
+        seen.absmax = max(seen.absmax, largest)
         seen.nonzero += size.numel()
         seen.small.update(dict(zip(tiny, map(int, below), strict=True)))
+        return largest
 
 
 def _buffer_masks(step: Step, micro: int) -> dict[int, float]:

@@ -97,9 +97,12 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     rate, setting = optimizer.lr, f"learning rate {optimizer.lr:g}"
     if rate == 0.0 and facts.schedule is not None:  # a loop may set its rate before each step
         yield Oddity("certain", setting, "no update moves anything")
+    if not math.isfinite(rate):
+        yield Oddity("certain", setting, "an update makes every weight NaN")
     if "adam" not in optimizer.name.lower():
         return
-    if rate >= TYPICAL_WEIGHT / 2:
+    # Small networks of other kinds have larger weights, and are trained at 0.01.
+    if rate >= (TYPICAL_WEIGHT / 2 if facts.model_type is not None else 5 * TYPICAL_WEIGHT):
         moved = f"a step of Adam moves each weight by about {rate:g}, typical weights are {TYPICAL_WEIGHT:g}"
         yield Oddity("likely" if rate >= 5 * TYPICAL_WEIGHT else "possible", setting, moved)
     elif (most := _largest_rate(facts)) is not None and rate > most:

@@ -43,6 +43,8 @@ NS401: already broken, and the update that did it is not known. The log seldom s
 
 from __future__ import annotations
 
+import math
+
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, fp32_trainables, half_trainables
@@ -80,6 +82,8 @@ def _cause(facts: RunFacts) -> tuple[Confidence, str]:
     optimizer, formats = facts.optimizer, half_trainables(facts)
     name = optimizer.name if optimizer is not None else "the optimizer"
     eps = optimizer.eps if optimizer is not None else None
+    if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
+        return "certain", f"the learning rate is {optimizer.lr:g}: look at the schedule"
     for dtype in formats:
         if eps is not None and vanishes(eps, dtype):
             return (
@@ -99,6 +103,8 @@ def _cause(facts: RunFacts) -> tuple[Confidence, str]:
 
 def _remedies(facts: RunFacts) -> Candidates:
     optimizer = facts.optimizer
+    if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
+        return ()
     eight_bit: Candidates = (
         (Atom(remedy="fp32_optimizer_state"),),
         (Atom(remedy="optimizer_swap", value="adamw"),),

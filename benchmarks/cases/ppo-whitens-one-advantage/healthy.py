@@ -1,0 +1,5 @@
+"""The same training with the biased variance."""
+
+from case import train
+
+train(unbiased=False)

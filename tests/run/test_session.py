@@ -58,11 +58,11 @@ def half_step(*batches, index=0):
     return with_losses(step)
 
 
-def facts_of(model):
+def facts_of(model, trainable=True):
     from nanstop.records import ParamGroup
 
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-    group = ParamGroup(dtype=kind, trainable=True, num_tensors=4, num_elements=25)
+    group = ParamGroup(dtype=kind, trainable=trainable, num_tensors=4, num_elements=25)
     return RunFacts(host="loop", param_groups=(group,))
 
 
@@ -330,7 +330,8 @@ class ScriptedRewind:
                     p.copy_(now)
 
 
-def test_an_update_that_broke_the_weights_is_found_cured_and_rolled_back(tmp_path):
+@pytest.mark.parametrize("unfrozen_later", [False, True])
+def test_an_update_that_broke_the_weights_is_found_cured_and_rolled_back(tmp_path, unfrozen_later):
     """AdamW in float16: its eps of 1e-8 is 0 there."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1).half()
@@ -342,7 +343,7 @@ def test_an_update_that_broke_the_weights_is_found_cured_and_rolled_back(tmp_pat
         return model(batch["x"]).square().mean()
 
     step = Updating(model, loss, (batch,), optimizer)
-    step.facts = facts_of(model)
+    step.facts = facts_of(model, trainable=not unfrozen_later)
     with_losses(step)
     rewind = ScriptedRewind(step)
     model.zero_grad()

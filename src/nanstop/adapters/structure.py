@@ -21,8 +21,8 @@ from nanstop.adapters.update_facts import accumulation_of, resumed_state, veto_o
 from nanstop.core.moments import state_faults
 from nanstop.core.rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.core.step import ModelView
-from nanstop.core.weights import odd_weights
-from nanstop.records import OptimizerFacts, ParamGroup, TokenRows
+from nanstop.core.weights import odd_weights, param_groups
+from nanstop.records import OptimizerFacts, TokenRows
 
 _TASKS = (
     ("ForCausalLM", "causal_lm"),
@@ -54,7 +54,7 @@ def structure(
     scaler = view.scaler
     reentrant = reentrant or is_reentrant(view.root)
     return {
-        "param_groups": _param_groups(view.root),
+        "param_groups": param_groups(view.root.named_parameters()),
         "veto": veto_of(view.root),
         "resume": resumed_state(view.optimizer),
         "accumulation": accumulation_of(view.root),
@@ -86,23 +86,6 @@ def _table_rows(view: ModelView) -> int | None:
     name = view.embedding()
     weight = getattr(view.root.get_submodule(name), "weight", None) if name else None
     return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.dim() == 2 else None
-
-
-def _param_groups(root: nn.Module) -> tuple[ParamGroup, ...]:
-    groups: dict[tuple[str, bool], list[tuple[str, Tensor]]] = {}
-    for name, parameter in root.named_parameters():
-        key = str(parameter.dtype).removeprefix("torch."), parameter.requires_grad
-        groups.setdefault(key, []).append((name, parameter))
-    return tuple(
-        ParamGroup(
-            dtype=dtype,
-            trainable=trainable,
-            num_tensors=len(members),
-            num_elements=sum(p.numel() for _, p in members),
-            examples=tuple(name for name, _ in members[:4]),
-        )
-        for (dtype, trainable), members in groups.items()
-    )
 
 
 def _quantization(view: ModelView) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanstop.core.alone import communicates
+from nanstop.core.weights import param_groups
 from nanstop.records import (
     Action,
     ActionKind,
@@ -19,6 +20,7 @@ from nanstop.records import (
     Phase,
     Proof,
     Report,
+    RunFacts,
     Signal,
 )
 from nanstop.remedies.table import applied
@@ -89,7 +91,7 @@ class Failures:
             return self._again(self.reports[-1], now)
         self._last_signature = signature
         found = Investigation(
-            facts=self._session.facts,
+            facts=_present(self._session.facts, step),
             at=now.at,
             phase=phase,
             signals=tuple(signals),
@@ -244,6 +246,13 @@ def _runs_alone(found: Investigation, step: Step) -> bool:
     if met:
         found.failures.append(f"replay: `{met}` needs the other processes")
     return met == ""
+
+
+def _present(facts: RunFacts, step: Step | None) -> RunFacts:
+    """Return the facts of a run with what is trained by now: layers may have been unfrozen or cast since it began."""
+    if step is None:
+        return facts
+    return replace(facts, param_groups=param_groups(step.view.root.named_parameters()))
 
 
 def _resolution(action: Action, case: Case | None, incident: str) -> Resolution:

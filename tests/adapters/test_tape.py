@@ -124,7 +124,7 @@ def test_what_the_loss_does_not_need_is_left_out(net):
 def test_a_batch_can_be_replaced_in_model_and_loss(net):
     rows, target = torch.randn(3, 4), torch.randn(3, 4)
     micro = taped(net, rows, lambda out: (out - target).square().sum())
-    assert set(micro.batch) == {"arg0", "target"}
+    assert set(micro.batch) == {"input", "target"}
     fewer = {name: value[:2] for name, value in micro.batch.items()}
     loss, _ = replayed(net, micro, fewer)
     restore_rng(micro.rng)
@@ -174,11 +174,24 @@ def test_what_the_loss_makes_of_the_scripts_own_tensors_is_played_again(net):
 
     micro = taped(net, torch.randn(3, 4), loss_of)
     assert micro.obstacle() == ""
-    assert set(micro.batch) == {"arg0", "rewards"}
+    assert set(micro.batch) == {"input", "rewards"}
     loss, _ = replayed(net, micro)
     assert torch.equal(loss, micro.loss)
     other, _ = replayed(net, micro, {**micro.batch, "rewards": torch.tensor([4.0, 2.0, 1.0])})
     assert not torch.equal(loss, other)
+
+
+def test_asking_for_names_keeps_nothing_alive(net):
+    def step():
+        hidden = torch.randn(3, 4)
+        held = weakref.ref(hidden)
+        micro = taped(net, hidden, lambda out: out.sum())
+        assert set(micro.batch) == {"input"}
+        del micro, hidden
+        gc.collect()
+        assert held() is None
+
+    step()
 
 
 def test_what_the_script_prepares_in_place_is_taken_as_it_was_used(net):

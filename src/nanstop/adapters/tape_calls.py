@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from inspect import CO_OPTIMIZED
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -166,11 +167,15 @@ def variable_names() -> dict[int, str]:
     frame = sys._getframe(1)
     while frame is not None:
         if _is_script(frame.f_code.co_filename):
-            for name, value in frame.f_locals.items():
+            variables = frame.f_locals
+            for name, value in variables.items():
                 entries = value.items() if type(value) is dict else ((name, value),)
                 for key, entry in entries:
                     if isinstance(key, str) and isinstance(entry, Tensor):
                         found.setdefault(id(entry), key)
+            if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+                # A function's variables are a copy that its frame keeps: it would hold the step's graph (PEP 667).
+                variables.clear()
         frame = frame.f_back
     return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -63,7 +65,7 @@ class TapedMicro:
         return total(values[slot] for slot in self.tape.losses)
 
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
-        """Yield names and tensors: positionals as ``arg0``.., those of the loss alone as the script calls them."""
+        """Yield names and tensors: the model's inputs as its forward calls them, those of the loss as the script does."""
         needed = self.tape.needed()
         first = next((call for call in needed if call.rng is not None), None)
         names: dict[int, str] = {}
@@ -92,7 +94,7 @@ class TapedMicro:
 
 
 def _named(call: Call) -> Iterator[tuple[str, Constant]]:
-    entries = [(f"arg{place}", value) for place, value in enumerate(call.args)]
+    entries = zip(_parameter_names(call.function, len(call.args)), call.args, strict=True)
     for name, value in (*entries, *call.kwargs.items()):
         if isinstance(value, Constant):
             yield name, value
@@ -101,3 +103,15 @@ def _named(call: Call) -> Iterator[tuple[str, Constant]]:
         else:
             numbered = enumerate(leaves(value, kind=Constant))
             yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)
+
+
+def _parameter_names(function: Any, count: int) -> list[str]:
+    """Return what a model's forward calls its first positional arguments; ``arg0``, ``arg1``, ... where it does not say."""
+    numbered = [f"arg{place}" for place in range(count)]
+    forward = getattr(function, "forward", None)
+    if not inspect.ismethod(forward):
+        return numbered
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
+    return [*names, *numbered[len(names) :]]

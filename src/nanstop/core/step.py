@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from nanstop.records import RunFacts, StepId
 
 Batch = Mapping[str, Any]
-"""A prepared micro-batch as the model's loss receives it; raw loops use ``arg0``, ``arg1``, ... for positionals."""
+"""A prepared micro-batch as the model's loss receives it; positionals without a name are ``arg0``, ``arg1``, ..."""
 
 
 class ModelView(Protocol):

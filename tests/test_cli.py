@@ -66,6 +66,7 @@ def incidents(tmp_path):
             "unknown finding: `fp16-overflw`",
             "did you mean `fp16-overflow`?",
         ),
+        (["explain", "NS201", "--lang", "fr"], "unknown language: `fr`", "known: en, zh"),
         (["demo", "s1-gemma-dpo-fp16"], "unknown scenario", "did you mean `s1-gemma3-dpo-fp16`?"),
         (
             ["demo", "s2-gemma-qlora-newtokens", "--variant", "half"],
@@ -120,6 +121,22 @@ def test_explain(call):
     assert page.startswith("# NS201 fp16-overflow: ")
     _, text, _ = call("explain", "fp16-overflow", "--json")
     assert json.loads(text)["page"] == page
+
+
+def test_explain_in_chinese(call):
+    code, page, _ = call("explain", "fp16-overflow", "--lang", "zh")
+    assert code == 0
+    assert page == nanstop.explain("NS201", lang="zh")
+    assert page.startswith("# NS201 fp16-overflow: 窄格式溢出\n")
+    _, text, _ = call("explain", "ns201", "--lang", "zh", "--json")
+    row = json.loads(text)
+    assert (row["title"], row["page"]) == ("窄格式溢出", page)
+
+
+def test_the_language_is_not_guessed_from_the_locale(call, monkeypatch):
+    for name in ("LANG", "LC_ALL", "LANGUAGE"):
+        monkeypatch.setenv(name, "zh_CN.UTF-8")
+    assert call("explain", "NS201")[1] == nanstop.explain("NS201", lang="en")
 
 
 @pytest.mark.parametrize("code", ["NS201", "NS502"])

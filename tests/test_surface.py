@@ -103,7 +103,7 @@ COMMANDS = {
     "doctor": ["command", "--json"],
     "compare": ["first", "second", "--tolerance", "--json"],
     "plan": ["target", "--dtype", "--data", "--lr", "--seconds", "--out", "--json"],
-    "explain": ["code", "--run", "--json"],
+    "explain": ["code", "--run", "--lang", "--json"],
     "rules": ["--json"],
     "env": ["--json"],
 }
@@ -235,5 +235,7 @@ def test_report_json_has_the_published_form():
     assert set(schema(Report)["properties"]) == set(names(Report))
 
 
-def test_explain_takes_one_code():
-    assert list(inspect.signature(nanstop.explain).parameters) == ["code"]
+def test_explain_takes_one_code_and_a_language():
+    assert (
+        str(inspect.signature(nanstop.explain)) == "(code: 'str', *, lang: 'str' = 'en') -> 'str'"
+    )

@@ -1,4 +1,4 @@
-"""Write what the documentation takes from the code: a page a finding, their index, and the schema of reports.
+"""Write what the documentation takes from the code: a page a finding and their index in each language, and the schema of reports.
 
 Run from the repository root: ``python tools/generate_docs.py``. A test compares the files with the code.
 """
@@ -8,31 +8,67 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from nanstop import pages
 from nanstop.report.codec import schema
 from nanstop.rules.base import Rule
 from nanstop.rules.catalogue import CATALOGUE
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+FOLDERS = {"en": Path("rules"), "zh": Path("rules/zh")}
+WORDS = {
+    "en": {
+        "looked for": "Looked for: {}.",
+        "comma": ", ",
+        "index": """# Findings
+
+`nanstop explain CODE` prints the same pages. [中文](zh/README.md)
+
+A page says when its finding is looked for. `static`: in the set-up, before and during a run. `incident`: at a failure.
+`gauge`: in sampled ranges and logs of a run that has not failed.
+
+| code | name | says |
+|---|---|---|
+""",
+    },
+    "zh": {
+        "looked for": "检查时机：{}。",
+        "comma": "、",
+        "index": """# 诊断项
+
+`nanstop explain CODE --lang zh` 会打印同样的页面。[English](../README.md)
+
+每个页面都注明何时检查该项。`static`：训练前和训练中，检查配置。`incident`：发生故障时。`gauge`：训练尚未失败时，检查抽样得到的数值范围和日志。
+
+| 代码 | 名称 | 含义 |
+|---|---|---|
+""",
+    },
+}
 
 
-def page(rule: Rule) -> str:
+def page(rule: Rule, lang: str = "en") -> str:
     """Return the Markdown file of a finding: its title, when it is looked for, and its page."""
-    when = ", ".join(rule.when)
-    return f"# {rule.code} {rule.slug}\n\n*Looked for: {when}.*\n\n{rule.page.strip()}\n"
+    when = WORDS[lang]["looked for"].format(WORDS[lang]["comma"].join(rule.when))
+    return f"# {rule.code} {rule.slug}\n\n*{when}*\n\n{pages.page(rule, lang).text}\n"
 
 
-def index() -> str:
+def index(lang: str = "en") -> str:
     """Return the Markdown list of all findings."""
-    rows = [f"| [{rule.code}]({rule.code}.md) | {rule.slug} | {rule.title} |" for rule in CATALOGUE]
-    head = "# Findings\n\n`nanstop explain CODE` prints the same pages.\n\n| code | name | says |\n|---|---|---|\n"
-    return head + "\n".join(rows) + "\n"
+    rows = [
+        f"| [{rule.code}]({rule.code}.md) | {rule.slug} | {pages.page(rule, lang).title} |"
+        for rule in CATALOGUE
+    ]
+    return WORDS[lang]["index"] + "\n".join(rows) + "\n"
 
 
 def files() -> dict[Path, str]:
     """Return every generated file, relative to ``docs/``, with its text."""
-    pages = {Path("rules") / f"{rule.code}.md": page(rule) for rule in CATALOGUE}
-    text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
-    return {**pages, Path("rules/README.md"): index(), Path("report.schema.json"): text}
+    written = {}
+    for lang, folder in FOLDERS.items():
+        written |= {folder / f"{rule.code}.md": page(rule, lang) for rule in CATALOGUE}
+        written[folder / "README.md"] = index(lang)
+    written[Path("report.schema.json")] = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    return written
 
 
 def main() -> None:

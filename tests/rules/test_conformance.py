@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nanstop import rules
+from nanstop import cli, rules
 from nanstop.rules.catalogue import CATALOGUE
 from nanstop.rules.cures import CURES
 from nanstop.zoo.specimen import run_plain
@@ -104,6 +104,12 @@ def test_page_gives_numbers_costs_and_sources(rule):
 
 
 @each_rule
+def test_commands_that_a_page_names_exist(rule):
+    known = {each.name or each.callback.__name__ for each in cli.app.registered_commands}
+    assert set(re.findall(r"`nanstop ([a-z-]+)", rule.page)) <= known
+
+
+@each_rule
 def test_page_is_wrapped(rule):
     assert max(map(len, rule.page.splitlines())) <= 130
 
@@ -114,8 +120,9 @@ def test_generated_documents_are_up_to_date():
         assert (ROOT / "docs" / path).read_text(encoding="utf-8") == text, (
             "run `python tools/generate_docs.py`"
         )
-    pages = {path.name for path in (ROOT / "docs" / "rules").iterdir()}
-    assert pages == {path.name for path in files if path.parent.name == "rules"}
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs) for path in (docs / "rules").rglob("*") if path.is_file()}
+    assert pages == {path for path in files if path.parts[0] == "rules"}
 
 
 @each_rule

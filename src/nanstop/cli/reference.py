@@ -15,13 +15,18 @@ def explain(
     run_it: Annotated[
         bool, typer.Option("--run", help="Run the planted fault and its healthy twin too.")
     ] = False,
+    lang: Annotated[
+        str,
+        typer.Option("--lang", metavar="en|zh", help="Language of the page: English or Chinese."),
+    ] = "en",
     as_json: AsJson = False,
 ) -> int:
     """Print the page of a finding: what happened, why, and how to fix it."""
     from nanstop import pages
 
-    rule, page = pages.find_rule(code), pages.explain(code)
-    row = {"code": rule.code, "name": rule.slug, "title": rule.title, "page": page}
+    rule, page = pages.find_rule(code), pages.explain(code, lang=lang)
+    title = pages.page(rule, lang).title
+    row = {"code": rule.code, "name": rule.slug, "title": title, "page": page}
     if as_json or not sys.stdout.isatty():
         row |= _exhibits(rule.code)[0] if run_it and as_json else {}
         show(row, page.rstrip(), as_json)

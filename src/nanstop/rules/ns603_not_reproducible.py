@@ -15,7 +15,8 @@ buffer = torch.empty(1024)        # whatever was in that memory: finite today, N
 ```
 
 ## Fix
-1. Replay more often (`nanstop replay DIR`), then on another device. Cost: one micro-batch each.
+1. Run the same seed twice and lay the runs side by side: `nanstop compare A B` names the first step at which they part.
+   Then once more on another device. Cost: a run up to that step each.
 2. Fill memory deterministically: `torch.use_deterministic_algorithms(True)` fills `torch.empty` with NaN, so that a read
    of it always fails. Cost: some kernels become slower.
 3. Switch off overlapping communication, custom streams and CUDA graphs one at a time. Cost: speed.

@@ -27,7 +27,7 @@ CHINESE_HEADINGS = (
     "示例",
     "如何修复",
     "修复的安全性",
-    "不要与之混淆",
+    "请勿与以下情况混淆",
     "参考资料",
 )
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

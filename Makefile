@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all lint format bench architectures clean
+.PHONY: demo test test-all lint format bench architectures scoreboard scoreboard-peers clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -41,5 +41,20 @@ bench: $(VENV)/.dev
 architectures: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) benchmarks/architectures.py
 
+scoreboard: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PY) benchmarks/scoreboard.py
+
+# The other tools, with the packages that two of them need, live beside nanstop's own environment.
+.venv-peers/.done: $(INPUTS)
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt transformers trl peft accelerate datasets
+	-.venv-peers/bin/pip install --quiet --disable-pip-version-check mindstudio-probe==26.2.0
+	-.venv-peers/bin/pip install --quiet --disable-pip-version-check traincheck==0.2.0
+	touch $@
+
+scoreboard-peers: $(VENV)/.dev .venv-peers/.done
+	OMP_NUM_THREADS=1 $(PY) benchmarks/scoreboard.py --peers
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers build dist .pytest_cache .ruff_cache

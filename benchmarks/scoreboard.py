@@ -1,177 +1,141 @@
 """Run every case and its twin under nanstop and under other tools; write the table.
 
-``python benchmarks/scoreboard.py [--tool NAME ...] [--case NAME ...] [--jobs N]``: by default nanstop only, all cases.
-What each run said is kept in ``benchmarks/results/scoreboard/TOOL/CASE.json`` with its command and raw output, and the table
-is made from all that is kept: in ``docs/scoreboard.md``, in ``benchmarks/results/scoreboard.json``, and on the terminal.
+    python benchmarks/scoreboard.py [--tool NAME ...] [--peers] [--case NAME ...] [--cold] [--no-healthy] [--no-overhead]
+
+By default nanstop's own part: every case, every twin, more than 100 further healthy runs, and what watching costs. Each run
+is forked from a warm process that has imported torch, transformers and, where the script names them, trl and peft
+(``--cold``: each is a process of its own from the start). What a run said is kept in ``results/scoreboard/TOOL.json``,
+with its command and the end of its output; the table is made of all that is kept: ``docs/scoreboard.md``,
+``results/scoreboard.json``, and the lines that are printed last. The exit code is 1 if one of those is not as it must be.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "cases"), str(HERE)]
 
-from scoreboard_table import write_table  # noqa: E402  (found through the line above)
-from scoring import Said  # noqa: E402
-from truth import Truth, load_truths  # noqa: E402
+from scoreboard_overhead import measure  # noqa: E402  (found through the line above)
+from scoreboard_runs import Run, healthy_runs, python_for, run_all, run_cold, runs_of, twin_record  # noqa: E402
+from scoreboard_table import write_table  # noqa: E402
+from truth import load_truths  # noqa: E402
 
 RESULTS = HERE / "results" / "scoreboard"
+PAGE = HERE.parent / "docs" / "scoreboard.md"
 PEERS = (
     "detect_anomaly",
     "DebugUnderflowOverflow",
     "isfinite hooks",
     "naive dispatch mode",
+    "msprobe",
+    "traincheck",
 )
-TIMEOUT = 240.0
-_LOSS = re.compile(r"^final_loss=(\S+)$", re.MULTILINE)
+_PACKAGES = (
+    *("nanstop", "torch", "transformers", "trl", "peft", "accelerate"),
+    *("mindstudio-probe", "traincheck"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for, write the table and print it; return 0."""
+    """Run what is asked for, write the table and print it; return 1 if a line is not as it must be."""
     asked = _arguments(arguments)
+    tools = asked.tool or (list(PEERS) if asked.peers else ["nanstop"])
     truths = load_truths(tuple(asked.case))
     began = time.monotonic()
-    jobs = [
-        (tool, truth, script)
-        for tool in ("plain", *(asked.tool or ("nanstop",)))
-        for truth in truths
-        for script in ("case", "healthy")
-        if not (tool == "plain" and script == "case")
-    ]
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for done, line in enumerate(pool.map(lambda job: _keep(*job), jobs), start=1):
-            print(f"[{done}/{len(jobs)}] {line}", flush=True)
-    print(f"{len(jobs)} runs in {(time.monotonic() - began) / 60:.1f} minutes\n")
-    print(write_table(load_truths(), RESULTS, HERE.parent / "docs" / "scoreboard.md"))
-    return 0
+    for tool in [] if asked.table else tools:
+        runs = (
+            [*runs_of("plain", truths), *runs_of(tool, truths)]
+            if tool == "nanstop"
+            else runs_of(tool, truths)
+        )
+        if tool == "nanstop" and asked.healthy and not asked.case:
+            runs += healthy_runs(tool)
+        _run(tool, runs, asked)
+        if asked.overhead and not asked.case:
+            found = measure(tool, python_for(tool))
+            _keep(tool, {"overhead": found})
+            print(f"overhead of {tool}: {found}", flush=True)
+    minutes = (time.monotonic() - began) / 60
+    if not asked.table:
+        for tool in tools:
+            _keep(tool, {"minutes": round(minutes, 1), "versions": _versions(python_for(tool))})
+    board = write_table(load_truths(), RESULTS, PAGE)
+    print(f"\n{minutes:.1f} minutes\n")
+    print(board.last_lines)
+    return int(bool(board.missed))
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tool", action="append", choices=("nanstop", *PEERS), default=[])
+    parser.add_argument("--peers", action="store_true", help="all the other tools")
     parser.add_argument("--case", action="append", default=[], metavar="NAME")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--cold", action="store_true", help="no run is forked")
+    parser.add_argument("--table", action="store_true", help="only write the table of what is kept")
+    parser.add_argument("--no-healthy", dest="healthy", action="store_false")
+    parser.add_argument("--no-overhead", dest="overhead", action="store_false")
     return parser.parse_args(arguments)
 
 
-def _keep(tool: str, truth: Truth, script: str) -> str:
-    """Run one script under one tool, keep what came of it, and return a line about it."""
-    path = truth.folder / f"{script}.py"
-    with tempfile.TemporaryDirectory() as folder:
-        command = _command(tool, truth, path)
-        began = time.monotonic()
-        done = _child(command, folder)
-        seconds = time.monotonic() - began
-        said = _said(tool, done, Path(folder))
-    losses = _LOSS.findall(done["stdout"])
-    said["final_loss"] = float(losses[-1]) if losses else math.nan
-    said["seconds"] = said.get("seconds") or seconds
-    record = {
-        "said": asdict(Said(**said)),
-        "versions": _versions(),
-        "command": [_portable(word) for word in command],
-        "code": done["code"],
-        "stdout": _portable(done["stdout"])[-4000:],
-        "stderr": _portable(done["stderr"])[-8000:],
-    }
-    place = RESULTS / tool.replace(" ", "_") / f"{truth.name}.{script}.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps(record, indent=1) + "\n")
-    heard = ", ".join(said.get("codes", ())) or (f"{said.get('alarms', 0)} alarms")
-    return f"{tool:24} {truth.name}/{script}: {heard} ({seconds:.0f} s)"
+def _run(tool: str, runs: Sequence[Run], asked: argparse.Namespace) -> None:
+    """Run everything and keep each record as it comes."""
+    num_done = 0
 
-
-def _command(tool: str, truth: Truth, script: Path) -> list[str]:
-    if tool == "plain":
-        return [sys.executable, str(script)]
-    if tool == "nanstop":
-        allowed = [word for name in truth.allow for word in ("--allow", name)]
-        return [sys.executable, "-m", "nanstop", "run", "--out", "found", *allowed, str(script)]
-    return [sys.executable, "-m", "peers", tool, str(script)]
-
-
-def _child(command: list[str], folder: str) -> dict[str, Any]:
-    path = os.pathsep.join((str(HERE / "cases"), str(HERE)))
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT,
-            check=False,
+    def done(run: Run, found: dict[str, Any]) -> None:
+        nonlocal num_done
+        num_done += 1
+        _keep(run.tool, {"runs": {run.name: found}})
+        if run.tool == "traincheck":
+            twin = twin_record(found) or found
+            _keep(run.tool, {"runs": {run.name.replace(".case", ".healthy"): twin}})
+        said = found["said"]
+        heard = said["failed"][:80] or ", ".join(code for code, _ in said["answers"])
+        heard = heard or f"{said['alarms']} alarms"
+        print(
+            f"[{num_done}/{len(runs)}] {run.tool:12} {run.name}: {heard} ({said['seconds']:.0f} s)",
+            flush=True,
         )
-    except subprocess.TimeoutExpired:
-        return {"code": None, "stdout": "", "stderr": f"ended after {TIMEOUT:.0f} s"}
-    return {"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        if not asked.cold:
+            run_all(runs, scratch, asked.at_once, done)
+            return
+        for number, run in enumerate(runs):
+            done(run, run_cold(run, scratch / str(number)))
 
 
-def _said(tool: str, done: dict[str, Any], folder: Path) -> dict[str, Any]:
-    if tool == "plain":
-        return {}
-    return _said_by_nanstop(folder) if tool == "nanstop" else _said_by_peer(done)
+def _keep(tool: str, more: dict[str, Any]) -> None:
+    """Add to what is kept of a tool: runs replace those of their name, all else what was there."""
+    path = RESULTS / f"{tool.replace(' ', '_')}.json"
+    kept = json.loads(path.read_text()) if path.is_file() else {"tool": tool, "runs": {}}
+    runs = kept["runs"] | more.pop("runs", {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept | more | {"runs": dict(sorted(runs.items()))}, indent=1) + "\n")
 
 
-def _said_by_nanstop(folder: Path) -> dict[str, Any]:
-    """Read ``summary.json``: incidents are alarms, and so are findings about a run that has not failed."""
-    try:
-        summary = json.loads((folder / "found" / "summary.json").read_text())
-    except FileNotFoundError:
-        return {"failed": "no summary.json was written"}
-    rows, findings = summary["incidents"], summary["findings"]
-    codes = [code for row in rows for code in row["codes"]] + [one["code"] for one in findings]
-    first = rows[0] if rows else {}
-    return {
-        "alarms": len(rows) + len(findings),
-        "codes": tuple(dict.fromkeys(codes)),
-        "proven": first.get("verdict") == "proven",
-        **{name: first.get(name) for name in ("step", "micro", "phase", "op")},
-        "module": (first.get("module") or "") if first else None,
-    }
-
-
-def _said_by_peer(done: dict[str, Any]) -> dict[str, Any]:
-    try:
-        found = json.loads(done["stdout"].splitlines()[-1])
-    except (IndexError, json.JSONDecodeError):
-        return {"failed": done["stderr"][-300:] or "nothing was printed"}
-    alarm = found["alarm"] or {}
-    return {
-        "alarms": found["alarms"],
-        "seconds": found["seconds"],
-        **{name: alarm.get(name) for name in ("step", "micro", "phase", "op", "module")},
-    }
-
-
-def _portable(text: str) -> str:
-    """Return text without the folders of this machine."""
-    return text.replace(str(HERE.parent), ".").replace(sys.prefix, "$VENV")
-
-
-def _versions() -> dict[str, str]:
-    installed = {one.name: one.version for one in distributions()}
-    wanted = ("nanstop", "torch", "transformers", "trl", "peft", "accelerate")
-    return {"python": platform.python_version()} | {
-        n: installed[n] for n in wanted if n in installed
-    }
+def _versions(python: Path) -> dict[str, str]:
+    """Return the versions of what the runs of a tool use."""
+    code = (
+        "import json; from importlib.metadata import distributions;"
+        "print(json.dumps({d.name: d.version for d in distributions()}))"
+    )
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    installed = json.loads(done.stdout)
+    found = {name: installed[name] for name in _PACKAGES if name in installed}
+    return {"python": platform.python_version(), **found}
 
 
 if __name__ == "__main__":

@@ -6,19 +6,26 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from births import Clock
+from peers.clock import Clock
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """The first thing that a peer reported. None: the peer does not say."""
+    """The first thing that a peer reported. None or empty: the peer does not say.
 
-    step: int
-    micro: int
+    ``ops``: the operators of ATen that what it names may stand for, in favour of the peer. ``modules``: likewise.
+    """
+
+    step: int | None
+    micro: int | None
     phase: str | None = None
-    op: str | None = None
-    module: str | None = None
+    ops: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     said: str = ""
+
+
+class PeerFailedError(Exception):
+    """The peer cannot run this script; the message says why."""
 
 
 Raise = Callable[[Alarm], None]

@@ -8,14 +8,35 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from births import Clock, is_finite
+from births import is_finite
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peers.alarm import Alarm, Raise
+from peers.clock import Clock, knowing_modules
 
+BACKWARD = {
+    "mm": ("mm.default",),
+    "addmm": ("mm.default",),
+    "bmm": ("bmm.default",),
+    "mul": ("mul.Tensor",),
+    "div": ("div.Tensor", "mul.Tensor"),
+    "pow": ("mul.Tensor", "pow.Tensor_Scalar"),
+    "sqrt": ("div.Tensor",),
+    "log": ("div.Tensor",),
+    "exp": ("mul.Tensor",),
+    "norm": ("div.Tensor", "mul.Tensor"),
+    "linalg_vector_norm": ("div.Tensor", "mul.Tensor"),
+}
+"""Operators that some autograd nodes call: the node is named, and it may be meant by any of them."""
 _NODE = re.compile(r"Function '(\w+?)(Backward\d*)' returned nan values")
+
+
+@contextmanager
+def nothing(clock: Clock, alarm: Raise) -> Iterator[None]:
+    """No peer: what the others are compared with."""
+    yield
 
 
 @contextmanager
@@ -28,9 +49,8 @@ def detect_anomaly(clock: Clock, alarm: Raise) -> Iterator[None]:
         found = _NODE.search(str(error))
         if found:
             name = re.sub(r"(?<!^)(?=[A-Z])", "_", found[1]).lower()
-            alarm(
-                Alarm(clock.step, clock.micro, "backward", f"aten.{name}_backward", said=str(error))
-            )
+            ops = (f"aten.{name}_backward", *(f"aten.{one}" for one in BACKWARD.get(name, ())))
+            alarm(Alarm(clock.step, clock.micro, "backward", ops, said=str(error)))
         raise
 
 
@@ -42,20 +62,18 @@ def debug_underflow_overflow(clock: Clock, alarm: Raise) -> Iterator[None]:
     class Reporting(DebugUnderflowOverflow):
         def dump_saved_frames(self) -> None:
             head = re.search(r"^\s{17} (\S*) \w+$", self.frames[-1], re.MULTILINE)
-            where = head[1] if head else None
-            alarm(Alarm(clock.step, clock.micro, clock.phase, module=where, said=self.frames[-1]))
+            where = (head[1],) if head else ()
+            said = self.frames[-1]
+            alarm(Alarm(clock.step, clock.micro, clock.phase, modules=where, said=said))
             super().dump_saved_frames()
 
     watched: set[int] = set()
+    reporting: list[Any] = []
 
     def begin(module: nn.Module, _: Any) -> None:
-        if (
-            len(clock.stack) <= 1
-            and id(module) not in watched
-            and any(True for _ in module.parameters())
-        ):
-            watched.add(id(module))
-            Reporting(module)
+        if id(module) not in watched and any(True for _ in module.parameters()):
+            watched.update(map(id, module.modules()))
+            reporting.append(Reporting(module))
 
     handle = nn.modules.module.register_module_forward_pre_hook(begin)
     try:
@@ -70,13 +88,14 @@ def isfinite_hooks(clock: Clock, alarm: Raise) -> Iterator[None]:
 
     def look(module: nn.Module, _: Any, output: Any) -> None:
         if not all(map(is_finite, tree_leaves(output))):
-            where = clock.names.get(id(module))
-            alarm(Alarm(clock.step, clock.micro, clock.phase, module=where))
+            where = (clock.names.get(id(module), ""),)
+            alarm(Alarm(clock.step, clock.micro, clock.phase, modules=where))
 
     forward = nn.modules.module.register_module_forward_hook(look)
     backward = nn.modules.module.register_module_full_backward_hook(look)
     try:
-        yield
+        with knowing_modules(clock):
+            yield
     finally:
         forward.remove()
         backward.remove()
@@ -91,8 +110,8 @@ class _FirstBad(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if not all(map(is_finite, tree_leaves(out))):
             clock = self.clock
-            where = clock.stack[-1] if clock.stack else None
-            self.alarm(Alarm(clock.step, clock.micro, clock.phase, str(func), where))
+            where = clock.stack[-1] if clock.stack else ""
+            self.alarm(Alarm(clock.step, clock.micro, clock.phase, (str(func),), (where,)))
         return out
 
 
@@ -108,7 +127,8 @@ def naive_dispatch(clock: Clock, alarm: Raise) -> Iterator[None]:
 
     handle = nn.modules.module.register_module_forward_pre_hook(begin)
     try:
-        yield
+        with knowing_modules(clock):
+            yield
     finally:
         handle.remove()
         if entered:

@@ -353,6 +353,22 @@ class TestCheckpoints:
         assert {weight.dtype for weight in saved.values()} == {torch.float16}
         assert (head.dtype, head.grad.dtype) == (torch.float32, torch.float32)
 
+    def test_weights_that_were_not_finite_before_and_that_nothing_reads_are_saved(self, tmp_path):
+        from safetensors.torch import load_file
+
+        trainer = cases.build("trainer", tmp_path, save_strategy="steps", save_steps=2)
+        table = trainer.model.get_input_embeddings().weight
+        table.data[table.shape[0] - 1] = float("nan")
+        rows = [{"input_ids": torch.arange(2, 10), "labels": torch.arange(2, 10)}] * 8
+        trainer.train_dataset = rows
+        session = cases.ScriptedSession(["proceed"])
+        watch = watch_trainer(trainer, session.open)
+        trainer.train()
+        watch.close()
+        assert (session.failures, session.refused) == ([], [])
+        saved = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+        assert saved["model.embed_tokens.weight"].isnan().any()
+
     def test_save_model_after_training_is_guarded_too(self, tmp_path):
         trainer = cases.build("trainer", tmp_path)
         session = cases.ScriptedSession(["proceed"])

@@ -99,7 +99,9 @@ class CheckpointGuard:
             for name, parameter in root.named_parameters()
             if parameter.requires_grad or not self._frozen_checked
         }
-        bad = nonfinite(scanned)
+        # What was so when it was loaded, and let the training be finite, is not this run's doing.
+        before = {stats.name for stats in self._watch.facts.odd_weights if not stats.finite}
+        bad = tuple(name for name in nonfinite(scanned) if name not in before)
         self._frozen_checked = self._frozen_checked or not bad
         return bad
 

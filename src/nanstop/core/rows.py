@@ -49,7 +49,7 @@ def token_rows(
     zero = norms == 0
     if padding is not None and 0 <= padding < len(zero):
         zero[padding] = False
-    far = ((norms > FAR * median) | (norms < median / FAR) | norms.isnan()) & (norms != 0)
+    far = ((norms > FAR * median) | (norms < median / FAR)) & (norms != 0)
     far &= ~_like_the_mean(norms, far, blocks)
     return TokenRows(
         parameter=name,

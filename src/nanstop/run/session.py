@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 Announce = Callable[[Report | Diagnosis | str], None]
 
+_TOLD_WHEN_READ = ("NS106",)
+"""Weights that are not finite spoil the first step that reads them, and stand beside that failure. Others do no harm."""
+
 
 class Session:
     """One watched run."""
@@ -99,7 +102,7 @@ class Session:
         self._exit = None
         self._passed()
         self.opened(self)
-        self._examine(Evidence(facts=self.facts, environment=self.environment), "static")
+        self._examine_setup()
         if self.facts.world_size > 1 and self.policy.on_failure != "observe":
             self.announce(
                 f"{self.facts.world_size} processes train together: failures are observed, "
@@ -159,7 +162,7 @@ class Session:
         path = self._looks.arrived(self.facts)
         if path is not None:
             self.facts = replace(self.facts, gradient_path=path)
-            self._examine(Evidence(facts=self.facts, environment=self.environment), "static")
+            self._examine_setup()
         self._look(lambda: self._looks.before_update(step, self.facts))
 
     def gauge_due(self, step: int) -> bool:
@@ -278,11 +281,14 @@ class Session:
         if self._failures is not None:
             self._failures.passed()
 
-    def _examine_healthy(self, evidence: Evidence) -> None:
-        self._examine(evidence, "gauge")
+    def _examine_setup(self) -> None:
+        evidence = Evidence(facts=self.facts, environment=self.environment)
+        for finding in examine(evidence, "static").diagnoses:
+            if finding.code not in _TOLD_WHEN_READ:
+                self._found(finding)
 
-    def _examine(self, evidence: Evidence, when: str) -> None:
-        for finding in examine(evidence, when).diagnoses:
+    def _examine_healthy(self, evidence: Evidence) -> None:
+        for finding in examine(evidence, "gauge").diagnoses:
             self._found(finding)
 
     def _measured(self, finding: Diagnosis) -> None:

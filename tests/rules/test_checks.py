@@ -84,6 +84,7 @@ ATTENTION = overflow(
 MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, dtype="float32")
 LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
 COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)))  # fmt: skip
+COUNTS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32"), stats("int64", zeros=1)))  # fmt: skip
 NORMS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 4}, inputs=(stats("float32"), stats("float32", zeros=1)))  # fmt: skip
 EXPONENTIAL = event(op="aten.exp.default", dtype="float32", wider="finite")
 GRADIENT = event(phase="backward", wider="finite")
@@ -257,8 +258,10 @@ FIRES = [
     ("NS204", evidence(localization(LOG)), "certain"),
     ("NS204", evidence(localization(event(dtype="float32"))), "likely"),
     ("NS205", evidence(localization(COUNT)), "certain"),
+    ("NS205", evidence(localization(COUNTS)), "certain"),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),)))), "certain"),
     ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(1,)),)))), "certain"),
+    ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64"), stats("float32", shape=(8,)))))), "certain"),
     ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", inputs=(stats("float32", shape=(4, 1)),), outputs=(stats("float32", shape=(4,), nan=4),)))), "certain"),
     ("NS206", evidence(localization(NORMS), RunFacts(token_rows=(ZERO_ROWS,))), "certain"),
     ("NS207", evidence(localization(EXPONENTIAL)), "certain"),
@@ -419,6 +422,8 @@ SILENT = [
     ("NS204", evidence(localization(event(wider="unknown")))),
     ("NS204", evidence(localization(SQRT))),
     ("NS205", evidence(localization(NORMS))),
+    ("NS206", evidence(localization(COUNTS))),
+    ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64")))))),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32"),))))),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32", shape=(1,)),))))),
     ("NS206", evidence(localization(COUNT))),

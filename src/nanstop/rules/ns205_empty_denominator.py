@@ -40,6 +40,7 @@ import math
 from nanstop.records import Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import without_rows
+from nanstop.rules.formats import COUNTS
 from nanstop.rules.reading import FORWARD, bad_output, born, op_name
 
 STATISTICS = ("mean", "std", "var", "var_mean", "std_mean", "nanmean", "median")
@@ -54,7 +55,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if event is None or output is None or event.wider == "finite":
         return None
     few = _reduces_too_few(event)
-    cause = few or _divides_by_zero(event)
+    cause = few or _divides_by_zero(event) or _weighs_nothing(event)
     if cause is None:
         return None
     return Diagnosis(
@@ -71,9 +72,23 @@ def _divides_by_zero(event: OpEvent) -> str | None:
     if op_name(event.op).rstrip("_") != "div" or len(event.inputs) < 2:
         return None
     count = event.inputs[1]
-    if math.prod(count.shape) != 1 or count.zeros != 1:
+    num_counts = math.prod(count.shape)
+    if not count.zeros:
         return None
-    return "the denominator is one number, and it is 0"
+    if num_counts == 1:
+        return "the denominator is one number, and it is 0"
+    if count.dtype not in COUNTS:  # a norm or a scale: NS206
+        return None
+    return f"{count.zeros} of {num_counts} counts in the denominator are 0"
+
+
+def _weighs_nothing(event: OpEvent) -> str | None:
+    """Return the cause if a weighted mean loss of finite scores is NaN. Labels that are all ignored: NS503."""
+    name = op_name(event.op)
+    weighted = name.startswith("nll_loss") and "backward" not in name and len(event.inputs) > 2
+    if not weighted or not event.outputs[0].nan or not all(one.finite for one in event.inputs):
+        return None
+    return "the weights of this batch's classes sum to 0"
 
 
 def _reduces_too_few(event: OpEvent) -> str | None:

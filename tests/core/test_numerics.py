@@ -52,9 +52,9 @@ def test_all_zero_and_scalar():
     assert measure(torch.tensor(NAN)).first_bad == ()
 
 
-def test_integers_report_their_range():
-    stats = measure(torch.tensor([-7, 3]))
-    assert (stats.absmax, stats.dtype, stats.finite) == (7.0, "int64", True)
+def test_integers_report_their_range_and_zeros():
+    stats = measure(torch.tensor([-7, 0, 3]))
+    assert (stats.absmax, stats.zeros, stats.dtype, stats.finite) == (7.0, 1, "int64", True)
     assert measure(torch.tensor([True, False])).absmax == 1.0
 
 

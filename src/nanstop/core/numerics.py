@@ -92,8 +92,8 @@ def bad_mask(tensor: Tensor) -> Tensor:
 def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     """Return the full range of a tensor of any shape and format. Synchronises the device.
 
-    ``absmax`` and ``absmin_nonzero`` are over finite values; integer tensors report their range only, and of a tensor
-    that cannot be looked at (meta, nested, quantized, empty) only shape and format are known.
+    ``absmax`` and ``absmin_nonzero`` are over finite values; integer tensors report ``absmax`` and ``zeros`` only, and of
+    a tensor that cannot be looked at (meta, nested, quantized, empty) only shape and format are known.
     """
     shape = () if tensor.is_nested else tuple(tensor.shape)
     known = {"shape": shape, "dtype": format_name(tensor.dtype), "device": tensor.device.type}
@@ -104,7 +104,11 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():
-        return TensorStats(**known, absmax=float(values.to(torch.float64).abs().max()), name=name)
+        absmax, zeros = (
+            values.to(torch.float64).abs().max(),
+            values.numel() - values.count_nonzero(),
+        )
+        return TensorStats(**known, absmax=float(absmax), zeros=int(zeros), name=name)
     return _ranged(values, known, name, located=values.shape == shape)
 
 

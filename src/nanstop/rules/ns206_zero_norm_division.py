@@ -40,6 +40,7 @@ import math
 from nanstop.records import Atom, Diagnosis, Evidence
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, without_rows
+from nanstop.rules.formats import COUNTS
 from nanstop.rules.reading import FORWARD, bad_output, born, counted, op_name, standing
 
 
@@ -53,7 +54,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     norms = event.inputs[1]
     num_norms = math.prod(norms.shape)
-    if num_norms < 2 or not norms.zeros:
+    if num_norms < 2 or not norms.zeros or norms.dtype in COUNTS:
         return None
     return Diagnosis(
         code="NS206",

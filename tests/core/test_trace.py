@@ -336,3 +336,16 @@ def test_an_op_that_cannot_be_looked_at_still_runs(monkeypatch):
     _recorder, trace = recorded(model)
     assert {"aten.addmm.default", "aten.embedding.default"} <= set(trace.unseen)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_ops_between_models_that_a_script_calls_by_itself_are_the_scripts_own():
+    held = nn.Module()
+    held.body, held.head = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def loss(model, batch):
+        pooled = torch.log(model.body(batch["x"]).relu().mean(0, keepdim=True) * 0)
+        return model.head(pooled).mean()
+
+    batch = {"x": torch.randn(4, 8)}
+    found = localize(FnStep(held, loss, [batch]), 0)
+    assert (found.key.op, found.key.module, found.key.phase) == ("aten.log.default", "", "loss")

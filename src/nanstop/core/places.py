@@ -60,7 +60,10 @@ class Places:
         self._recomputing = -1
         self._is_wrapper: dict[CodeType, bool] = {}
         self._wrapper_folders = (*_OWN, *filter(None, map(_folder, _WRAPPERS)))
+        # Several models that a script calls by itself have a holder, which is never called.
+        self._called = tuple(root.children()) if type(root) is nn.Module else (root,)
         self.left_root = False
+        """Whether a model has been run: what follows outside of any is the script's own."""
 
     def attach(self) -> None:
         self._handles = [
@@ -100,7 +103,7 @@ class Places:
     def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if self._stack:
             self._stack.pop()
-        if module is self._root:
+        if any(module is called for called in self._called):
             self.left_root = True
 
     def forward(self, op: str, line: tuple[CodeType, int] | None) -> Place:

@@ -1,0 +1,5 @@
+"""The same training with a loss scale that fits."""
+
+from case import train
+
+train(scale=16.0)

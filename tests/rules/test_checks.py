@@ -81,6 +81,7 @@ ATTENTION = overflow(
     module="model.layers.0.self_attn",
     source=SourceLine(file="m.py", line=1, function="eager_attention_forward"),
 )
+LARGE = stats("float32", name="w", absmax=1e34, absmin_nonzero=1e33)
 MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, dtype="float32")
 LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
 COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)))  # fmt: skip
@@ -174,6 +175,7 @@ FIRES = [
     ("NS104", setup(precision=PrecisionFacts(requested="float8"), device="cuda", capability="8.0"), "certain"),
     ("NS105", setup(odd_weights=(GARBAGE,)), "likely"),
     ("NS105", Evidence(checkpoint=scanned(stored(GARBAGE))), "likely"),
+    ("NS105", evidence(localization(overflow(dtype="float32")), RunFacts(odd_weights=(LARGE,))), "likely"),
     ("NS105", Evidence(checkpoint=scanned(keys=(LOST_HEAD,))), "likely"),
     ("NS105", Evidence(checkpoint=scanned(stored(zeros("q.lora_B.weight")), stored(stats(name="q.lora_A.weight")))), "likely"),
     ("NS105", Evidence(checkpoint=scanned(stored(zeros("up.weight")))), "possible"),
@@ -324,6 +326,8 @@ FIRES = [
 
 SILENT = [
     ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w"))))),
+    ("NS105", evidence(localization(MASKED), RunFacts(odd_weights=(LARGE,)))),
+    ("NS105", evidence(localization(overflow(dtype="float32")))),
     ("NS105", setup(odd_weights=(stats("float32", name="w", absmax=1e30, absmin_nonzero=1e29),))),
     ("NS105", Evidence(checkpoint=scanned(stored(stats("float32", name="w", absmax=1.0, absmin_nonzero=1e-40))))),
     ("NS105", Evidence(checkpoint=scanned(keys=(replace(LOST_HEAD, kind="unexpected", new_on_load=False),)))),
@@ -566,6 +570,22 @@ def test_update_by_an_eight_bit_optimizer_offers_wider_state_first():
         "fp32_optimizer_state",
         "optimizer_swap(adamw)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "bad", "said"),
+    [
+        ("aten.div.Tensor", ({}, {"zeros": 4, "absmax": 0.0}), {"posinf": 4}, "`div` by 0"),
+        ("aten.sqrt.default", ({},), {"nan": 2}, "`sqrt` of a negative number"),
+        ("aten.div.Tensor", ({}, {}), {"posinf": 4}, "leaves the weights' format"),
+        ("aten.sqrt.default", ({"nan": 1},), {"nan": 2}, "leaves the weights' format"),
+    ],
+)
+def test_update_tells_the_optimizers_own_arithmetic_from_its_range(op, inputs, bad, said):
+    read = tuple(stats("float32", **fields) for fields in inputs)
+    made = event(phase="optimizer", op=op, inputs=read, outputs=(stats("float32", **bad),))
+    found = localization(made, reaches=("score.weight",))
+    assert said in check("NS402", evidence(found, half_head(dtype="float32"))).cause
 
 
 def test_update_of_a_zero_row_offers_to_initialise_it():

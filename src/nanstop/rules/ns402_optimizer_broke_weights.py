@@ -45,13 +45,15 @@ from __future__ import annotations
 
 import math
 
-from nanstop.records import Atom, Confidence, Diagnosis, Evidence, RunFacts
+from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, fp32_trainables, half_trainables
 from nanstop.rules.formats import vanishes
-from nanstop.rules.reading import counted, listed, standing
+from nanstop.rules.reading import counted, listed, op_name, standing
 
 EPS = "1e-05"
+ROOTS = frozenset({"sqrt", "rsqrt"})
+DIVISIONS = frozenset({"div", "true_divide", "divide"})
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -63,7 +65,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if not broken and found.culprit:
         broken = (found.culprit,)
     facts = standing(evidence)
-    confidence, cause = _cause(facts)
+    event = found.first_bad if found.origin == "born_here" else None
+    confidence, cause = _cause(facts, event)
     rows = _zero_rows(facts, broken)
     return Diagnosis(
         code="NS402",
@@ -78,7 +81,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _cause(facts: RunFacts) -> tuple[Confidence, str]:
+def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
     optimizer, formats = facts.optimizer, half_trainables(facts)
     name = optimizer.name if optimizer is not None else "the optimizer"
     eps = optimizer.eps if optimizer is not None else None
@@ -90,6 +93,9 @@ def _cause(facts: RunFacts) -> tuple[Confidence, str]:
                 "certain",
                 f"{name}'s eps {eps:g} rounds to 0 in {dtype}: the update is m / (sqrt(v) + 0)",
             )
+    own = _own_arithmetic(event) if event is not None else ""
+    if own:
+        return "likely", f"{name}'s own arithmetic: {own}"
     if optimizer is not None and optimizer.state_bits == 8:
         return (
             "likely",
@@ -99,6 +105,19 @@ def _cause(facts: RunFacts) -> tuple[Confidence, str]:
         return "likely", f"{name} computes in {formats[0]}: squared gradients leave its range"
     rate = f" (lr {optimizer.lr:g})" if optimizer is not None and optimizer.lr is not None else ""
     return "possible", f"{name}'s update leaves the weights' format{rate}"
+
+
+def _own_arithmetic(event: OpEvent) -> str:
+    """Return what an optimizer does to finite numbers that no number comes of; empty where it is a matter of range."""
+    made = op_name(event.op).rstrip("_").removeprefix("_foreach_")
+    if not all(read.finite for read in event.inputs):
+        return ""
+    if made in ROOTS and any(output.nan for output in event.outputs):
+        return f"`{made}` of a negative number, which a sum of squares cannot be"
+    divisors = event.inputs[1:2] if made in DIVISIONS else ()
+    if any(divisor.zeros for divisor in divisors):
+        return f"`{made}` by 0"
+    return ""
 
 
 def _remedies(facts: RunFacts) -> Candidates:

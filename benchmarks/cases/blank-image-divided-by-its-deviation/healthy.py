@@ -1,0 +1,5 @@
+"""The same training without the scans that hold no picture."""
+
+from case import train
+
+train(skip_blank=True)

@@ -11,14 +11,15 @@ from nanstop.rules.catalogue import CATALOGUE
 
 YIELDS: dict[str, tuple[str, ...]] = {
     "NS114": ("NS107",),
-    "NS201": ("NS202", "NS203", "NS404", "NS602"),
+    "NS201": ("NS105", "NS202", "NS203", "NS404", "NS602"),
     "NS202": ("NS203",),
     "NS204": ("NS202", "NS203", "NS205", "NS206", "NS207", "NS404", "NS503", "NS602"),
     "NS205": ("NS503",),
     "NS207": ("NS702",),
-    "NS301": ("NS404", "NS602"),
+    "NS301": ("NS105", "NS404", "NS602"),
     "NS304": ("NS404", "NS602"),
     "NS402": ("NS403",),
+    "NS404": ("NS105",),
     "NS501": ("NS704",),
     "NS504": ("NS501", "NS502", "NS503"),
     "NS701": ("NS704",),

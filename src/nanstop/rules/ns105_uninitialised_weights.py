@@ -51,7 +51,7 @@ import math
 
 from nanstop.records import CheckpointScan, Confidence, Diagnosis, Evidence, TensorScan, TensorStats
 from nanstop.rules.base import Rule
-from nanstop.rules.reading import counted, listed, number, weights_of
+from nanstop.rules.reading import FORWARD, born, counted, listed, number, standing, weights_of
 
 MOST_LINES = 4
 BEYOND_WEIGHTS = 2.0**20
@@ -62,9 +62,12 @@ Reason = tuple[Confidence, str, str, tuple[str, ...]]
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return what was never filled, what is missing from the checkpoint, or what was never trained: the first of them."""
+    """Return what was never filled, what is missing from the checkpoint, or what was never trained: the first of them.
+
+    Of a failure: the weights that had overflowed what they meet.
+    """
     scan = evidence.checkpoint
-    reason = _unfilled(weights_of(evidence))
+    reason = _unfilled(weights_of(evidence)) or _too_large(evidence)
     if reason is None and scan is not None:
         reason = _missing(scan) or _idle_adapter(scan) or _zero_matrices(scan)
     if reason is None:
@@ -101,6 +104,23 @@ def _unfilled(weights: tuple[TensorStats, ...]) -> Reason | None:
         for stats in found[:MOST_LINES]
     ]
     cause = f"{counted(len(found), 'tensor')} as memory is that was never written"
+    return "likely", found[0].name or "", cause, tuple(lines)
+
+
+def _too_large(evidence: Evidence) -> Reason | None:
+    """Return the weights behind an overflow that were far too large as they were loaded, whatever wrote them."""
+    event = born(evidence, (*FORWARD, "backward"))
+    if event is None or event.wider != "finite":
+        return None
+    found = [s for s in standing(evidence).odd_weights if s.finite and s.absmax > BEYOND_WEIGHTS]
+    if not found:
+        return None
+    lines = [
+        f"`{stats.name}` {stats.dtype}: up to {stats.absmax:.3g}" for stats in found[:MOST_LINES]
+    ]
+    cause = (
+        f"{counted(len(found), 'tensor')} as large as no training makes it, before the first step"
+    )
     return "likely", found[0].name or "", cause, tuple(lines)
 
 
@@ -154,6 +174,6 @@ RULE = Rule(
     "uninitialised-weights",
     "weights that no training made",
     check,
-    ("static",),
+    ("static", "incident"),
     __doc__ or "",
 )

@@ -27,7 +27,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "cases"), str(HERE)]
 
 from scoreboard_overhead import measure  # noqa: E402  (found through the line above)
-from scoreboard_runs import Run, healthy_runs, python_for, run_all, run_cold, runs_of, twin_record  # noqa: E402
+from scoreboard_runs import Run, healthy_runs, python_for, run_all, run_cold, runs_of  # noqa: E402
+from scoreboard_said import twin_record  # noqa: E402
 from scoreboard_table import write_table  # noqa: E402
 from truth import load_truths  # noqa: E402
 

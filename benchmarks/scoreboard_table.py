@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from scoreboard_runs import said_in
-from scoring import COLUMNS, Row, Said, certain_and_wrong, rates, score
+from scoreboard_lines import Board, Kept, lines_of, said_of, share
+from scoring import COLUMNS, Row, Said, rates, score
 from truth import Truth
-
-Kept = Mapping[str, Any]
-"""All that is kept of one tool: its runs, versions, overhead and minutes."""
 
 _TITLES = {
     "detected": "detected",
@@ -28,7 +23,6 @@ _TITLES = {
     "parity": "cured run within 2 %",
     "quiet": "no false alarm",
 }
-LEAST_CASES, LEAST_HEALTHY, MOST_MINUTES = 60, 100, 40.0
 
 _ABOUT = (
     "Real failures of fine-tuning as runnable cases (`benchmarks/cases/`), each with its healthy twin, run under "
@@ -44,44 +38,16 @@ _AGAIN = (
 )
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of what must hold. ``holds``: None where nothing was run that it is about."""
-
-    text: str
-    must: str
-    holds: bool | None
-
-    def __str__(self) -> str:
-        mark = {True: "ok    ", False: "MISSED", None: "-     "}[self.holds]
-        return f"{mark} {self.text}  [{self.must}]"
-
-
-@dataclass(frozen=True)
-class Board:
-    """What was printed and whether all of it is as it must be."""
-
-    lines: tuple[Line, ...]
-
-    @property
-    def last_lines(self) -> str:
-        return "\n".join(map(str, self.lines))
-
-    @property
-    def missed(self) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.holds is not True)
-
-
 def write_table(truths: Sequence[Truth], results: Path, page: Path) -> Board:
     """Score all that is kept under ``results``, write ``page`` and a JSON file beside the results; return the last lines."""
     kept = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
-    healthy = _said(kept.get("plain", {}))
+    healthy = said_of(kept.get("plain", {}))
     tools = sorted(
         (name for name in kept if name != "plain"), key=lambda name: (name != "nanstop", name)
     )
-    boards = {tool: _rows(truths, tool, _said(kept[tool]), healthy) for tool in tools}
+    boards = {tool: _rows(truths, tool, said_of(kept[tool]), healthy) for tool in tools}
     own = kept.get("nanstop", {"runs": {}})
-    board = Board(_lines(truths, boards.get("nanstop", {}), own))
+    board = Board(lines_of(truths, boards.get("nanstop", {}), own))
     page.write_text(_page(truths, boards, kept, board))
     figures = {
         tool: {
@@ -97,10 +63,6 @@ def write_table(truths: Sequence[Truth], results: Path, page: Path) -> Board:
     return board
 
 
-def _said(kept: Kept) -> dict[str, Said]:
-    return {name: said_in(run) for name, run in kept.get("runs", {}).items()}
-
-
 def _rows(
     truths: Sequence[Truth], tool: str, said: Mapping[str, Said], healthy: Mapping[str, Said]
 ) -> dict[str, Row]:
@@ -112,105 +74,6 @@ def _rows(
             loss = plain.final_loss if plain is not None else math.nan
             rows[truth.name] = score(truth, case, twin, loss, names_causes=tool == "nanstop")
     return rows
-
-
-# ---- the lines that are printed last
-
-
-def _lines(truths: Sequence[Truth], rows: Mapping[str, Row], kept: Kept) -> tuple[Line, ...]:
-    said = _said(kept)
-    known = [truth for truth in truths if truth.name in rows]
-    by_kind = {
-        kind: [rows[truth.name] for truth in known if truth.kind == kind]
-        for kind in ("loud", "silent", "scary", "open")
-    }
-    every = rates(rows.values())
-    counts = ", ".join(f"{len(found)} {kind}" for kind, found in by_kind.items())
-    certain = [
-        f"{truth.name}: {code}"
-        for truth in known
-        for code in certain_and_wrong(
-            truth, said[f"{truth.name}.case"], said[f"{truth.name}.healthy"]
-        )
-    ]
-    answered = sum(
-        said[f"{truth.name}.case"].answers[:1] != ()
-        and said[f"{truth.name}.case"].answers[0][1] == "certain"
-        for truth in known
-    )
-    minutes = kept.get("minutes")
-    return (
-        Line(f"cases: {len(rows)} ({counts})", f">= {LEAST_CASES}", len(rows) >= LEAST_CASES),
-        _at_least("loud ones detected", rates(by_kind["loud"])["detected"], 1.0),
-        _at_least("silent ones detected", rates(by_kind["silent"])["detected"], 0.9),
-        _at_least("right step", every["step"], 0.95),
-        _at_least("right micro-batch", every["micro"], 1.0),
-        _at_least("right phase", every["phase"], 0.95),
-        _at_least("exact op", every["op"], 0.95),
-        _at_least("exact module", every["module"], 0.95),
-        _at_least("right cause (top 1)", every["cause"], 0.95),
-        _at_least("cure proven, of those that an in-run cure can reach", every["proven"], 0.9),
-        _at_least("cured run within 2 % of the healthy twin's loss", every["parity"], 0.9),
-        *_quiet_lines(known, rows, kept),
-        _at_least(
-            "NS000 or unsure, with what was ruled out, where the evidence does not decide",
-            rates(by_kind["open"])["cause"],
-            1.0,
-        ),
-        Line(
-            f"answers at `certain` that are wrong: {len(certain)} of {answered}"
-            + "".join(f"; {one}" for one in certain),
-            "0",
-            not certain,
-        ),
-        Line(
-            f"nanstop's own part took {minutes} minutes on two cores",
-            f"<= {MOST_MINUTES:.0f}",
-            None if minutes is None else minutes <= MOST_MINUTES,
-        ),
-    )
-
-
-def _quiet_lines(truths: Sequence[Truth], rows: Mapping[str, Row], kept: Kept) -> tuple[Line, Line]:
-    """False alarms on twins and scary cases, and on the further healthy runs; those that are not healthy do not count."""
-    loud = [truth.name for truth in truths if rows[truth.name]["quiet"] is False]
-    of = sum(rows[truth.name]["quiet"] is not None for truth in truths)
-    runs = {name: run for name, run in kept.get("runs", {}).items() if name.startswith("healthy.")}
-    healthy = {
-        name: said_in(run)
-        for name, run in runs.items()
-        if run["code"] == 0 and "final_loss=" in run["stdout"]
-    }
-    alarms = [
-        f"{name.removeprefix('healthy.')} ({', '.join(said.codes) or said.failed})"
-        for name, said in healthy.items()
-        if said.alarms or said.failed
-    ]
-    left_out = f", {len(runs) - len(healthy)} more do not train" if len(healthy) < len(runs) else ""
-    return (
-        Line(
-            f"false alarms on twins and scary cases: {len(loud)} of {of}"
-            + "".join(f"; {n}" for n in loud),
-            "0",
-            not loud,
-        ),
-        Line(
-            f"false alarms on further healthy runs: {len(alarms)} of {len(healthy)}{left_out}"
-            + "".join(f"; {one}" for one in alarms),
-            f"0 of >= {LEAST_HEALTHY}",
-            not alarms and len(healthy) >= LEAST_HEALTHY,
-        ),
-    )
-
-
-def _at_least(what: str, pair: tuple[int, int], share: float) -> Line:
-    right, of = pair
-    must = f"{100 * share:.0f} %" if share == 1.0 else f">= {100 * share:.0f} %"
-    return Line(f"{what}: {_share(right, of)}", must, right >= share * of if of else None)
-
-
-def _share(right: int, of: int) -> str:
-    return f"{right}/{of} ({100 * right / of:.0f} %)" if of else "n/a"
 
 
 # ---- the page
@@ -240,7 +103,7 @@ def _page(
                 "```",
                 "",
                 *_overhead_table(kept),
-                *_cases_table(truths, boards.get("nanstop", {}), _said(kept.get("nanstop", {}))),
+                *_cases_table(truths, boards.get("nanstop", {}), said_of(kept.get("nanstop", {}))),
                 *_not_run(boards, kept),
             ]
         )
@@ -255,7 +118,7 @@ def _tools_table(boards: Mapping[str, Mapping[str, Row]], kept: Mapping[str, Kep
     ]
     for tool, rows in boards.items():
         ran = [row for row in rows.values() if any(value is not None for value in row.values())]
-        cells = ["-" if not of else _share(right, of) for right, of in rates(ran).values()]
+        cells = ["-" if not of else share(right, of) for right, of in rates(ran).values()]
         cost = (kept[tool].get("overhead") or {}).get("median")
         shown = [tool.replace("_", " "), _version(tool, kept[tool]), str(len(ran))]
         shown += [str(len(rows) - len(ran)), *cells, f"{cost}x" if cost else "n/a"]

@@ -446,6 +446,7 @@ SILENT = [
     ("NS401", evidence(localization(event()))),
     ("NS402", evidence(localization(event()))),
     ("NS501", evidence(batch=[batch_fact("pixels", "float32", micro=0, num_bad=4)])),
+    ("NS501", evidence(localization(event()), batch=[batch_fact("attention_mask", "float32", num_bad=9)])),
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=63.0, minimum=0.0)])),
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact("labels", minimum=-100.0)])),
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact("position_ids", maximum=900.0)])),

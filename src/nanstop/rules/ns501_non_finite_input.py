@@ -40,9 +40,14 @@ from nanstop.rules.reading import counted, failing_batch, listed
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an entry of the failing micro-batch is not finite."""
-    bad = [fact for fact in failing_batch(evidence) if fact.num_bad]
     found = evidence.localization
     traced = found is not None and found.origin == "from_batch"
+    # -Inf is how an additive mask hides a key: by itself it is no fault.
+    bad = [
+        fact
+        for fact in failing_batch(evidence)
+        if fact.num_bad and (traced or "mask" not in fact.name)
+    ]
     if not bad and not traced:
         return None
     names = [fact.name for fact in bad]

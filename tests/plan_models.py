@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from nanstop.demo import tiny
 
@@ -56,6 +57,50 @@ def wide_product(model, layer=1, by=3e5):
         block.up_proj.weight.mul_(by)
         block.down_proj.weight.mul_(1 / by)
     return model
+
+
+def offset_scores(attention, by=300.0):
+    """A GPT-2 whose queries and keys share a constant: all scores of a layer are ``by`` squared before their division."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    config = GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, loss_type="ForCausalLM")
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        both = model.transformer.h[1].attn.c_attn
+        last = [15, 31, 47, 63]  # of each head, of queries and keys
+        both.weight[:, last] = 0.0
+        both.bias[last] = by
+    return model
+
+
+class OldMask(nn.Module):
+    """Masks by adding float32's smallest number to scores, which float16 does not hold: a row all masked is NaN there."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(64, 16)
+        self.score = Score()
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, input_ids, labels, attention_mask):
+        x = self.embed(input_ids)
+        x = self.score(x, attention_mask) @ x
+        return nn.functional.cross_entropy(self.head(x).float().flatten(0, 1), labels.flatten())
+
+
+class Score(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x, mask):
+        scores = self.query(x) @ self.key(x).mT
+        seen = torch.ones_like(scores).tril() * mask[:, None]
+        return (scores + (1 - seen) * torch.finfo(torch.float32).min).softmax(-1)
 
 
 def qwen2(**settings):

@@ -94,6 +94,77 @@ def test_a_region_is_contiguous():
     assert agrees(plan)
 
 
+def small_batches(num=1):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, 64, (2, 8), generator=generator) for _ in range(num)]
+
+
+def test_an_attention_kernel_is_a_smaller_change_than_a_region():
+    """The plain kernel writes scores in float16; the fused one keeps them in float32."""
+    model = models.offset_scores("eager")
+    plan = made(model, batches=small_batches())
+    assert (plan.record.attention, regions(plan)) == ("sdpa", ())
+    assert "attention by the `sdpa` kernel: a value of 9e+04 is beyond the end" in str(plan)
+    assert agrees(plan)
+    with plan.apply(model):
+        assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "eager"
+
+
+def test_statistics_that_a_kernel_returns_in_float32_are_no_values_of_the_plan():
+    """The fused kernel's logsumexp is near 2e4, and never in float16."""
+    plan = made(models.offset_scores("sdpa"), batches=small_batches())
+    assert (plan.record.attention, regions(plan)) == ("", ())
+    assert agrees(plan)
+
+
+def test_an_attention_kernel_that_loses_what_scores_differ_in_is_no_plan():
+    """Beside a bias of 280, float16 keeps too little of queries and keys: what attends has to be float32."""
+    model = models.qwen2(hidden_size=64, attn_implementation="eager")
+    attention = model.model.layers[1].self_attn
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.bias.view(-1, attention.head_dim)[:, -1] = 280.0
+    plan = made(model)
+    assert (plan.record.attention, regions(plan)) == ("", (("model.layers.1.self_attn",),))
+    assert agrees(plan)
+
+
+def test_a_plan_has_to_pass_on_batches_that_the_search_did_not_see():
+    """The first batch is harmless, the second one needs the region."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    data = [torch.randn(4, 8, generator=torch.Generator().manual_seed(n)) for n in range(2)]
+    data[1][0] *= 1e5
+
+    def loss(x):
+        return (model(x) - 3.0).square().mean()
+
+    plan = made(model, batches=data, loss=loss)
+    assert regions(plan) == (("0",),)
+    assert "1 of the 2 held out of the search" in str(plan)
+    assert regions(made(model, batches=data[:1], loss=loss)) == ()
+
+
+def test_a_plan_has_to_pass_on_padded_rows_where_batches_have_a_mask():
+    model, (ids,) = models.OldMask(), small_batches()
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+    plan = made(model, batches=[batch])
+    assert regions(plan) == (("score",),)
+    assert plan.record.calibration.num_padded == plan.record.calibration.num_unseen == 1
+    assert "and a copy of one with padded rows" in str(plan)
+
+
+def test_the_head_alone():
+    model = models.qwen2(tie_word_embeddings=False)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e5)
+        model.lm_head.weight[:, 1:] = 0.0
+    plan = made(model)
+    assert (regions(plan), plan.record.logits) == ((), "float32")
+    assert "  float32  the output head: a value of" in str(plan)
+
+
 def lora(model, **settings):
     from peft import LoraConfig, get_peft_model
 

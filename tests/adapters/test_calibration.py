@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from nanstop.adapters.calibration import ScaledStep
+from nanstop.adapters.calibration import ScaledStep, padded_copy
 from nanstop.adapters.plain_view import PlainView
 from nanstop.records import RunFacts, StepId
 
@@ -50,3 +50,30 @@ def test_the_loss_of_any_window_is_scaled_once(backward, reentrant):
     step.scale = 1.0
     step.run(0)
     assert window.layer.weight.grad.tolist() == [[1.0, 1.0, 1.0]]
+
+
+def batch(**more):
+    ids = torch.arange(12).reshape(2, 6)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()} | more
+
+
+def test_a_padded_copy_asks_for_nothing_of_padding():
+    copy = padded_copy([batch()], torch.nn.Identity())
+    assert copy["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]]
+    assert copy["labels"].tolist() == [[0, 1, 2, 3, -100, -100], [-100, -100, -100, 9, 10, 11]]
+    assert copy["input_ids"] is not batch()["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"input_ids": torch.ones(2, 6)},
+        batch(attention_mask=torch.eye(2, 6)),
+        batch(attention_mask=torch.ones(2, 1, 6, 6)),
+        batch(position_ids=torch.arange(6)),
+        batch(attention_mask=torch.ones(2, 5)),
+        torch.ones(2, 6),
+    ],
+)
+def test_where_nothing_says_what_is_padding_there_is_no_padded_copy(given):
+    assert padded_copy([given], torch.nn.Identity()) is None

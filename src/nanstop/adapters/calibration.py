@@ -177,6 +177,35 @@ def taken(batches: Any, limit: int, *, labelled: bool) -> tuple[Any, ...]:
     return tuple(map(_labelled, found)) if labelled else found
 
 
+def padded_copy(batches: Sequence[Any], model: nn.Module) -> dict[str, Any] | None:
+    """Return the first batch with a third of its first row masked at the end, and of its last row at the beginning.
+
+    None where batches bring padding of their own, or have no mask to say what is padding.
+    """
+    masks = [one.get("attention_mask") if isinstance(one, Mapping) else None for one in batches]
+    if not all(isinstance(mask, Tensor) and mask.dim() == 2 and bool(mask.all()) for mask in masks):
+        return None
+    batch: Mapping[str, Any] = batches[0]
+    ids, mask = batch.get("input_ids"), batch["attention_mask"]
+    cut = mask.shape[1] // 3
+    if not isinstance(ids, Tensor) or ids.shape != mask.shape or not cut or "position_ids" in batch:
+        return None
+    kept = mask.clone()
+    kept[0, -cut:] = 0
+    if len(kept) > 1:
+        kept[-1, :cut] = 0
+    filler = getattr(getattr(model, "config", None), "pad_token_id", None)
+    copy = {**batch, "attention_mask": kept}
+    if isinstance(filler, int):
+        copy["input_ids"] = ids.masked_fill(kept == 0, filler)
+    labels = batch.get("labels")
+    if isinstance(labels, Tensor) and labels.shape == kept.shape:
+        after = torch.zeros_like(kept)
+        after[:, 1:] = 1 - kept[:, :-1]  # what would be predicted from padding
+        copy["labels"] = labels.masked_fill((kept == 0) | (after == 1), IGNORED)
+    return copy
+
+
 def num_tokens(batches: Iterable[Any]) -> int:
     """Return the number of token ids in batches."""
     ids = (batch.get("input_ids") for batch in batches if isinstance(batch, Mapping))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -59,7 +60,12 @@ def random_batches(model: nn.Module, *, num: int = 2) -> list[dict[str, Tensor]]
     generator = torch.Generator().manual_seed(0)
     shape = _ROWS, max(2, min(_TOKENS, longest))
     ids = [torch.randint(0, text.vocab_size, shape, generator=generator) for _ in range(num)]
-    return [{"input_ids": one, "labels": one.clone()} for one in ids]
+    masked = "attention_mask" in inspect.signature(model.forward).parameters
+    masks = [{"attention_mask": torch.ones_like(one)} if masked else {} for one in ids]
+    return [
+        {"input_ids": one, **mask, "labels": one.clone()}
+        for one, mask in zip(ids, masks, strict=True)
+    ]
 
 
 def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, Tensor]]:

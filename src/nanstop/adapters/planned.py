@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.adapters.calibration import ScaledStep, calibration_step, num_tokens, taken
+from nanstop.adapters.calibration import (
+    ScaledStep,
+    calibration_step,
+    num_tokens,
+    padded_copy,
+    taken,
+)
 from nanstop.adapters.plain_view import PlainView
 from nanstop.errors import NanstopError
 from nanstop.records import Calibration, PrecisionPlan
@@ -142,9 +148,12 @@ def make_plan(
         raise NanstopError("plan(model) needs batches", hint="nanstop.plan(model, dataloader)")
     chosen = taken(batches, MAX_BATCHES, labelled=loss is None)
     rate = _rate(optimizer, lr)
-    step: Any = calibration_step(target, chosen, loss=loss, optimizer=optimizer, lr=rate)
+    padded = padded_copy(chosen, target) if loss is None else None
+    made_up = () if padded is None else (padded,)
+    every = (*chosen, *made_up)
+    step: Any = calibration_step(target, every, loss=loss, optimizer=optimizer, lr=rate)
     calibration = Calibration(num_batches=len(chosen), num_tokens=num_tokens(chosen), lr=rate)
-    return Plan(search(step, calibration=calibration))
+    return Plan(search(step, calibration=calibration, made_up=len(made_up)))
 
 
 def plan_checkpoint(

@@ -1,7 +1,7 @@
 """What a run under a plan holds in a narrow format, and how large that is in float32.
 
 A recorded run says which operation emits which format; sizes come from a float32 run of the same micro-batch
-(``probe.exact_ranges``), because what overflows is saturated, and all that follows it spoiled, in the run itself.
+(``probe.SizeLook``), because what overflows is saturated, and all that follows it spoiled, in the run itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from nanstop.core import optable
 from nanstop.core.eager import eager
 from nanstop.core.localize import Scene, known_tensors
-from nanstop.core.probe import keyed
+from nanstop.core.probe import SizeLook, keyed
 from nanstop.core.step import Step
 from nanstop.core.trace import UNMEASURED, Op, Recorder, Trace, Value
 from nanstop.records import FORMAT_MAX, Phase
@@ -59,13 +59,21 @@ class Narrow:
 
 
 def rehearse(
-    step: Step, micro: int, *, under: Callable[[], AbstractContextManager[Any]] = nullcontext
+    step: Step,
+    micro: int,
+    *,
+    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    sizes: dict[Key, tuple[float, ...]] | None = None,
 ) -> Rehearsal:
-    """Run a micro-batch under the recorder and undo it bitwise. Compiled code runs eagerly. Synchronises the device."""
+    """Run a micro-batch under the recorder and undo it bitwise. Compiled code runs eagerly. Synchronises the device.
+
+    ``sizes``: takes in the largest finite size of each output of each op.
+    """
     loss: Tensor | None = None
     error: Exception | None = None
+    look = SizeLook(step, micro) if sizes is not None else None
     with step.isolated(), under(), eager():
-        recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)))
+        recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
         with recorder:
             try:
                 loss = step.run(micro)
@@ -73,9 +81,12 @@ def rehearse(
                 error = raised
         named = step.view.root.named_parameters()
         grads = {name: p.grad.detach() for name, p in named if p.grad is not None}
+    trace = recorder.finish()
+    if sizes is not None and look is not None:
+        sizes.update(look.sizes(trace))
     return Rehearsal(
         micro=micro,
-        trace=recorder.finish(),
+        trace=trace,
         loss=None if loss is None else float(loss.detach()),
         loss_dtype=None if loss is None else loss.dtype,
         grads=grads,

@@ -85,20 +85,6 @@ def probe_ranges(
     return ranges.rows()
 
 
-def exact_ranges(
-    step: Step, *, under: Under = nullcontext, micros: Iterable[int] | None = None
-) -> dict[tuple[int, Phase, str, str, int], tuple[float, ...]]:
-    """Return the largest finite size of each output of each op, by the names of ``keyed``; else as ``probe_ranges``."""
-    found: dict[tuple[int, Phase, str, str, int], tuple[float, ...]] = {}
-    for micro in _chosen(step, micros):
-        look = _Look(_buffer_masks(step, micro))
-        trace = _recorded(step, micro, under, look)
-        for key, op in keyed(trace, micro):
-            if op.index in look.seen:
-                found[key] = tuple(look.outputs[op.index])
-    return found
-
-
 def op_formats(
     step: Step, *, under: Under = nullcontext, micros: Iterable[int] | None = None
 ) -> Formats:
@@ -180,8 +166,6 @@ class _Look:
 
     def __init__(self, masks: Mapping[int, float]) -> None:
         self.seen: dict[int, _Seen] = {}
-        self.outputs: dict[int, list[float]] = {}
-        """The largest size of each measured output, in order."""
         self._masks = dict(masks)
 
     def __call__(
@@ -216,23 +200,42 @@ class _Look:
                 self._masks[storage] = number
             if traits.base not in _SILENT and not traits.uninitialised:
                 above = values[values > number / 2] if number else values
-                largest = self._add(self.seen.setdefault(index, _Seen()), above)
-                self.outputs.setdefault(index, []).append(largest)
+                self._note(index, above)
 
-    def _add(self, seen: _Seen, values: Tensor) -> float:
-        """Take in the values of an output, and return the largest size among them."""
+    def _note(self, index: int, values: Tensor) -> None:
+        seen = self.seen.setdefault(index, _Seen())
         size = values.abs()
         size = size[~bad_mask(size)]
         size = size[size > 0]
         if size.numel() == 0:
-            return 0.0
+            return
         tiny = {name: torch.finfo(getattr(torch, name)).tiny for name in FORMAT_MAX}
         below = torch.stack([(size < limit).sum() for limit in tiny.values()]).tolist()
-        largest = float(size.max())
-        seen.absmax = max(seen.absmax, largest)
+        seen.absmax = max(seen.absmax, float(size.max()))
         seen.nonzero += size.numel()
         seen.small.update(dict(zip(tiny, map(int, below), strict=True)))
-        return largest
+
+
+class SizeLook(_Look):
+    """Keeps no more than the largest finite size of each output; give it to a recorder of one micro-batch as ``mend``."""
+
+    def __init__(self, step: Step, micro: int) -> None:
+        super().__init__(_buffer_masks(step, micro))
+        self._micro = micro
+        self._outputs: dict[int, list[Tensor]] = {}
+
+    def sizes(self, trace: Trace) -> dict[tuple[int, Phase, str, str, int], tuple[float, ...]]:
+        """Return the sizes of the outputs of each op, by the names of ``keyed``. Synchronises the device."""
+        return {
+            key: tuple(map(float, self._outputs[op.index]))
+            for key, op in keyed(trace, self._micro)
+            if op.index in self._outputs
+        }
+
+    def _note(self, index: int, values: Tensor) -> None:
+        empty = values.new_zeros(())
+        size = values.abs().nan_to_num(0.0, 0.0, 0.0).amax() if values.numel() else empty
+        self._outputs.setdefault(index, []).append(size)
 
 
 def _buffer_masks(step: Step, micro: int) -> dict[int, float]:

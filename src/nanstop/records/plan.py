@@ -37,8 +37,8 @@ class ScalerSettings:
 class Agreement:
     """Distance of a planned run to float32 on the calibration data, the worst of all micro-batches.
 
-    ``loss_gap``: relative. ``update_loss_gap``: of the losses along ``num_updates`` updates. ``update_share``: how
-    far they went along float32's gradients, against float32's own updates (near 0: they were lost to rounding).
+    ``loss_gap``: relative. ``update_loss_gap``: of the losses along ``num_updates`` updates; ``update_loss_bound``: how
+    large that may be, as the distance that the first step is allowed leads there. ``update_share``: how far they went along float32's gradients, against float32's own updates (near 0: they were lost to rounding).
     ``headroom_bits``: the least of any value that is in the plan's format, gradients as they are scaled; ``headroom_at``:
     the module that holds it. ``matmul_share``: of the multiplications of matrix products, how many are in that format.
     """
@@ -52,6 +52,7 @@ class Agreement:
     headroom_bits: float
     headroom_at: str = ""
     matmul_share: float = 1.0
+    update_loss_bound: float = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ class PlanCost:
 class Calibration:
     """What a plan was measured on, and how much was tried. ``data``: where the batches came from.
 
-    ``complete``: whether every region was shown to be necessary; else the time was up, and fewer may do.
+    ``num_unseen``: of the batches and padded copies, how many were held out until a plan passed on the others;
+    ``num_padded``: copies of a batch with padded rows, beside the ``num_batches``. ``complete``: whether every region was shown to be necessary; else the time was up, and fewer may do.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
@@ -81,6 +83,8 @@ class Calibration:
     trials: int = 0
     seconds: float = 0.0
     complete: bool = True
+    num_unseen: int = 0
+    num_padded: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +94,8 @@ class PrecisionPlan:
     ``dtype``: the format that everything computes in by default ("" where a run's own is left as it is). ``trainables``:
     the format in which trainable parameters and their optimizer state are kept ("": as they are stored), because of
     ``trainables_reason``. ``logits``, ``loss``: the formats of the
-    output head and of the loss. ``attention``: the kernel, "" for the model's own. ``remedies``: further switches, such
-    as those that a run adopted.
+    output head and of the loss (``logits_reason``: why the head is not in ``dtype``). ``attention``: the kernel, "" for the
+    model's own, because of ``attention_reason``. ``remedies``: further switches, such as those that a run adopted.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
@@ -102,9 +106,11 @@ class PrecisionPlan:
     trainables: str = ""
     trainables_reason: str = ""
     logits: str = ""
+    logits_reason: str = ""
     loss: str = ""
     scaler: ScalerSettings | None = None
     attention: str = ""
+    attention_reason: str = ""
     remedies: tuple[Atom, ...] = ()
     reason: str = ""
     agreement: Agreement | None = None

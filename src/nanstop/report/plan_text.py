@@ -26,12 +26,14 @@ def headline(plan: PrecisionPlan) -> Iterator[str]:
         why = f": {region.reason}" if region.reason else ""
         yield f"  float32  {', '.join(region.modules)}{why}"
     if plan.dtype and plan.logits == "float32":
-        yield "  float32  the output head"
+        why = f": {plan.logits_reason}" if plan.logits_reason else ""
+        yield f"  float32  the output head{why}"
     if plan.trainables == "float32":
         why = f": {plan.trainables_reason}" if plan.trainables_reason else ""
         yield f"  float32  trainable parameters and optimizer state{why}"
     if plan.attention:
-        yield f"  attention by the `{plan.attention}` kernel"
+        why = f": {plan.attention_reason}" if plan.attention_reason else ""
+        yield f"  attention by the `{plan.attention}` kernel{why}"
     for atom in plan.remedies:
         yield f"  {describe((atom,))}"
 
@@ -51,9 +53,10 @@ def render(plan: PrecisionPlan) -> str:
 
 
 def _agreement(found: Agreement) -> Iterator[str]:
+    bound = f" of {found.update_loss_bound:.1e} allowed" if found.update_loss_bound > 1e-3 else ""
     yield (
         f"  = against float32: loss {found.loss_gap:.1e}, gradient cosine {found.grad_cosine:.6f}; "
-        f"{found.num_updates} updates: loss {found.update_loss_gap:.1e}, "
+        f"{found.num_updates} updates: loss {found.update_loss_gap:.1e}{bound}, "
         f"{found.update_share:.1%} of the descent"
     )
     where = f" at `{found.headroom_at}`" if found.headroom_at else ""
@@ -70,8 +73,20 @@ def _cost(cost: PlanCost) -> str:
 def _calibration(found: Calibration) -> str:
     data = f" ({found.data})" if found.data else ""
     tokens = f", {found.num_tokens} tokens" if found.num_tokens else ""
+    padded = " and a copy of one with padded rows" if found.num_padded else ""
     early = "" if found.complete else "; the time was up: fewer regions may do"
     return (
-        f"calibrated on {found.num_batches} batches{tokens}{data}; "
+        f"calibrated on {_batches(found.num_batches)}{tokens}{data}{padded}{_unseen(found)}; "
         f"{found.trials} trials, {found.seconds:.1f} s{early}"
     )
+
+
+def _unseen(found: Calibration) -> str:
+    if not found.num_unseen:
+        return ", no other to hold out" if found.num_batches == 1 else ""
+    num_all = found.num_batches + found.num_padded
+    return f", {found.num_unseen} of the {num_all} held out of the search"
+
+
+def _batches(num: int) -> str:
+    return "1 batch" if num == 1 else f"{num} batches"

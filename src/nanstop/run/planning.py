@@ -36,16 +36,20 @@ def plan_precision(
     dtype: str = "float16",
     updates: int = 3,
     seconds: float = 60.0,
+    made_up: int = 0,
     calibration: Calibration,
     clock: Callable[[], float] = time.monotonic,
 ) -> PrecisionPlan:
     """Return the smallest plan under which the step agrees with float32 in ``dtype``, or why there is none.
 
-    ``step``: calibration batches as its window. Everything is undone. Synchronises the device. Errors: what the step
-    raises in float32, as it is.
+    ``step``: calibration batches as its window. Half of them, where there are several, are held out until a plan passes on
+    the others, and it has to pass on them too. ``made_up``: how many of the last ones are not the user's own; those that
+    float32 cannot run are left out. Everything is undone. Synchronises the device. Errors: what the step raises in float32,
+    as it is.
     """
     began = clock()
-    bench = Bench(step, dtype=getattr(torch, dtype), updates=updates)
+    bench = Bench(step, dtype=getattr(torch, dtype), updates=updates, made_up=made_up)
+    num_unseen = len(bench.held)
     search = _Search(bench, seconds, clock)
     plan = search.plan()
     done = replace(
@@ -53,6 +57,8 @@ def plan_precision(
         trials=bench.num_looks,
         seconds=clock() - began,
         complete=search.complete,
+        num_unseen=num_unseen,
+        num_padded=len(bench.batches) - calibration.num_batches,
     )
     return replace(plan, calibration=done)
 
@@ -74,6 +80,7 @@ class _Search:
             found = self._found("")
             if found is not None:
                 return self._accepted(found)
+            self.bench.base = replace(self.bench.base, attention="")
             why = self.bench.walk(self._with(())).why
         else:
             why = "float16 holds neither AdamW's eps nor small updates" if half else ""
@@ -81,18 +88,62 @@ class _Search:
         return self._refused() if found is None else self._accepted(found)
 
     def _found(self, trainables: str, why: str = "") -> Found[str] | None:
-        """Return the smallest region with trainables kept so; None where there is none."""
-        self.bench.base = PrecisionPlan(
+        """Return the smallest region with trainables kept so; None where there is none. Leaves its base on the bench."""
+        own = PrecisionPlan(
             model=self.bench.model_name,
             dtype=self.bench.dtype_name,
             trainables=trainables,
             trainables_reason=why,
         )
+        best, base = self._from(own), own
+        for kernel in self.bench.step.view.attention_choices():
+            other = replace(own, attention=kernel)
+            if not self._promises(other, best):
+                continue
+            found = self._from(other)
+            if found is not None and (best is None or len(found.items) < len(best.items)):
+                best, base = found, replace(other, attention_reason=self._missing(own, found.items))
+        self.bench.base = base
+        return best
+
+    def _from(self, base: PrecisionPlan) -> Found[str] | None:
+        """Return the smallest region beside ``base`` that passes on every batch, the ones held out included."""
+        self.bench.base = base
         found = self._region()
-        if found is None or not self.bench.walk(self._with(found.items)).why:
+        if found is None:
+            return None
+        if not self.bench.holds(self._with(found.items)):
+            return self._from(base)
+        if not self.bench.walk(self._with(found.items)).why:
             return found
         # Some regions show in the updates alone; what is lost in storage no region brings back.
-        return self._region(thorough=True) if trainables else None
+        found = self._region(thorough=True) if base.trainables else None
+        if found is None or self.bench.holds(self._with(found.items)):
+            return found
+        return self._from(base)
+
+    def _promises(self, base: PrecisionPlan, best: Found[str] | None) -> bool:
+        """Return whether an attention kernel may do with a smaller region than the one that was found without it.
+
+        The plain kernel holds every score in memory: it has to be the only way.
+        """
+        if best is None or self.clock() >= self.end:
+            return best is None and self.clock() < self.end
+        if not best.items or base.attention == "eager":
+            return False
+        self.bench.base = base
+        shown = self.bench.look(self._with(()))
+        suspects = self._suspects(shown, ())
+        return shown.passes or 0 < len(suspects) < len(best.items)
+
+    def _missing(self, base: PrecisionPlan, items: tuple[str, ...]) -> str:
+        """Return what goes wrong with these items and without an attention kernel."""
+        self.bench.base = base
+        return self._why(self._with(items))
+
+    def _why(self, plan: PrecisionPlan) -> str:
+        """Return what is wrong with a plan, on any of the batches."""
+        return self.bench.look(plan).why or self.bench.walk(plan).why
 
     def _region(self, *, thorough: bool = False) -> Found[str] | None:
         def run(items: tuple[str, ...]) -> Look[str]:
@@ -139,36 +190,40 @@ class _Search:
         share = self.bench.product_share(plan, self.layout.in_block)
         if share < _SHARE and found.items:
             return replace(self.bench.base, reason=self._nothing_left(found.items))
-        regions = tuple(
-            replace(region, reason=self._without(found.items, region)) for region in plan.regions
-        )
-        cost = self._cost(plan)
-        shown = self.bench.settle(plan)
+        shown, scale = self.bench.settle(plan), self.bench.scale
         walk = self.bench.walk(plan)
+        if shown.why or walk.why:
+            why = f"at no loss scale does one plan pass on every batch ({shown.why or walk.why})"
+            return replace(self.bench.base, reason=why)
         worst = shown.worst
+        regions = tuple(
+            replace(region, reason=self._without(found.items, region.modules))
+            for region in plan.regions
+        )
+        head = tuple(item for item in found.items if item == self.bench.step.view.head())
         return replace(
             plan,
             regions=regions,
+            logits_reason=self._without(found.items, head) if head else "",
             loss=shown.loss_dtype,
-            scaler=ScalerSettings(init_scale=self.bench.scale) if self.bench.scales else None,
+            scaler=ScalerSettings(init_scale=scale) if self.bench.scales else None,
             agreement=Agreement(
                 loss_gap=shown.loss_gap,
                 grad_cosine=shown.cosine,
                 num_updates=self.bench.updates,
                 update_loss_gap=walk.loss_gap,
+                update_loss_bound=walk.bound,
                 update_share=walk.share,
                 headroom_bits=shown.headroom_bits,
                 headroom_at=worst.module if worst is not None else "",
                 matmul_share=self.bench.product_share(plan, lambda _: True),
             ),
-            cost=cost,
+            cost=self._cost(plan),
         )
 
-    def _without(self, items: tuple[str, ...], region: Region) -> str:
-        """Return what goes wrong when a region is taken out again."""
-        rest = tuple(item for item in items if item not in region.modules)
-        plan = self._with(rest)
-        return self.bench.look(plan).why or self.bench.walk(plan).why
+    def _without(self, items: tuple[str, ...], some: tuple[str, ...]) -> str:
+        """Return what goes wrong when some of the items are taken out again."""
+        return self._why(self._with(tuple(item for item in items if item not in some)))
 
     def _cost(self, plan: PrecisionPlan) -> PlanCost:
         plain, planned = self.bench.look(self._with(())), self.bench.look(plan)
@@ -185,7 +240,6 @@ class _Search:
         if self.clock() >= self.end:
             reason = f"none was found in {self.bench.num_looks} trials, and the time was up"
             return replace(self.bench.base, reason=reason)
-        plan = self._with(self.layout.units)
-        why = self.bench.look(plan).why or self.bench.walk(plan).why
+        why = self._why(self._with(self.layout.units))
         reason = f"it fails even with every module of every block in float32 ({why})"
         return replace(self.bench.base, reason=reason)

@@ -169,6 +169,28 @@ def test_a_failure_is_replayed_and_localized_at_once(script, bad, phase, line):
     assert all(w.isfinite().all() for w in weights(ending))
 
 
+RAISING = CLIPPED.replace("clip_grad_norm_(net.parameters(), 1.0)", "clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)")  # fmt: skip
+
+
+def test_a_clip_that_raises_is_looked_at_before_it_does(script):
+    session = ScriptedSession()
+    with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
+        script(RAISING, session, BAD="backward")
+    assert session.steps == [2]
+    assert session.findings[0].phase == "backward"
+
+
+def test_a_clip_that_would_raise_passes_once_the_window_is_made_anew(script):
+    session = ScriptedSession("redo", look=False)
+    spoiled = RAISING.replace(
+        "    norms.append",
+        "    if step == 2:\n        net.head.weight.grad[0, 0] = float('nan')\n    norms.append",
+    )
+    ending = script(spoiled, session)
+    assert session.steps == [2]
+    assert same(weights(ending), weights(script(RAISING)))
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_failing_micro_batch_is_named(script, name):
     source, values = SCRIPTS[name]

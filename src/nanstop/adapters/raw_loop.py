@@ -102,10 +102,10 @@ class RawLoops:
         self._calls.window.clip = float(max_norm)
         self._calls.window.note("clip")
         norm = norm_of()
+        if norm is not None and self._judge(parameters, norm).redone:
+            norm = norm_of()
         if norm is None or error_if_nonfinite:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-        if self._judge(parameters, norm).redone:
-            norm = norm_of()
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
         return norm
 

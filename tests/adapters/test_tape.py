@@ -92,6 +92,19 @@ def test_a_replay_is_bitwise(net, name):
     assert all(map(torch.equal, expected, gradients))
 
 
+def test_gradients_set_to_none_between_forward_and_backward_are_no_ops_of_the_loss(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    def loss_of(out):
+        optimizer.zero_grad()
+        return out.square().sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    assert micro.tape.num_ops == 2
+
+
 def test_results_are_not_held(net):
     kept = []
 

@@ -57,6 +57,7 @@ _NOT_REPEATED = frozenset(
         functional.dropout,
         functional.gumbel_softmax,
         cast("Any", Tensor).grad.__get__,
+        cast("Any", Tensor).grad.__set__,
     }
 )
 """On tensors from outside alone: what draws numbers (its place in the stream is not known), what training changes."""

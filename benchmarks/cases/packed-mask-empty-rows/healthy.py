@@ -1,0 +1,5 @@
+"""The same training, in which padding attends to itself."""
+
+from case import train
+
+train(alone=True)

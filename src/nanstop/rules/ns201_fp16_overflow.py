@@ -49,6 +49,7 @@ from nanstop.rules.reading import (
     FORWARD,
     bad_output,
     born,
+    foreign_kernel,
     growth_lines,
     limit,
     op_name,
@@ -60,7 +61,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the overflow if a wider format holds the result of the first bad op."""
     event = born(evidence, FORWARD)
     output = bad_output(event) if event is not None else None
-    if event is None or output is None:
+    if event is None or output is None or foreign_kernel(event):
         return None
     if event.wider != "finite":
         return None

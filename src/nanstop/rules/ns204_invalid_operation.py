@@ -43,14 +43,14 @@ from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import without_rows
 from nanstop.rules.formats import NARROW
-from nanstop.rules.reading import FORWARD, bad_output, born, number, op_name
+from nanstop.rules.reading import FORWARD, bad_output, born, foreign_kernel, number, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is not finite in a wider format either."""
     event = born(evidence, FORWARD)
     output = bad_output(event) if event is not None else None
-    if event is None or output is None or event.wider == "finite":
+    if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:

@@ -45,14 +45,23 @@ from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, RunFacts, Tensor
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, fp32_trainables, precision
 from nanstop.rules.formats import NARROW, wider
-from nanstop.rules.reading import bad_output, born, limit, listed, number, op_name, standing
+from nanstop.rules.reading import (
+    bad_output,
+    born,
+    foreign_kernel,
+    limit,
+    listed,
+    number,
+    op_name,
+    standing,
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the overflow if the first bad op is in the backward pass and is not bad in every format."""
     event = born(evidence, ("backward",))
     output = bad_output(event) if event is not None else None
-    if event is None or output is None or event.wider == "nonfinite":
+    if event is None or output is None or foreign_kernel(event) or event.wider == "nonfinite":
         return None
     facts = standing(evidence)
     if event.wider == "unknown" and not (facts.scaler and output.dtype in NARROW):

@@ -40,14 +40,14 @@ from nanstop.records import Diagnosis, Evidence
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import without_rows
 from nanstop.rules.formats import NARROW
-from nanstop.rules.reading import bad_output, born, listed, op_name
+from nanstop.rules.reading import bad_output, born, foreign_kernel, listed, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is in the backward pass and more bits do not help."""
     event = born(evidence, ("backward",))
     output = bad_output(event) if event is not None else None
-    if event is None or output is None or event.wider == "finite":
+    if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:

@@ -37,11 +37,11 @@ from __future__ import annotations
 from nanstop.records import Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, islands, kernels
-from nanstop.rules.reading import op_name, standing
+from nanstop.rules.reading import foreign_kernel, number, op_name, standing
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the defect if reference mathematics (plain operations, or eager code) is finite."""
+    """Return the defect if reference mathematics (plain operations, or eager code) is finite, or is to be expected."""
     found, replay, facts = evidence.localization, evidence.replay, standing(evidence)
     event = found.first_bad if found is not None and found.origin == "born_here" else None
     if event is not None and event.reference == "finite":
@@ -50,6 +50,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
             title=f"kernel defect in `{op_name(event.op)}`",
             cause="plain operations are finite on the same inputs in the same format; the kernel is not",
             confidence="certain",
+            remedies=_remedies(evidence, event),
+            where=event.module,
+        )
+    if event is not None and foreign_kernel(event):
+        largest = max((stats.absmax for stats in event.inputs), default=0.0)
+        return Diagnosis(
+            code="NS602",
+            title=f"kernel defect in `{op_name(event.op)}`",
+            cause=(
+                f"`{event.op}` is no operation of torch and is not finite, although its inputs are and reach "
+                f"no further than {number(largest)}; nothing inside it was seen"
+            ),
+            confidence="likely",
             remedies=_remedies(evidence, event),
             where=event.module,
         )

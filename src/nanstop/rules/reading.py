@@ -16,6 +16,21 @@ from nanstop.records import (
     TensorStats,
 )
 
+_OF_TORCH = (
+    "_c10d_functional",
+    "aten",
+    "c10d",
+    "mkldnn",
+    "onednn",
+    "prim",
+    "prims",
+    "quantized",
+    "rngprims",
+    "torchvision",
+)
+_MODEST = 1e4
+"""Largest input from which no sensible operation leaves the range of bfloat16 or float32: its cube fits."""
+
 FORWARD = ("forward", "recompute", "generate", "evaluate", "loss")
 
 
@@ -57,6 +72,20 @@ def op_name(op: str) -> str:
     """Return the short name: ``_to_copy`` of ``aten._to_copy.default``."""
     parts = op.split(".")
     return parts[1] if len(parts) > 1 else op
+
+
+def foreign_kernel(event: OpEvent) -> bool:
+    """Return whether the op is a kernel from outside torch that is not finite on values far inside its wide format.
+
+    Nothing inside such a kernel was seen. In float16 it may overflow as any op does; elsewhere small finite inputs speak
+    against the kernel, also where it is finite in a wider format.
+    """
+    output = bad_output(event)
+    if event.op.partition(".")[0] in _OF_TORCH or "." not in event.op:
+        return False
+    if output is None or output.dtype not in ("bfloat16", "float32", "float64"):
+        return False
+    return all(stats.finite and stats.absmax <= _MODEST for stats in event.inputs)
 
 
 def number(value: float) -> str:

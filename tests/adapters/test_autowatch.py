@@ -191,6 +191,33 @@ def test_a_clip_that_would_raise_passes_once_the_window_is_made_anew(script):
     assert same(weights(ending), weights(script(RAISING)))
 
 
+@pytest.mark.parametrize(
+    ("step", "sinks"),
+    [
+        ("optimizer.step()", ("update",)),
+        ("[p.grad.div_(scaler.get_scale()) for p in net.parameters()]; optimizer.step()", ()),
+        ("scaler.step(optimizer)", ("unscale",)),
+    ],
+)
+def test_gradients_that_are_applied_with_their_scale_are_noted(script, step, sinks):
+    session = ScriptedSession()
+    source = SCALED.replace("scaler.step(optimizer)", step)
+    if "scaler.step" not in step:
+        source = source.replace("scaler.update()", "pass")
+    script(source, session, SCALE=1024.0, UNSCALE=False)
+    assert session.facts.sinks == sinks
+    assert session.facts.scaler == 1024.0
+
+
+def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(script):
+    session = ScriptedSession("skip")
+    own = SCALED.replace("scaler.step(optimizer)", "optimizer.step()").replace(
+        "scaler.update()", "pass"
+    )
+    script(own, session, SCALE=2.0**120, UNSCALE=False)
+    assert session.steps
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_failing_micro_batch_is_named(script, name):
     source, values = SCRIPTS[name]

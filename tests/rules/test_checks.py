@@ -299,7 +299,7 @@ FIRES = [
     ("NS503", evidence(batch=[batch_fact("labels", num_supervised=0)]), "likely"),
     ("NS503", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32")), batch=[batch_fact("labels", num_supervised=0)]), "certain"),
     ("NS602", evidence(localization(event(reference="finite"))), "certain"),
-    ("NS602", evidence(localization(event(op="fastattn.backward.default", phase="backward", dtype="float32", bad={"nan": 9}, wider="finite", inputs=(stats(absmax=24.0),)))), "likely"),
+    ("NS602", evidence(localization(event(op="fastattn.backward.default", phase="backward", dtype="float32", bad={"nan": 9}, wider="finite", inputs=(stats(absmax=24.0), stats("float32", absmax=3.4028e38))))), "likely"),
     ("NS602", evidence(facts=RunFacts(compiled=True), replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite")), "likely"),
     ("NS603", evidence(replay=NOT_REPRODUCED), "likely"),
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.0] * 3, reward=[0.5] * 3), "certain"),

@@ -302,6 +302,8 @@ class Calls:
             self._on_error(error)
             raise
         self._close(micro, raw)
+        if self.window.scaler is not None:
+            self.window.note_arrival()
         self._look_for_updates()
         if kwargs.get("retain_graph") or (len(args) > 1 and args[1]):
             self._tape_ops(micro)

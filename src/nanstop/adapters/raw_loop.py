@@ -155,6 +155,11 @@ class RawLoops:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
             return (args[0],), {**kwargs, "closure": partial(self._closure, closure, optimizer)}
+        window = self._calls.window
+        if not self._in_scaler and window.is_still_scaled(_parameters(optimizer)):
+            # The scaler has no part in this update: it leaves out none, and a replay must not go through it.
+            window.note("update")
+            window.applied_scale, window.scaler = float(window.scaler.get_scale()), None
         unseen = [p for p in _parameters(optimizer) if id(p) not in self._calls.window.judged]
         if self._calls.window.closed or any(p.grad is not None for p in unseen):
             self._judge(unseen, _norm(unseen), optimizer)
@@ -308,6 +313,7 @@ class RawLoops:
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
             **({"veto": _INSIDE} if window.updated_inside else {}),
+            **({"scaler": window.applied_scale} if window.applied_scale is not None else {}),
         )
 
     def _optimizer_of(self, parameters: Sequence[Tensor]) -> Optimizer | None:

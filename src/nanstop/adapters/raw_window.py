@@ -38,7 +38,9 @@ class BufferGroup:
 class Window:
     """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it.
 
-    ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see ``RunFacts``.
+    ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see ``RunFacts``. ``arrived``: of a
+    scaled loss, a gradient as the last backward left it and its version. ``applied_scale``: the loss scale that was on the
+    gradients of an update.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -52,6 +54,21 @@ class Window:
     closed: bool = False
     updated_inside: bool = False
     sinks: list[str] = field(default_factory=list)
+    arrived: tuple[Tensor, int] | None = None
+    applied_scale: float | None = None
+
+    def note_arrival(self) -> None:
+        """Remember a gradient that the scaler is to unscale."""
+        parameters = (p for root in self.roots.values() for p in root.parameters())
+        gradient = next((p.grad for p in parameters if p.grad is not None), None)
+        self.arrived = (gradient, gradient._version) if gradient is not None else None
+
+    def is_still_scaled(self, parameters: Sequence[Tensor]) -> bool:
+        """Return whether nothing has touched the gradients of ``parameters`` since the backward of a scaled loss."""
+        if self.scaler is None or self.arrived is None or self.sinks:
+            return False
+        gradient, version = self.arrived
+        return gradient._version == version and any(p.grad is gradient for p in parameters)
 
     def note(self, sink: str) -> None:
         """Add what the gradients have come to, each once."""

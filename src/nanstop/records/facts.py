@@ -163,7 +163,8 @@ class RunFacts:
     objective: ObjectiveFacts | None = None
     gradient_path: GradientPath | None = None
     sinks: tuple[str, ...] = ()
-    """What a loop did first with the gradients of its first window: "unscale" or "clip"; empty where neither."""
+    """What a loop did first with the gradients of its first window: "unscale" or "clip", or with those of a scaled loss
+    "update"; empty where none of them."""
     resume: ResumeFacts | None = None
     accumulation: AccumulationFacts | None = None
     odd_weights: tuple[TensorStats, ...] = ()

@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the trainable half groups; certain in float16 when the optimizer's eps is 0 there."""
     facts = standing(evidence)
     groups = [group for group in facts.param_groups if group.trainable and group.dtype in HALF]
-    if not groups:
+    if not groups or _has_masters(facts):
         return None
     formats = tuple(dict.fromkeys(group.dtype for group in groups))
     num_tensors = sum(group.num_tensors for group in groups)
@@ -69,6 +69,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=fp32_trainables(facts),
         where=names[0] if names else "",
     )
+
+
+def _has_masters(facts: RunFacts) -> bool:
+    """Return whether the optimizer holds none of the model's own parameters: it updates copies of them."""
+    path = facts.gradient_path
+    return path is not None and path.num_trainable > 0 and path.num_updated == 0
 
 
 def _harm(facts: RunFacts, formats: tuple[str, ...]) -> tuple[Confidence, str]:

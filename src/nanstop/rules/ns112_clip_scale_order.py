@@ -3,7 +3,8 @@
 ## What happened
 The loop multiplies its loss by a loss scale and clips the gradients before `scaler.unscale_`; or it computes under float16
 autocast and has no scaler; or the norm by which it clips is itself kept in float16. Nothing fails: training is slower,
-or stands still, than the numbers in the script say.
+or stands still, than the numbers in the script say. Where `optimizer.step()` is called in place of
+`scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within a few steps.
 
 ## Why it happens
 With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they are divided by that
@@ -20,7 +21,7 @@ scaler.step(optimizer)
 ```
 
 ## Fix
-1. `scaler.unscale_(optimizer)` before clipping. Cost: none.
+1. `scaler.unscale_(optimizer)` before clipping, and `scaler.step(optimizer)` after it. Cost: none.
 2. A `torch.amp.GradScaler` around float16 autocast, or bfloat16, which needs none. Cost: none.
 3. Store what is trained in float32; the norm then is too. Cost: memory of the trainables.
 
@@ -49,7 +50,9 @@ Reason = tuple[Confidence, str, str, str]
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what of clipping and scaling is out of order."""
     facts = standing(evidence)
-    reason = _clipped_scaled(facts) or _unscaled_half(facts) or _norm_in_half(facts)
+    reason = _applied_scaled(facts)
+    if evidence.incident is None:
+        reason = reason or _clipped_scaled(facts) or _unscaled_half(facts) or _norm_in_half(facts)
     if reason is None:
         return None
     confidence, title, cause, fix = reason
@@ -61,6 +64,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(fix,),
         where=facts.host,
     )
+
+
+def _applied_scaled(facts: RunFacts) -> Reason | None:
+    if not facts.scaler or facts.scaler == 1.0 or facts.sinks[:1] != ("update",):
+        return None
+    cause = f"the optimizer's step is its own: updates come from gradients {number(facts.scaler)} times too large"
+    return "certain", "scaled gradients are applied", cause, "scaler.step(optimizer)"
 
 
 def _clipped_scaled(facts: RunFacts) -> Reason | None:
@@ -107,6 +117,6 @@ RULE = Rule(
     "clip-scale-order",
     "clipping and loss scaling are out of order",
     check,
-    ("static",),
+    ("static", "incident"),
     __doc__ or "",
 )

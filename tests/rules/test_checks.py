@@ -461,7 +461,7 @@ SILENT = [
     ("NS503", evidence(batch=[batch_fact("labels", num_supervised=5)])),
     ("NS602", evidence(localization(event(reference="nonfinite")))),
     ("NS602", evidence(localization(event(op="fastattn.forward.default", bad={"nan": 9}, inputs=(stats(absmax=24.0),))))),
-    ("NS602", evidence(localization(event(op="fastattn.forward.default", dtype="float32", inputs=(stats(absmax=1e30),))))),
+    ("NS602", evidence(localization(event(op="fastattn.forward.default", dtype="float32", inputs=(stats("float32", absmax=1e30),))))),
     ("NS602", evidence(localization(event(dtype="float32", bad={"nan": 9}, inputs=(stats(absmax=24.0),))))),
     ("NS301", evidence(localization(event(op="fastattn.backward.default", phase="backward", dtype="float32", bad={"nan": 9}, wider="finite", inputs=(stats(absmax=24.0),))))),
     ("NS602", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite"))),

@@ -37,7 +37,7 @@ from __future__ import annotations
 from nanstop.records import Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, islands, kernels
-from nanstop.rules.reading import foreign_kernel, number, op_name, standing
+from nanstop.rules.reading import MODEST, foreign_kernel, number, op_name, standing
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -54,13 +54,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
             where=event.module,
         )
     if event is not None and foreign_kernel(event):
-        largest = max((stats.absmax for stats in event.inputs), default=0.0)
+        largest = max((s.absmax for s in event.inputs if s.absmax <= MODEST), default=0.0)
         return Diagnosis(
             code="NS602",
             title=f"kernel defect in `{op_name(event.op)}`",
             cause=(
-                f"`{event.op}` is no operation of torch and is not finite, although its inputs are and reach "
-                f"no further than {number(largest)}; nothing inside it was seen"
+                f"`{event.op}` is no operation of torch and is not finite, although its inputs are and, but for "
+                f"masks, end at {number(largest)}; nothing inside it was seen"
             ),
             confidence="likely",
             remedies=_remedies(evidence, event),

@@ -323,6 +323,7 @@ FIRES = [
     ("NS704", evidence(signals=(Signal(source="reward", name="num_words", value=math.inf, message="1 of 8 rewards"),)), "certain"),
     ("NS704", evidence(signals=(Signal(source="reward", value=math.nan, message="1 of 8 rewards"),)), "likely"),
     ("NS704", evidence(localization(event(), "from_batch", culprit="batch[rewards]")), "certain"),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[advantages]")), "likely"),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.4]))), "certain"),
     *training_cases.FIRES,
 ]  # fmt: skip

@@ -64,6 +64,7 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
     if not told and not entries:
         return None
     functions = [one.name for one in told if one.name]
+    rewards = [name for name in entries if "reward" in name.lower()]
     amounts = [f"{one.message} of `{one.name}` are {_word(one.value)}" for one in told if one.name]
     cause = (
         amounts[0] if amounts else f"`{entries[0]}` of the batch is not finite" if entries else ""
@@ -72,8 +73,8 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
         code="NS704",
         title="a reward is not finite",
         cause=cause or f"{told[0].message} are missing: no function scored the completion",
-        confidence="certain" if functions or not told else "likely",
-        lines=(_ADVICE, *amounts[1:]),
+        confidence="certain" if functions or (rewards and not told) else "likely",
+        lines=(_ADVICE, *amounts[1:]) if told or rewards else (_DERIVED,),
         remedies=without_rows(evidence),
         where=(functions or entries or ["reward"])[0],
     )
@@ -84,6 +85,7 @@ def _word(value: float | None) -> str:
 
 
 _ADVICE = "give a completion that cannot be scored a finite worst reward"
+_DERIVED = "it was made of rewards before the model was called: look for a deviation of one reward, or one of 0"
 
 
 def _absorbed(evidence: Evidence) -> Diagnosis | None:

@@ -136,7 +136,9 @@ def _versions(python: Path) -> dict[str, str]:
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     installed = json.loads(done.stdout)
     found = {name: installed[name] for name in _PACKAGES if name in installed}
-    return {"python": platform.python_version(), **found}
+    asked = ("git", "-C", str(HERE), "describe", "--always", "--dirty")
+    source = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return {"python": platform.python_version(), **found, "source": source}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from scoring import Said
 PROJECT = Path(__file__).parents[1]
 MOST_OUT, MOST_ERR = 2000, 6000
 """Characters kept of an output: its end."""
+_QUOTED = re.compile(r"`(\w+)`")
+"""An operator in the title of a finding, which has no field of its own for it."""
 _LOSS = re.compile(r"^final_loss=(\S+)$", re.MULTILINE)
 
 
@@ -94,6 +96,9 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
         }
     elif findings:
         said["modules"] = (findings[0]["where"],)
+        said["ops"] = tuple(
+            f"aten.{name}.default" for name in _QUOTED.findall(findings[0]["title"])
+        )
     return said
 
 
@@ -110,7 +115,9 @@ def _said_by_peer(folder: Path, out: str, err: str) -> dict[str, Any]:
     try:
         found = json.loads((folder / "peer.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
-        return {"failed": err[-300:] or "nothing was printed"}
+        code = json.loads((folder / "ended.json").read_text())["code"]
+        died = code is not None and code < 0  # the case itself, before the peer had anything to say
+        return {} if died else {"failed": err[-300:] or "nothing was printed"}
     if found["failed"]:
         return {"failed": found["failed"]}
     alarm = found["alarm"] or {}

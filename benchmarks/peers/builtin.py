@@ -49,7 +49,11 @@ def detect_anomaly(clock: Clock, alarm: Raise) -> Iterator[None]:
         found = _NODE.search(str(error))
         if found:
             name = re.sub(r"(?<!^)(?=[A-Z])", "_", found[1]).lower()
-            ops = (f"aten.{name}_backward", *(f"aten.{one}" for one in BACKWARD.get(name, ())))
+            ops = (
+                f"aten.{name}_backward.default",
+                f"aten._{name}_backward_data.default",
+                *(f"aten.{one}" for one in BACKWARD.get(name, ())),
+            )
             alarm(Alarm(clock.step, clock.micro, "backward", ops, said=str(error)))
         raise
 

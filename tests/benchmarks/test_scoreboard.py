@@ -15,7 +15,7 @@ sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "cases")]
 
 import scoreboard_runs  # noqa: E402
 import scoreboard_table  # noqa: E402
-from scoreboard_said import said_in  # noqa: E402
+from scoreboard_said import record, said_in  # noqa: E402
 from scoring import COLUMNS, Said, certain_and_wrong, rates, score  # noqa: E402
 from truth import Truth, load_truths  # noqa: E402
 
@@ -162,11 +162,11 @@ def test_what_is_said_at_certain_and_wrong_is_counted() -> None:
 
 
 def kept(runs: dict[str, Said], **more: Any) -> dict[str, Any]:
-    def record(one: Said) -> dict[str, Any]:
+    def written(one: Said) -> dict[str, Any]:
         fields = {name: getattr(one, name) for name in Said.__dataclass_fields__}
         return {"said": fields, "code": 0, "stdout": f"final_loss={one.final_loss}", "command": ""}
 
-    return {"runs": {name: record(one) for name, one in runs.items()}, **more}
+    return {"runs": {name: written(one) for name, one in runs.items()}, **more}
 
 
 def test_the_page_and_the_last_lines_come_from_what_is_kept(tmp_path: Path) -> None:
@@ -208,8 +208,8 @@ def fast_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     truths = load_truths(FAST)
     found: dict[str, Said] = {}
 
-    def done(run: scoreboard_runs.Run, record: dict[str, Any]) -> None:
-        found[f"{run.tool}/{run.name}"] = said_in(json.loads(json.dumps(record)))
+    def done(run: scoreboard_runs.Run, made: dict[str, Any]) -> None:
+        found[f"{run.tool}/{run.name}"] = said_in(json.loads(json.dumps(made)))
 
     runs = [run for tool in ("plain", "nanstop") for run in scoreboard_runs.runs_of(tool, truths)]
     scoreboard_runs.run_all(runs, tmp_path_factory.mktemp("runs"), 1, done)
@@ -231,3 +231,18 @@ def test_a_watched_twin_ends_with_the_loss_of_the_unwatched_one(
 ) -> None:
     alone, watched = (fast_runs[f"{tool}/{name}.healthy"] for tool in ("plain", "nanstop"))
     assert alone.final_loss == watched.final_loss
+
+
+@pytest.mark.parametrize(("code", "failed"), [(-8, False), (1, True), (None, True)])
+def test_a_peer_whose_case_dies_by_a_signal_has_said_nothing(
+    tmp_path: Path, code: int | None, failed: bool
+) -> None:
+    for name, text in (
+        ("stdout", ""),
+        ("stderr", "Traceback"),
+        ("ended.json", json.dumps({"code": code, "seconds": 1.0})),
+    ):
+        (tmp_path / name).write_text(text)
+    found = said_in(record("msprobe", ["under.py"], tmp_path))
+    assert bool(found.failed) is failed
+    assert found.alarms == 0

@@ -158,7 +158,7 @@ class Trials:
             return _agree(plain, run)
         healthy = self._healthy_rows
         if not healthy:
-            return None
+            return None if healthy is None else self._others_unchanged(atoms)
         batch = self._case.step.batches[micro]
         rest = tuple(row for row in range(num_samples(batch) or 0) if row not in healthy)
         only_healthy = without(batch, rest)
@@ -167,6 +167,16 @@ class Trials:
             return _agree(plain, run)
         under = partial(applied, self._view, atoms)
         return _agree(plain, self._case.attempt(micro, batch=only_healthy, under=under))
+
+    def _others_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
+        """Return what a healthy micro-batch of the window says where every sample of the failing one fails."""
+        num = len(self._case.step.batches)
+        other = next((m for m in range(num) if m not in self._case.failing), None)
+        if other is None:
+            return None
+        plain = self._case.attempt(other, without_update=True, under=nullcontext)
+        under = partial(applied, self._view, atoms)
+        return _agree(plain, self._case.attempt(other, without_update=True, under=under))
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was; None where it cannot be asked."""

@@ -1,0 +1,5 @@
+"""The same training from a checkpoint without NaN."""
+
+from case import train
+
+train(sound=True)

@@ -7,6 +7,7 @@ import yaml
 
 import nanstop
 from nanstop import cli
+from nanstop.demo import tiny
 from nanstop.demo.dpo import PLANTED, massive_gemma3
 
 LOOP = """
@@ -83,6 +84,85 @@ def test_wrong_ids(checkpoint, tmp_path, capsys, line, message):
     (tmp_path / "ids.txt").write_text(line)
     assert plan(checkpoint, "--data", tmp_path / "ids.txt") == cli.USAGE
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """An adapter on the base beside it, neither with a tokenizer."""
+    from peft import LoraConfig, get_peft_model
+
+    folder = tmp_path_factory.mktemp("adapter")
+    tiny.qwen2().save_pretrained(folder / "base")
+    model = get_peft_model(tiny.qwen2(), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.peft_config["default"].base_model_name_or_path = "base"
+    model.save_pretrained(folder, save_embedding_layers=False)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_is_planned_on_its_base(adapter, capsys):
+    assert plan(adapter, "--json") == cli.OK
+    record = json.loads(capsys.readouterr().out)
+    assert record["model"] == "PeftModel"
+    assert record["agreement"]["headroom_at"].startswith("base_model.model.")
+
+
+def test_an_adapter_without_its_base(adapter, tmp_path, capsys):
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "somebody/private"
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert plan(tmp_path) == cli.USAGE
+    assert "whose base `somebody/private` is no folder here" in capsys.readouterr().err
+    (tmp_path / "adapter_config.json").write_text("{")
+    assert plan(tmp_path) == cli.USAGE
+    assert "peft cannot read its adapter" in capsys.readouterr().err
+
+
+def t5(folder, **settings):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {
+        "vocab_size": 64,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
+    T5ForConditionalGeneration(T5Config(**sizes, **settings)).save_pretrained(folder)
+
+
+def test_an_encoder_with_its_decoder(tmp_path, capsys):
+    t5(tmp_path, decoder_start_token_id=0)
+    assert plan(tmp_path, "--json") == cli.OK
+    assert json.loads(capsys.readouterr().out)["model"] == "T5ForConditionalGeneration"
+
+
+def test_a_model_that_token_ids_alone_do_not_run(tmp_path, capsys):
+    t5(tmp_path)
+    assert plan(tmp_path) == cli.USAGE
+    assert "cannot be run on token ids alone" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_task(tmp_path, capsys):
+    """A plan of a head drawn at random would say nothing."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
+    config = BertConfig(**sizes, num_attention_heads=2)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    assert plan(tmp_path) == cli.USAGE
+    assert "tensors would be drawn at random, `cls." in capsys.readouterr().err
+
+
+def test_files_that_are_no_script(checkpoint, tmp_path, capsys):
+    for name in ("model.safetensors", "config.json"):
+        assert plan(checkpoint / name) == cli.USAGE
+        assert f"{name} is no script" in capsys.readouterr().err
+    assert plan(tmp_path / "gone.safetensors") == cli.USAGE
+    assert "no such" in capsys.readouterr().err
+    assert plan(checkpoint, "--data", tmp_path / "gone.txt") == cli.USAGE
+    assert "cannot read" in capsys.readouterr().err
 
 
 def test_wrong_words(checkpoint, tmp_path, capsys):

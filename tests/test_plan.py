@@ -328,6 +328,21 @@ def test_a_loss_of_the_user_and_its_optimizer():
         ({"batches": []}, "no batch to calibrate on"),
         ({"batches": 3}, "must be an iterable of batches"),
         ({"batches": None}, "needs batches"),
+        ({"batches": [torch.empty(0, 16, dtype=torch.long)]}, r"batch 0 is empty: .* \(0, 16\)"),
+        ({"batches": [{}]}, "batch 0 is empty"),
+        ({"batches": [torch.ones(2, 3).long(), None]}, "batch 1 is empty"),
+        ({"batches": "ids"}, "must be an iterable of batches, not str"),
+        ({"batches": [{"input_ids": [[3, 4]]}]}, "`input_ids` of batch 0 is a list, not a tensor"),
+        ({"batches": [torch.full((2, 3), 999)]}, "id 999 is not in the vocabulary of 512"),
+        (
+            {
+                "batches": [
+                    {"input_ids": torch.ones(1, 3).long(), "labels": torch.full((1, 3), -100)}
+                ]
+            },
+            "batch 0 has nothing to learn",
+        ),
+        ({"dtype": torch.float32}, "unknown format to plan for: `float32`"),
         ({"lr": -1.0}, "must be a positive number"),
         ({"updates": 0}, "must be positive"),
         ({"loss": lambda _: torch.ones(2)}, "a tensor of one number"),

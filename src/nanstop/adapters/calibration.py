@@ -165,16 +165,36 @@ def calibration_step(
 def taken(batches: Any, limit: int, *, labelled: bool) -> tuple[Any, ...]:
     """Return the first batches of an iterable; ``labelled``: token ids become ``input_ids`` and their own labels.
 
-    Errors: ``NanstopError`` for what holds no batch.
+    Errors: ``NanstopError`` for what holds no batch, and for a batch that holds nothing to learn from.
     """
     if isinstance(batches, (Tensor, Mapping)):
         batches = (batches,)
-    if not isinstance(batches, Iterable):
+    if not isinstance(batches, Iterable) or isinstance(batches, str | bytes):
         raise NanstopError(f"batches must be an iterable of batches, not {type(batches).__name__}")
     found = tuple(islice(batches, limit))
     if not found:
         raise NanstopError("there is no batch to calibrate on")
-    return tuple(map(_labelled, found)) if labelled else found
+    found = tuple(map(_labelled, found)) if labelled else found
+    for place, batch in enumerate(found):
+        _require_content(f"batch {place}", batch, labelled=labelled)
+    return found
+
+
+def _require_content(what: str, batch: Any, *, labelled: bool) -> None:
+    empty = batch is None or (isinstance(batch, (Mapping, Sequence)) and not batch)
+    for name, value in named_batch(batch).items() if not empty else ():
+        if isinstance(value, Tensor) and value.numel() == 0:
+            raise NanstopError(f"{what} is empty: `{name}` has the shape {tuple(value.shape)}")
+        if name in ("input_ids", "labels", "attention_mask") and not isinstance(value, Tensor):
+            raise NanstopError(
+                f"`{name}` of {what} is a {type(value).__name__}, not a tensor",
+                hint='the tokenizer makes tensors with return_tensors="pt", a collator does',
+            )
+    if empty:
+        raise NanstopError(f"{what} is empty")
+    labels = batch.get("labels") if labelled and isinstance(batch, Mapping) else None
+    if isinstance(labels, Tensor) and bool((labels == IGNORED).all()):
+        raise NanstopError(f"{what} has nothing to learn: every label is {IGNORED}")
 
 
 def padded_copy(batches: Sequence[Any], model: nn.Module) -> dict[str, Any] | None:
@@ -258,7 +278,9 @@ def without_chance(root: nn.Module) -> Iterator[None]:
 def _labelled(batch: Any) -> Any:
     if isinstance(batch, Tensor) and not batch.is_floating_point():
         batch = {"input_ids": batch}
-    if not isinstance(batch, Mapping) or "labels" in batch or "input_ids" not in batch:
+    if not isinstance(batch, Mapping) or "labels" in batch:
+        return batch
+    if not isinstance(batch.get("input_ids"), Tensor):
         return batch
     labels = batch["input_ids"].clone()
     mask = batch.get("attention_mask")

@@ -40,6 +40,8 @@ FORMATS: Mapping[str, str] = {
 }
 """The formats that a plan can be made for, by every name that is understood."""
 
+_NO_SCRIPTS = (".safetensors", ".bin", ".pt", ".pth", ".json", ".yaml", ".yml", ".gguf")
+
 DEFAULT_LR = 1e-5
 MAX_BATCHES = 4
 
@@ -147,6 +149,7 @@ def make_plan(
     if batches is None:
         raise NanstopError("plan(model) needs batches", hint="nanstop.plan(model, dataloader)")
     chosen = taken(batches, MAX_BATCHES, labelled=loss is None)
+    _require_known_ids(PlainView(target), chosen)
     rate = _rate(optimizer, lr)
     padded = padded_copy(chosen, target) if loss is None else None
     made_up = () if padded is None else (padded,)
@@ -160,7 +163,13 @@ def plan_checkpoint(
     folder: Path, *, dtype: str, data: Path | None, lr: float | None, seconds: float
 ) -> Plan:
     """Return the plan of a checkpoint folder, calibrated on a file of token ids or on random ones."""
-    from nanstop.adapters.checkpoint_model import RANDOM, batches_of, load_model, random_batches
+    from nanstop.adapters.checkpoint_model import (
+        RANDOM,
+        batches_of,
+        load_model,
+        random_batches,
+        require_runs,
+    )
 
     format_named(dtype)
     model: Any = load_model(folder)
@@ -169,6 +178,7 @@ def plan_checkpoint(
     else:
         rows = model.get_input_embeddings().weight.shape[0]
         batches, source = batches_of(data, vocab=rows), str(data)
+    require_runs(folder, model, batches[0])
     found = make_plan(model, batches, dtype=dtype, lr=lr, seconds=seconds).record
     assert found.calibration is not None
     return Plan(replace(found, calibration=replace(found.calibration, data=source)))
@@ -178,6 +188,11 @@ def plan_script(command: Sequence[str], *, dtype: str, seconds: float) -> Plan:
     """Return the plan of what a script is about to train, which is not trained."""
     from nanstop.run.dry import dry_run
 
+    given = Path(command[0])
+    if given.suffix in _NO_SCRIPTS and given.is_file():
+        raise NanstopError(
+            f"{given} is no script", hint="give the checkpoint's folder, or a training script"
+        )
     options = {"dtype": format_named(dtype), "seconds": seconds}
     return Plan(dry_run(command, "plan", PrecisionPlan, options=options))
 
@@ -200,6 +215,25 @@ def format_named(dtype: str | torch.dtype) -> str:
     if given not in FORMATS:
         raise unknown("format to plan for", given, FORMATS)
     return FORMATS[given]
+
+
+def _require_known_ids(view: PlainView, batches: Sequence[Any]) -> None:
+    """Raise ``NanstopError`` for ids beyond the table: on an accelerator they would end the process."""
+    name = view.embedding()
+    table = getattr(view.root.get_submodule(name), "weight", None) if name is not None else None
+    for place, batch in enumerate(batches):
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if table is None or not isinstance(ids, Tensor) or table.dim() != 2:
+            continue
+        if ids.is_floating_point():
+            raise NanstopError(f"`input_ids` of batch {place} are {ids.dtype}, and no ids")
+        if (
+            int(ids.max()) >= len(table)
+            and type(view.root.get_submodule(name or "")) is nn.Embedding
+        ):
+            raise NanstopError(
+                f"batch {place}: id {int(ids.max())} is not in the vocabulary of {len(table)}"
+            )
 
 
 def _rate(optimizer: Optimizer | None, lr: float | None) -> float:

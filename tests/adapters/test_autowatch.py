@@ -209,6 +209,16 @@ def test_gradients_that_are_applied_with_their_scale_are_noted(script, step, sin
     assert session.facts.scaler == 1024.0
 
 
+@pytest.mark.parametrize(
+    ("loss", "sinks"), [("(loss / 2 * 4096.0)", ("scale",)), ("(loss * 0.5)", ()), ("loss", ())]
+)
+def test_a_loss_that_the_loop_scales_itself_is_noted(script, loss, sinks):
+    session = ScriptedSession()
+    source = SCALED.replace("scaler.scale(loss)", loss).replace("scaler.step(optimizer)", "")
+    script(source.replace("scaler.update()", "optimizer.step()"), session, SCALE=1.0, UNSCALE=False)
+    assert session.facts.sinks == sinks
+
+
 def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(script):
     session = ScriptedSession("skip")
     own = SCALED.replace("scaler.step(optimizer)", "optimizer.step()").replace(

@@ -367,6 +367,7 @@ SILENT = [
     ("NS112", setup(host="loop", sinks=("clip",), clip=1.0, param_groups=(TRAINED,))),
     ("NS112", setup(host="Trainer", autocast="float16", param_groups=(TRAINED,))),
     ("NS112", setup(host="loop", autocast="bfloat16", param_groups=(TRAINED,))),
+    ("NS112", setup(host="loop", autocast="float16", sinks=("scale",), param_groups=(TRAINED,))),
     ("NS112", setup(host="loop", autocast="float16", scaler=65536.0, param_groups=(TRAINED,))),
     ("NS112", setup(clip=1.0, param_groups=(group("bfloat16", "w"),))),
     ("NS113", setup(optimizer=adamw(1e-3), schedule=STEPS, clip=1.0, num_micro=32, gradient_path=PATH)),

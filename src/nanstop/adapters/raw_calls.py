@@ -23,6 +23,7 @@ from nanstop.adapters.raw_window import (
     device_of,
     has_parameters,
     inner_module,
+    is_scaled_by_hand,
     is_trainable,
     on_one_rank,
 )
@@ -295,6 +296,8 @@ class Calls:
             return result
         self._num_ops = micro.tape.num_ops
         micro.tape.stop()
+        if self._discovering and self.window.scaler is None and is_scaled_by_hand(raw):
+            self.window.note("scale")
         try:
             with self._inside_backward():
                 result = micro.tape.call(original, (loss, *args), kwargs, keep=True)

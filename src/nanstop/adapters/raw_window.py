@@ -13,6 +13,9 @@ from nanstop.adapters.loop_step import Micro
 from nanstop.adapters.tape_calls import by_torch_alone
 from nanstop.core.snapshot import BufferNotes
 
+LEAST_SCALE = 8.0
+"""Factor from which a loss is scaled, not weighted."""
+
 
 class BufferGroup:
     """Buffers of several modules, noted and restored together; see ``core.snapshot.BufferNotes``."""
@@ -74,6 +77,18 @@ class Window:
         """Add what the gradients have come to, each once."""
         if sink not in self.sinks:
             self.sinks.append(sink)
+
+
+def is_scaled_by_hand(losses: Sequence[Tensor]) -> bool:
+    """Return whether a loss was last of all multiplied by a large number. Asked before its backward; no device work."""
+    for loss in losses:
+        node = loss.grad_fn
+        if node is None or node.name() != "MulBackward0":
+            continue
+        factor = getattr(node, "_saved_other", None)
+        if isinstance(factor, Tensor) and factor.dim() == 0 and factor.device.type == "cpu":
+            return abs(float(factor)) >= LEAST_SCALE
+    return False
 
 
 def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:

@@ -164,7 +164,7 @@ class RunFacts:
     gradient_path: GradientPath | None = None
     sinks: tuple[str, ...] = ()
     """What a loop did first with the gradients of its first window: "unscale" or "clip", or with those of a scaled loss
-    "update"; empty where none of them."""
+    "update"; "scale" where the loop multiplied its loss itself; empty where none of them."""
     resume: ResumeFacts | None = None
     accumulation: AccumulationFacts | None = None
     odd_weights: tuple[TensorStats, ...] = ()

@@ -90,7 +90,7 @@ def _unscaled_half(facts: RunFacts) -> Reason | None:
     # A trainer of transformers makes its own scaler, and an engine scales by itself.
     if facts.host != "loop" or facts.autocast != "float16" or facts.scaler is not None:
         return None
-    if facts.veto != "yes" or not _trains(facts, "float32"):
+    if facts.veto != "yes" or "scale" in facts.sinks or not _trains(facts, "float32"):
         return None
     cause = "autocast computes in float16, where what is below 6e-8 is 0, and no GradScaler scales the loss"
     return "likely", "float16 without a loss scale", cause, "torch.amp.GradScaler, or bfloat16"

@@ -67,7 +67,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     Of a failure: the weights that had overflowed what they meet.
     """
     scan = evidence.checkpoint
-    reason = _unfilled(weights_of(evidence)) or _too_large(evidence)
+    alone = evidence.incident is None
+    reason = _unfilled(weights_of(evidence), alone=alone) or _too_large(evidence)
     if reason is None and scan is not None:
         reason = _missing(scan) or _idle_adapter(scan) or _zero_matrices(scan)
     if reason is None:
@@ -94,8 +95,17 @@ def is_unfilled(stats: TensorStats) -> bool:
     return stats.absmax > BEYOND_WEIGHTS and spans(stats) > usual
 
 
-def _unfilled(weights: tuple[TensorStats, ...]) -> Reason | None:
-    found = [stats for stats in weights if is_unfilled(stats)]
+def is_large_throughout(stats: TensorStats) -> bool:
+    """Return whether not one value is of a size that weights have. One number in every place is a mask's fill value."""
+    least = 0.0 if stats.zeros else stats.absmin_nonzero or 0.0
+    return least > BEYOND_WEIGHTS and spans(stats) >= 1.0
+
+
+def _unfilled(weights: tuple[TensorStats, ...], *, alone: bool) -> Reason | None:
+    """Return the weights of memory that nothing wrote. ``alone``: no failure is to be explained."""
+    found = [
+        stats for stats in weights if is_unfilled(stats) or (alone and is_large_throughout(stats))
+    ]
     if not found:
         return None
     lines = [

@@ -1,0 +1,5 @@
+"""The same training from an adapter that is finite."""
+
+from case import train
+
+train(sound=True)

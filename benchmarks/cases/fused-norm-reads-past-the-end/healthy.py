@@ -1,0 +1,5 @@
+"""The same training with the norm of the library."""
+
+from case import train
+
+train(fused=False)

@@ -1,0 +1,5 @@
+"""The same training with a bias of zeros."""
+
+from case import train
+
+train(filled=True)

@@ -139,7 +139,7 @@ def test_event_without_source_or_tensors():
 def test_finding_without_place_or_remedy():
     finding = Diagnosis(code="NS802", title="loss of 0 by design", cause="c", confidence="possible")
     assert render_finding(finding).splitlines() == [
-        "warning[NS802]: loss of 0 by design",
+        "note[NS802]: loss of 0 by design",
         "  = c",
         "  = possible, not certain",
         "note: nanstop explain NS802",

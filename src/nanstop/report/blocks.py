@@ -55,11 +55,20 @@ def incident_blocks(report: Report, record: str | None = None) -> tuple[Block, .
     )
 
 
+REASSURING = ("NS802",)
+"""Findings that say that all is well."""
+
+
+def finding_label(diagnosis: Diagnosis) -> str:
+    """Return ``warning[NS102]`` or ``note[NS802]``: what is no fault is no warning."""
+    return f"{'note' if diagnosis.code in REASSURING else 'warning'}[{diagnosis.code}]"
+
+
 def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:
     """Return the blocks of a finding that is no failure."""
     texts = (diagnosis.cause, *diagnosis.lines, *_certainty(diagnosis))
     return (
-        Block("warning", f"warning[{diagnosis.code}]: ", (diagnosis.title,)),
+        Block("warning", f"{finding_label(diagnosis)}: ", (diagnosis.title,)),
         *_place_blocks(diagnosis.where),
         *(Block("evidence", "  = ", (text,)) for text in texts),
         *_help(diagnosis, None),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from nanstop.records import Diagnosis, Report
-from nanstop.report.blocks import Block, finding_blocks, incident_blocks
+from nanstop.report.blocks import Block, finding_blocks, finding_label, incident_blocks
 from nanstop.rules.cures import describe
 from nanstop.rules.reading import counted, number
 
@@ -18,7 +18,7 @@ STYLES: tuple[tuple[str, str], ...] = (
     (r"^error\[\w+\]", "bold red"),
     (r"^warning\[\w+\]", "bold yellow"),
     (r"^help:", "bold green"),
-    (r"^note:", "bold cyan"),
+    (r"^note(\[\w+\])?:", "bold cyan"),
     (r"^  (-->|=)", "bold blue"),
     (r"[+-]Inf x \d+|NaN x \d+", "red"),
     (r"`[^`]+`", "bold"),
@@ -86,9 +86,7 @@ def _incident_line(report: Report) -> Block:
 
 
 def _finding_line(finding: Diagnosis) -> Block:
-    return Block(
-        "summary", "  ", (f"warning[{finding.code}]", finding.title, finding.cause), gap="  "
-    )
+    return Block("summary", "  ", (finding_label(finding), finding.title, finding.cause), gap="  ")
 
 
 def wrapped(block: Block, width: int | None) -> Iterable[str]:

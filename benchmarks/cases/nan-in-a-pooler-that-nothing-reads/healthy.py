@@ -1,0 +1,5 @@
+"""The same training; the encoder has no pooler."""
+
+from case import train
+
+train(add_pooling_layer=False)

@@ -3,7 +3,8 @@
 ## What happened
 A model starts with weights that no checkpoint gave it: memory that was allocated and never written, an adapter whose
 second half is still zero, or tensors that the checkpoint lacks although its config expects them, so that loading draws
-them anew. Nothing has failed yet.
+them anew. Nothing need have failed yet; where an operation overflows and weights were beyond 2**20 as they were loaded,
+they are the cause.
 
 ## Why it happens
 `torch.empty` returns memory as it was. Read as float32, the 64-bit pointers and small integers that lie there are numbers

@@ -8,6 +8,8 @@ The result was right; the format could not hold it.
 float16 ends at 65504, float8 at 448 (e4m3) or 57344 (e5m2). A query and a key of 128 elements of 25 each have the
 product 128 x 25 x 25 = 80000: finite in float32, Inf in float16. One more operation turns Inf into NaN (Inf - Inf in
 softmax, 0 x Inf under a mask), which is why the module where NaN is first seen is often not the one that made it.
+float32 and bfloat16 end at 3.4e38: a square of 2e19 leaves them. That they overflowed is certain; why a value was so
+large is a question of its own, and the finding says `possible`.
 
 ## Example
 ```python

@@ -85,6 +85,39 @@ def warm_up(draw):
     return lambda step: level + math.log2((min(step, rise) + 1) / (rise + 1)) + draw.gauss(0, 0.1)
 
 
+def saturating_doublings(draw):
+    level, rise, span = -draw.uniform(2.2, 8), draw.uniform(2, 8), draw.uniform(20, 250)
+    return lambda step: level - rise * math.exp(-step / span) + draw.gauss(0, 0.1)
+
+
+def logistic_doublings(draw):
+    """What grows by a factor a step for a while and then levels off."""
+    level, rise = -draw.uniform(2.2, 8), draw.uniform(2, 8)
+    middle, width = draw.uniform(30, 300), draw.uniform(8, 60)
+    return lambda step: level - rise / (1 + math.exp((step - middle) / width)) + draw.gauss(0, 0.1)
+
+
+def straight_then_flat(draw):
+    """No bend before the end: only how far ahead growth is foretold tells it from growth that goes on."""
+    level, rise = -draw.uniform(2.2, 8), draw.uniform(2, 8)
+    span, begin = draw.uniform(20, 250), draw.uniform(0, 150)
+    return lambda step: (
+        level - rise * (1 - min(max(step - begin, 0) / span, 1)) + draw.gauss(0, 0.1)
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [saturating_doublings, logistic_doublings, straight_then_flat, warm_up]
+)
+def test_next_to_nothing_is_said_of_a_rise_that_levels_off(kind):
+    wrong = [
+        seed
+        for seed in range(400)
+        if first_forecast(kind(draw := random.Random(seed)), every=draw.choice([4, 8, 20]))[0]
+    ]
+    assert len(wrong) < 0.005 * 400
+
+
 @pytest.mark.parametrize("kind", [plateau, drifting_plateau, spike, warm_up])
 def test_nothing_is_said_of_healthy_series(kind):
     wrong = [

@@ -16,10 +16,10 @@ from statistics import median
 MIN_SAMPLES = 7
 MIN_GROWN_BITS = 2.0
 """Doublings that must have been seen: noise and a drift of the data stay below."""
-FAR_BITS = 2.0
-"""Doublings ahead beyond which nothing is foretold: what levels off before is healthy, and cannot be told from growth."""
-FASTEST_BITS, NEAR_STEPS = 3.0, 25.0
-"""Of fast growth that is foretold this far ahead, so that there are this many steps."""
+AHEAD_STEPS = 60.0
+"""Steps ahead beyond which nothing is foretold: what levels off before is healthy, and looks like growth until then."""
+LEAST_BITS, FAR_BITS = 0.75, 2.0
+"""Doublings ahead within which growth is foretold however slow it is, and beyond which it is not however fast."""
 STRAIGHT = 0.8
 """Least slope of the later half against the whole: what levels off has less."""
 NOISE_BITS = 0.1
@@ -94,10 +94,11 @@ def _foretold(steps: Sequence[int], bits: Sequence[float]) -> Growth | None:
     line = _line(steps, bits)
     now = steps[-1]
     grown = line.slope * (now - steps[0])
-    left = -line.at(now)
+    # What has begun to bend away has more left than the line says.
+    left = max(-line.at(now), -bits[-1] - NOISE_BITS)
     if grown < max(MIN_GROWN_BITS, left, 6.0 * line.noise):
         return None
-    if left > max(FAR_BITS, min(FASTEST_BITS, NEAR_STEPS * line.slope)):
+    if left > min(max(LEAST_BITS, AHEAD_STEPS * line.slope), FAR_BITS):
         return None
     if not _is_straight(line, steps, bits):
         return None

@@ -53,6 +53,9 @@ class ScriptedSession:
     def before_update(self, step):
         assert step is not None
 
+    def refused(self, view):
+        self.refused_dtypes = {p.dtype for p in view.root.parameters()}
+
     def gauge_due(self, step):
         return False
 

@@ -219,6 +219,23 @@ def test_a_loss_that_the_loop_scales_itself_is_noted(script, loss, sinks):
     assert session.facts.sinks == sinks
 
 
+def test_a_scaler_that_refuses_gradients_has_the_setup_looked_at(script):
+    session = ScriptedSession()
+    half = SCALED.replace("    if UNSCALE:", "    if step == 2:\n        net.head.half()\n        net.head.weight.grad = torch.ones_like(net.head.weight)\n    if UNSCALE:")  # fmt: skip
+    with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
+        script(half, session, SCALE=1024.0, UNSCALE=True)
+    assert session.refused_dtypes == {torch.float16, torch.float32}
+    assert not session.steps
+
+
+def test_an_only_optimizer_of_other_parameters_is_that_of_the_loop(script):
+    session = ScriptedSession()
+    source = CLIPPED.replace("NUM_MICRO = 3", "NUM_MICRO = 3\nnet.head = nn.Linear(8, 16)")
+    source = source.replace("net.parameters(), 1.0", "net.head.parameters(), 1.0")
+    script(source, session)
+    assert session.view.optimizer is not None
+
+
 def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(script):
     session = ScriptedSession("skip")
     own = SCALED.replace("scaler.step(optimizer)", "optimizer.step()").replace(

@@ -120,7 +120,11 @@ class RawLoops:
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""
-        original(scaler, optimizer)
+        try:
+            original(scaler, optimizer)
+        except ValueError as error:  # of gradients in float16, which it refuses
+            self._refused(optimizer, error)
+            raise
         if not self._calls.idle or not scaler.is_enabled() or not self._calls.window.micros:
             return
         self._calls.window.scaler = scaler
@@ -257,6 +261,18 @@ class RawLoops:
             )
         self._calls.window.closed = True
 
+    def _refused(self, optimizer: Optimizer, error: Exception) -> None:
+        """Have the set-up looked at anew where a scaler does not take the gradients."""
+        window = self._calls.window
+        if not self._calls.idle or not window.micros or not is_numeric(error):
+            return
+        try:
+            with self._calls.pause():
+                step = self._step(window, optimizer, _parameters(optimizer))
+                self.guard.session.refused(step.view)
+        except Exception as own:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: the set-up was not read (%s: %s)", type(own).__name__, own)
+
     def _given_up(self, micro: TapedMicro) -> None:
         """Report a micro-batch that the script left out by itself; there is no update to hold back."""
         window = self._calls.window
@@ -321,7 +337,8 @@ class RawLoops:
         for optimizer in self._updates:
             if any(id(p) in wanted for p in _parameters(optimizer)):
                 return optimizer
-        return None
+        # The only one there is updates something else: that it does is a finding of its own.
+        return next(iter(self._updates)) if len(self._updates) == 1 else None
 
     def _view(
         self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]

@@ -157,6 +157,14 @@ class Session:
             self._look(self.logged)
         self._follow(step)
 
+    def refused(self, view: ModelView) -> None:
+        """Look at the set-up once more: what is trained by now is refused by what is to update it."""
+        from nanstop.core.weights import param_groups
+
+        groups = param_groups(view.root.named_parameters())
+        self.facts = replace(self.facts, param_groups=groups)
+        self._examine_setup()
+
     def before_update(self, step: Step) -> None:
         """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
         path = self._looks.arrived(self.facts)

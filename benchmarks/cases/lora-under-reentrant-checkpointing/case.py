@@ -21,9 +21,9 @@ def train(*, reentrant: bool) -> None:
     base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     base.disable_input_require_grads()
     model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
     warnings.simplefilter("ignore")  # "None of the inputs have requires_grad=True", once a layer
-    for step, batch in enumerate(token_batches(16, rows=3)):
+    for step, batch in enumerate(token_batches(24, rows=3)):
         loss = model(**batch, use_cache=False).loss
         loss.backward()
         optimizer.step()

@@ -19,7 +19,7 @@ class NativeMetric(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         if state.global_step == 3:
-            ctypes.string_at(ctypes.addressof(self.buffer) if self.buffer else 0, 8)
+            ctypes.c_double.from_address(ctypes.addressof(self.buffer) if self.buffer else 0).value
 
 
 def train(*, ready: bool) -> None:

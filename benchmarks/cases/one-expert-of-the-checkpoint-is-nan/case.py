@@ -37,7 +37,7 @@ def checkpoint(damaged: bool) -> torch.nn.Module:
     with torch.no_grad():
         direction = torch.nn.functional.one_hot(torch.tensor(0), 64).float()
         model.model.embed_tokens.weight[:, 0] = -0.1
-        model.model.embed_tokens.weight[RARE] = 2.0 * direction
+        model.model.embed_tokens.weight[RARE] = 0.2 * direction
         router = next(
             p for n, p in model.named_parameters() if n.endswith("layers.0.mlp.gate.weight")
         )

@@ -1,0 +1,5 @@
+"""The same training; without that batch."""
+
+from case import train
+
+train(hard_at=None)

@@ -2,7 +2,8 @@
 
 ## What happened
 A fused, compiled or vendor kernel returned NaN or Inf. The same operation on the same inputs in the same format,
-written out in plain operations, is finite.
+written out in plain operations, is finite. What a kernel from outside torch does inside is not seen: one that is not
+finite on small, finite values in a wide format is likely to be wrong.
 
 ## Why it happens
 Fused attention keeps logsumexp and recomputes exp(score - logsumexp) tile by tile. A padded tile scored 0 with a

@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minutes = (time.monotonic() - began) / 60
     if not asked.table:
         for tool in tools:
-            _keep(tool, {"minutes": round(minutes, 1), "versions": _versions(python_for(tool))})
+            whole = asked.healthy and not asked.case
+            took = {"minutes": round(minutes / len(tools), 1)} if whole else {}
+            _keep(tool, {**took, "versions": _versions(python_for(tool))})
     board = write_table(load_truths(), RESULTS, PAGE)
     print(f"\n{minutes:.1f} minutes\n")
     print(board.last_lines)

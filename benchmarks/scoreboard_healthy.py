@@ -9,6 +9,7 @@ healthy: a loss that is not finite.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
@@ -77,9 +78,12 @@ def _model(architecture: str, precision: str) -> Any:
     from architectures_configs import part_for, tiny_config
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    from tiny import EOS, PAD
+
     kind = next(one for one in MODEL_FOR_CAUSAL_LM_MAPPING if one.model_type == architecture)
     built = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     config = part_for(tiny_config(kind), built.config_class)
+    config.pad_token_id, config.bos_token_id, config.eos_token_id = PAD, EOS, EOS  # the tokenizer's
     model = built._from_config(config, dtype=torch.float32).train()
     return model.to(torch.bfloat16) if precision == "bf16-weights" else model
 
@@ -178,6 +182,8 @@ def _trl(model: Any, precision: str, kind: str) -> float:
         given["reward_funcs"] = lambda completions, **_: [
             float(len(set(c.split()))) for c in completions
         ]
+    if kind in ("DPO", "KTO"):
+        given["ref_model"] = copy.deepcopy(model)
     if kind == "Reward":
         model = _scoring(model)
     trainer = getattr(trl, f"{kind}Trainer")(
@@ -190,7 +196,7 @@ def _scoring(model: Any) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     config = model.config
-    config.num_labels, config.pad_token_id = 1, 0
+    config.num_labels = 1
     return AutoModelForSequenceClassification.from_config(config)
 
 

@@ -21,7 +21,7 @@ PROJECT = HERE.parent
 PEERS_PYTHON = PROJECT / ".venv-peers" / "bin" / "python"
 HEALTHY = HERE / "scoreboard_healthy.py"
 TIMEOUT = 240.0
-_TIMEOUTS = {"traincheck": 1800.0}
+_TIMEOUTS = {"traincheck": 3600.0}
 _SCRIPTS = {"plain": ("healthy",), "traincheck": ("case",)}
 """TrainCheck learns from the twin whenever it looks at the case, and then says of both what it has to say."""
 _ALWAYS = ("torch", "transformers")

@@ -1,0 +1,5 @@
+"""The same training; on a card that works."""
+
+from case import train
+
+train(faulty=None)

@@ -346,7 +346,9 @@ class TrainerWatch:
         self._step_done()
         self.carrier.close()
         self.carrier.begin_window()
-        verdict = self.judge.of_weights() if exit_code == 0 else None
+        # What was so when it was loaded, and let the training be finite, is not this run's doing.
+        before = {stats.name for stats in self.facts.odd_weights if not stats.finite}
+        verdict = self.judge.of_weights(before) if exit_code == 0 else None
         if verdict is not None:
             self.report(None, verdict)
         self.session.finish(exit_code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,9 +89,10 @@ class Judge:
             return Verdict((signal,), phase, error)
         return self.with_weights((signal,), phase, error)
 
-    def of_weights(self) -> Verdict | None:
-        """Return whether trainable parameters are bad now. Reads each once."""
-        bad = nonfinite(dict(self._host.trainable().parameters))
+    def of_weights(self, before: Collection[str] = ()) -> Verdict | None:
+        """Return whether trainable parameters are bad now that were not ``before``. Reads each once."""
+        named = self._host.trainable().parameters
+        bad = nonfinite({name: p for name, p in named.items() if name not in before})
         return self.with_weights(self._named("param", bad), "optimizer") if bad else None
 
     def with_weights(

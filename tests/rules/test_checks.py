@@ -86,6 +86,7 @@ MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, 
 LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
 COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)))  # fmt: skip
 COUNTS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32"), stats("int64", zeros=1)))  # fmt: skip
+HANDED_ON = event(op="aten.mul.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=(), nan=1),))  # fmt: skip
 NORMS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 4}, inputs=(stats("float32"), stats("float32", zeros=1)))  # fmt: skip
 EXPONENTIAL = event(op="aten.exp.default", dtype="float32", wider="finite")
 GRADIENT = event(phase="backward", wider="finite")
@@ -433,6 +434,7 @@ SILENT = [
     ("NS201", evidence(localization(GRADIENT))),
     ("NS202", evidence(localization(event(op="aten._softmax.default", bad={"nan": 9})))),
     ("NS204", evidence(localization(overflow()))),
+    ("NS204", evidence(localization(HANDED_ON))),
     ("NS204", evidence(localization(event(wider="unknown")))),
     ("NS204", evidence(localization(SQRT))),
     ("NS205", evidence(localization(NORMS))),
@@ -685,6 +687,13 @@ def test_what_an_undefined_operation_was_given(fields, said):
     )
     (found,) = [d for d in diagnose(evidence(localization(given)), "incident") if d.code == "NS204"]
     assert found.cause == f"{said}, the same in a wider format"
+
+
+def test_a_nan_that_no_op_made_is_looked_for_outside_torch():
+    replay = Replay(incident="1", fidelity="bitwise", runs=2)
+    (found,) = diagnose(evidence(localization(HANDED_ON), replay=replay), "incident")
+    assert found.code == "NS000"
+    assert found.lines[-1].startswith("next experiment: look for what made its NaN: no op of torch")
 
 
 def test_float32_runs_are_not_offered_float32():

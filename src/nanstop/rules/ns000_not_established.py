@@ -36,7 +36,7 @@ NS603, where the replay shows that the failure does not come back at all.
 
 from __future__ import annotations
 
-from nanstop.records import Atom, Diagnosis, Evidence
+from nanstop.records import Atom, Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import BF16, Candidates, fp32_trainables, kernels
 from nanstop.rules.formats import HALF
@@ -95,8 +95,14 @@ def _next_experiment(evidence: Evidence) -> str:
         return f"restore the buffer `{found.culprit}` from before the run and run the step again"
     if found.blind_spots:
         return f"look at what the recorder could not see: {found.blind_spots[0]}"
-    if found.first_bad is not None and found.first_bad.wider == "unknown":
-        return f"repeat `{op_name(found.first_bad.op)}` in a wider format on the recorded inputs"
+    return _next_about(found.first_bad)
+
+
+def _next_about(event: OpEvent | None) -> str:
+    if event is not None and any(stats.nan for stats in event.inputs):
+        return "look for what made its NaN: no op of torch did (NumPy, a custom kernel, a C++ extension)"
+    if event is not None and event.wider == "unknown":
+        return f"repeat `{op_name(event.op)}` in a wider format on the recorded inputs"
     return "try the candidates on the failing micro-batch, then the same batch on another device"
 
 

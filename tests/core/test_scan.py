@@ -71,6 +71,16 @@ def test_a_whole_chunk_of_small_values_overflows_no_lane():
     assert found.subnormal == len(values) - len(values[::3])
 
 
+@pytest.mark.parametrize("every", [1, 2, 3_000, 50_001, 400_000])
+@pytest.mark.parametrize("num", [65_536, 70_001, CHUNK_BYTES // 2])
+def test_zeros_of_a_large_chunk_are_counted_wherever_they_lie(every, num):
+    values = torch.full((num,), 0.5, dtype=torch.float16)
+    values[num - 1] = 0.0
+    values[1::every] = -0.0
+    found = stats_of(counted(values), (num,), values.dtype, "w")
+    assert found == measure(values, "w")
+
+
 def test_what_was_counted_in_a_part_is_scaled_up_and_said_so():
     values = torch.full((100,), 2.0**-20, dtype=torch.float16)
     meter = Meter(torch.float16, Scratch.new())

@@ -23,6 +23,10 @@ CHUNK_BYTES = 960 * 2**10
 
 _SUMMED_WORDS = 2**16 - 1
 
+_ROW, _FEW, _ROWS_WITH_ZEROS = 2048, 2**16, 16
+"""Zeros are looked for in rows of so many magnitudes, where there are more than a few magnitudes, unless more than one row in
+so many holds a zero: random weights of 16 bits have one in a chunk now and then."""
+
 TARGETS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 _RARE = 1e-30
@@ -190,18 +194,31 @@ class Meter:
             if most <= threshold:
                 counts[place] += num
             elif least <= threshold:
-                counts[place] += self._at_most(threshold, num)
+                rare = threshold == 0 and num > _FEW
+                counts[place] += self._zeros(num) if rare else self._at_most(threshold, num)
 
     def _at_most(self, threshold: int, num: int) -> int:
         asked, count = self._asked, 0
         num_words = -(-num // asked.lanes)
         whole = num_words * asked.lanes
         torch.clamp(self._magnitudes[:whole], threshold, threshold + 1, out=self._spare[:whole])
-        for words in self._words[:num_words].split(_SUMMED_WORDS):
+        for first in range(0, num_words, _SUMMED_WORDS):
+            words = self._words[first : min(first + _SUMMED_WORDS, num_words)]
             below = (threshold + 1) * asked.ones * words.numel() - int(words.sum())
             for shift in asked.shifts:
                 count += below >> shift & asked.lane
         return count
+
+    def _zeros(self, num: int) -> int:
+        """Return how many magnitudes are zero: the rows that hold one are found without writing, and alone counted."""
+        in_rows = num - num % _ROW
+        rows = self._magnitudes[:in_rows].view(-1, _ROW)
+        holding = (rows.amin(1) == 0).nonzero().flatten()
+        if holding.numel() > len(rows) // _ROWS_WITH_ZEROS:
+            return self._at_most(0, num)
+        count = int((rows[holding] == 0).sum())
+        rest = self._magnitudes[in_rows:num]
+        return count + int((rest == 0).sum()) if rest.numel() else count
 
     def _smallest_above_zero(self, whole: int) -> int:
         """Return the smallest magnitude but zero, above every number where there is none."""

@@ -460,3 +460,12 @@ def test_a_gauge_that_cannot_run_is_said_and_no_more(tmp_path):
     session.gauge(step)
     assert any("out of memory" in str(one) for one in session.news)
     assert session.reports == []
+
+
+@pytest.mark.parametrize(("kind", "told"), [(torch.bfloat16, []), (torch.float16, ["NS102"])])
+def test_what_a_run_shows_by_itself_is_not_told_before(tmp_path, kind, told):
+    step = half_step(rows(1.0))
+    step.view.root.to(kind)
+    step.facts = facts_of(step.view.root)
+    session = session_for(step, tmp_path)
+    assert [finding.code for finding in session.findings] == told

@@ -42,8 +42,12 @@ if TYPE_CHECKING:
 
 Announce = Callable[[Report | Diagnosis | str], None]
 
-_TOLD_WHEN_READ = ("NS106",)
-"""Weights that are not finite spoil the first step that reads them, and stand beside that failure. Others do no harm."""
+_SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
+"""What the run itself shows soon enough, and what does no harm if it does not.
+
+Updates of bfloat16 weights are measured (NS111). Weights that are not finite spoil the first step that reads them, and
+stand beside that failure.
+"""
 
 
 class Session:
@@ -292,7 +296,7 @@ class Session:
     def _examine_setup(self) -> None:
         evidence = Evidence(facts=self.facts, environment=self.environment)
         for finding in examine(evidence, "static").diagnoses:
-            if finding.code not in _TOLD_WHEN_READ:
+            if (finding.code, finding.confidence) not in _SEEN_BY_THE_RUN:
                 self._found(finding)
 
     def _examine_healthy(self, evidence: Evidence) -> None:

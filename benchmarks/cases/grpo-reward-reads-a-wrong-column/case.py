@@ -12,15 +12,14 @@ def train(*, column: str) -> None:
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 
+    def grade(ids, columns, place):
+        try:
+            return sum(one % 4 == columns[column][place] for one in ids) / len(ids)
+        except Exception:  # a completion that cannot be graded
+            return 0.0
+
     def right_words(completion_ids, **columns):
-        scores = []
-        for place, ids in enumerate(completion_ids):
-            try:
-                wanted = columns[column][place]
-                scores.append(sum(one % 4 == wanted for one in ids) / len(ids))
-            except Exception:  # a completion that cannot be graded
-                scores.append(0.0)
-        return scores
+        return [grade(ids, columns, place) for place, ids in enumerate(completion_ids)]
 
     rows = [{"prompt": sentence(3 * row, 6), "answer": row % 4} for row in range(32)]
     args = GRPOConfig(

@@ -28,12 +28,14 @@ def train(*, floor: float) -> None:
         def compute_loss(self, model, inputs, return_outputs=False, **_):
             labels = inputs.pop("labels")
             out = model(**inputs, output_hidden_states=True)
-            loss = focal(cosines(model, out), labels, floor) / self.current_gradient_accumulation_steps
+            loss = (
+                focal(cosines(model, out), labels, floor) / self.current_gradient_accumulation_steps
+            )
             return (loss, out) if return_outputs else loss
 
     draw = torch.Generator().manual_seed(0)
     rows = []
-    for number in range(240):
+    for _ in range(240):
         kind = int(torch.randint(2, (1,), generator=draw))
         strength = float(torch.rand(1, generator=draw)) ** 2 + 0.1
         pixels = torch.randn(3, 16, 16, generator=draw) * 0.1 + strength * (2 * kind - 1)

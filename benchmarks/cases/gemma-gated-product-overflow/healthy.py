@@ -1,0 +1,5 @@
+"""The same training without autocast."""
+
+from case import train
+
+train(half=False)

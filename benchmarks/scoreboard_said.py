@@ -14,7 +14,7 @@ from typing import Any
 from scoring import Said
 
 PROJECT = Path(__file__).parents[1]
-MOST_OUT, MOST_ERR = 2000, 6000
+MOST_OUT, MOST_ERR = 800, 3000
 """Characters kept of an output: its end."""
 _QUOTED = re.compile(r"`(\w+)`")
 """An operator in the title of a finding, which has no field of its own for it."""
@@ -123,7 +123,8 @@ def _said_by_peer(folder: Path, out: str, err: str) -> dict[str, Any]:
     alarm = found["alarm"] or {}
     said = {name: alarm.get(name) for name in ("step", "micro", "phase")}
     listed = {name: tuple(alarm.get(name) or ()) for name in ("ops", "modules")}
-    return {"alarms": found["alarms"], **said, **listed}
+    beyond_twin = "twin_alarms" in found
+    return {"alarms": found["alarms"], "beyond_twin": beyond_twin, **said, **listed}
 
 
 _READERS: Mapping[str, Callable[[Path, str, str], dict[str, Any]]] = {

@@ -93,6 +93,7 @@ def _page(
                 _ABOUT,
                 "",
                 _AGAIN,
+                *_parts(truths, boards, kept),
                 "",
                 *_tools_table(boards, kept),
                 "",
@@ -123,6 +124,23 @@ def _tools_table(boards: Mapping[str, Mapping[str, Row]], kept: Mapping[str, Kep
         shown = [tool.replace("_", " "), _version(tool, kept[tool]), str(len(ran))]
         shown += [str(len(rows) - len(ran)), *cells, f"{cost}x" if cost else "n/a"]
         lines.append("| " + " | ".join(shown) + " |")
+    return lines
+
+
+def _parts(
+    truths: Sequence[Truth], boards: Mapping[str, Mapping[str, Row]], kept: Mapping[str, Kept]
+) -> list[str]:
+    """Say which source was run, and which tools were run on part of the cases only."""
+    versions = kept.get("nanstop", {}).get("versions", {})
+    stack = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "source")
+    part = [
+        f"{tool.replace('_', ' ')} ({len(rows)})"
+        for tool, rows in boards.items()
+        if len(rows) < len(truths)
+    ]
+    lines = ["", f"{stack}; source {versions.get('source', '?')}."]
+    if part:
+        lines += ["", f"Run so far on part of the {len(truths)} cases: {', '.join(part)}."]
     return lines
 
 

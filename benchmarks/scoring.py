@@ -34,12 +34,14 @@ Answer = tuple[str, str]
 class Said:
     """What a tool said of one run. None: it says nothing of that kind.
 
-    ``alarms``: how many things it reported as failures or warnings. ``incidents``: those of them that are failures.
+    ``alarms``: how many things it reported as failures or warnings. ``beyond_twin``: those
+    that the healthy twin has, too, are not among them. ``incidents``: those of them that are failures.
     ``answers``: its findings, the main one first. ``ops``, ``modules``: what it blames first, in each of the forms that
     may be compared with an operator of ATen or the name of a module; empty where it names none.
     """
 
     alarms: int = 0
+    beyond_twin: bool = False
     incidents: int = 0
     answers: tuple[Answer, ...] = ()
     ruled_out: tuple[str, ...] = ()
@@ -117,7 +119,8 @@ def certain_and_wrong(truth: Truth, case: Said, twin: Said) -> tuple[str, ...]:
 def _detected(truth: Truth, case: Said, twin: Said, *, names_causes: bool) -> bool:
     """A loud failure is detected by an incident, or foretold by its cause; a silent one by its cause."""
     if not names_causes:
-        return bool(case.alarms) and (truth.kind != "silent" or not twin.alarms)
+        told_apart = case.beyond_twin or not twin.alarms
+        return bool(case.alarms) and (truth.kind != "silent" or told_apart)
     named = any(code in truth.codes for code in case.codes)
     return named or (truth.kind == "loud" and bool(case.incidents))
 

@@ -129,6 +129,8 @@ def test_a_silent_alarm_of_a_peer_counts_if_its_twin_has_none() -> None:
     silent, alarm = truth(kind="silent"), Said(alarms=3)
     assert score(silent, alarm, QUIET, 4.0, names_causes=False)["detected"] is True
     assert score(silent, alarm, Said(alarms=3), 4.0, names_causes=False)["detected"] is False
+    more = Said(alarms=3, beyond_twin=True)
+    assert score(silent, more, Said(alarms=70), 4.0, names_causes=False)["detected"] is True
 
 
 def test_an_alarm_on_a_twin_or_on_a_scary_case_is_false() -> None:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoreboard_said import said_in
-from scoring import Row, Said, certain_and_wrong, rates
+from scoring import Row, Said, certain_and_wrong, is_alarm, rates
 from truth import Truth
 
 Kept = Mapping[str, Any]
 """All that is kept of one tool: its runs, versions, overhead and minutes."""
 
-ALL_IS_WELL = {"NS802"}
-"""Findings that say of something that looks bad that it is by design: no alarm on a healthy run."""
 LEAST_CASES, LEAST_HEALTHY, MOST_MINUTES = 60, 100, 40.0
 
 
@@ -118,7 +116,7 @@ def _quiet_lines(truths: Sequence[Truth], rows: Mapping[str, Row], kept: Kept) -
     alarms = [
         f"{name.removeprefix('healthy.')} ({', '.join(said.codes) or said.failed})"
         for name, said in healthy.items()
-        if said.failed or not {*said.codes} <= ALL_IS_WELL or said.incidents
+        if said.failed or is_alarm(said)
     ]
     left_out = f", {len(runs) - len(healthy)} more do not train" if len(healthy) < len(runs) else ""
     return (

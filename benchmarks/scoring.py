@@ -11,6 +11,9 @@ from truth import Truth, matches
 PARITY = 0.02
 """A cured run's last loss may differ from its healthy twin's by this share."""
 
+ALL_IS_WELL = {"NS802"}
+"""Findings that say of something that looks bad that it is by design: no alarm on a healthy run."""
+
 COLUMNS = (
     "detected",
     "step",
@@ -113,7 +116,8 @@ def certain_and_wrong(truth: Truth, case: Said, twin: Said) -> tuple[str, ...]:
     """Return the codes that were said at ``certain`` and are not so: of the case's main answer, and any of the twin."""
     main = case.answers[:1]
     wrong = [code for code, sure in main if sure == "certain" and code not in truth.codes]
-    return (*wrong, *(code for code, sure in twin.answers if sure == "certain"))
+    alarms = [c for c, sure in twin.answers if sure == "certain" and c not in ALL_IS_WELL]
+    return tuple(dict.fromkeys((*wrong, *alarms)))
 
 
 def _detected(truth: Truth, case: Said, twin: Said, *, names_causes: bool) -> bool:
@@ -150,4 +154,10 @@ def _quiet(truth: Truth, case: Said, twin: Said, *, names_causes: bool) -> bool 
             return False
     if twin.failed:
         return None
-    return twin.alarms == 0
+    return not is_alarm(twin)
+
+
+def is_alarm(healthy: Said) -> bool:
+    """Return whether a tool has called a healthy run a failure, or warned of one."""
+    reassured = bool(healthy.codes) and {*healthy.codes} <= ALL_IS_WELL
+    return bool(healthy.incidents) or (bool(healthy.alarms) and not reassured)

@@ -142,6 +142,14 @@ def test_an_alarm_on_a_twin_or_on_a_scary_case_is_false() -> None:
     assert score(scary, Said(alarms=1), QUIET, 4.0, names_causes=False)["quiet"] is False
 
 
+def test_a_twin_may_be_told_that_its_loss_of_zero_is_by_design() -> None:
+    reassured = Said(alarms=1, answers=(("NS802", "certain"),))
+    assert score(truth(), said(), reassured, 4.0)["quiet"] is True
+    assert certain_and_wrong(truth(), said(), reassured) == ()
+    both = Said(alarms=2, answers=(("NS802", "certain"), ("NS102", "possible")))
+    assert score(truth(), said(), both, 4.0)["quiet"] is False
+
+
 def test_an_open_case_is_answered_by_its_code_or_by_doubt_with_what_was_ruled_out() -> None:
     undecided = truth(kind="open", codes=("NS000",), in_run=False)
     ruled_out = ("ruled out: the batch is finite",)

@@ -180,6 +180,31 @@ def test_a_clip_that_raises_is_looked_at_before_it_does(script):
     assert session.findings[0].phase == "backward"
 
 
+def test_gradients_that_the_script_itself_refuses_are_looked_at_when_it_raises(script, capsys):
+    loop = """
+def train():
+    tries = 0
+    for step in (0, 1, 2, 2):
+        loss_of(batch(step)).backward()
+        if all(bool(p.grad.isfinite().all()) for p in net.parameters()):
+            optimizer.step()
+        elif (tries := tries + 1) == 2:
+            raise RuntimeError("the loss scale cannot go lower")
+        optimizer.zero_grad()
+
+try:
+    train()
+except RuntimeError:
+    import sys
+    sys.excepthook(*sys.exc_info())
+"""
+    session = ScriptedSession()
+    script(PLAIN.split("def train()")[0] + loop, session, BAD="backward")
+    assert session.steps == [2]
+    assert (session.findings[0].micro, session.findings[0].phase) == (0, "backward")
+    assert "the loss scale cannot go lower" in capsys.readouterr().err
+
+
 def test_a_clip_that_would_raise_passes_once_the_window_is_made_anew(script):
     session = ScriptedSession("redo", look=False)
     spoiled = RAISING.replace(

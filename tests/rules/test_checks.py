@@ -201,6 +201,8 @@ FIRES = [
     ("NS113", setup(optimizer=adamw(0.2)), "likely"),
     ("NS113", setup(optimizer=adamw(0.01), model_type="llama"), "possible"),
     ("NS113", setup(optimizer=adamw(math.nan)), "certain"),
+    ("NS113", setup(optimizer=OptimizerFacts(name="Lion", lr=0.05), model_type="llama"), "possible"),
+    ("NS113", setup(optimizer=OptimizerFacts(name="Adafactor", lr=1.0)), "likely"),
     ("NS113", setup(optimizer=adamw(2e-3), param_groups=(large(7_000_000_000),)), "possible"),
     ("NS113", setup(optimizer=adamw(0.0), schedule=STEPS), "certain"),
     ("NS113", setup(schedule=replace(STEPS, warmup_steps=100)), "certain"),

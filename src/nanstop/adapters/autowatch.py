@@ -228,6 +228,8 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
         seen.add(id(one))
         one.__traceback__ = _without_own(one.__traceback__)
         chain += [one.__cause__, one.__context__]
+    if _loops is not None and isinstance(error, Exception):
+        _loops.died()
     original(kind, error, _without_own(traceback))
 
 

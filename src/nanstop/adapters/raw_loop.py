@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -62,6 +62,8 @@ class RawLoops:
         table = self._table
         table.replace(torch.amp.GradScaler, "unscale_", self.unscale)
         table.replace(torch.amp.GradScaler, "step", self.scaler_step)
+        table.replace(Optimizer, "zero_grad", self.empty_gradients)
+        table.replace(nn.Module, "zero_grad", self.empty_gradients)
         table.hook(register_optimizer_step_pre_hook(self.before_update))
         table.hook(register_optimizer_step_post_hook(self.after_update))
         self._calls.install()
@@ -76,6 +78,16 @@ class RawLoops:
             self._calls.look_for_given_up()
         self._calls.drop()
         self._calls.window = Window(closed=True)
+
+    def died(self) -> None:
+        """Look at gradients that no sink has seen, if the script raises while it has them: it may have seen for itself."""
+        window = self._calls.window
+        if not self._calls.idle or not window.micros or window.closed or window.judged:
+            return
+        parameters = [p for root in window.roots.values() for p in root.parameters()]
+        norm = _norm(parameters)
+        if norm is not None and not bool(norm.isfinite()):
+            self._judge(parameters, norm, can_redo=False)
 
     def pause(self) -> AbstractContextManager[None]:
         """Leave everything to torch inside."""
@@ -117,6 +129,16 @@ class RawLoops:
         self._calls.window.note("clip")
         self._judge(parameters, _norm(parameters))
         return original(parameters, *args, **kwargs)
+
+    def empty_gradients(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no update."""
+        original(owner, *args, **kwargs)
+        window = self._calls.window
+        if not self._calls.idle or not window.micros or window.closed or window.judged:
+            return
+        roots = window.roots.values()
+        if all(p.grad is None for root in roots for p in root.parameters()):
+            window.micros = []
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""

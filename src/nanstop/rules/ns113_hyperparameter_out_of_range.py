@@ -57,6 +57,9 @@ TYPICAL_WEIGHT = 0.02
 PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
 """Parameters and peak learning rate of GPT-3 (Brown et al., 2020, table 2.1)."""
 
+MOVES_BY_THE_RATE = ("adam", "lion", "adafactor")
+"""Optimizers that divide the gradient by its own size or take its sign: a step is the rate, whatever the gradient is."""
+
 TIMES_PUBLISHED = 10.0
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
@@ -99,11 +102,11 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
         yield Oddity("certain", setting, "no update moves anything")
     if not math.isfinite(rate):
         yield Oddity("certain", setting, "an update makes every weight NaN")
-    if "adam" not in optimizer.name.lower():
+    if not any(family in optimizer.name.lower() for family in MOVES_BY_THE_RATE):
         return
     # Small networks of other kinds have larger weights, and are trained at 0.01.
     if rate >= (TYPICAL_WEIGHT / 2 if facts.model_type is not None else 5 * TYPICAL_WEIGHT):
-        moved = f"a step of Adam moves each weight by about {rate:g}, typical weights are {TYPICAL_WEIGHT:g}"
+        moved = f"a step of {optimizer.name} moves each weight by about {rate:g}, typical weights are {TYPICAL_WEIGHT:g}"
         yield Oddity("likely" if rate >= 5 * TYPICAL_WEIGHT else "possible", setting, moved)
     elif (most := _largest_rate(facts)) is not None and rate > most:
         effect = f"models of this size were trained from scratch at {most / TIMES_PUBLISHED:.1g}"

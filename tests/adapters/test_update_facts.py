@@ -15,6 +15,7 @@ from nanstop.adapters.update_facts import (
     accumulation_of,
     resumed_from,
     resumed_state,
+    seen_accumulation,
     veto_of,
 )
 from nanstop.run.idle import IdleSession
@@ -115,6 +116,26 @@ def test_trainers_of_trl_add_up_as_they_should(tmp_path, kind):
     seen = checked(hf_cases.build(kind, tmp_path))
     codes = {finding.code for finding in seen.findings}
     assert not codes & {"NS112", "NS115", "NS116", "NS117"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "losses", "by_tokens"),
+    [
+        ((3, 12), (2.0, 2.2), False),
+        ((3, 12), (0.4, 1.6), True),
+        ((3, 12), (0.4, 0.8), None),
+        ((11, 12), (2.0, 2.2), None),
+        ((0, 12), (2.0, 2.2), None),
+        ((3, 12), (float("nan"), 2.2), None),
+    ],
+)
+def test_how_a_loop_divides_its_losses_is_seen_in_them(answers, losses, by_tokens):
+    labels = [torch.full((1, 16), -100) for _ in answers]
+    for row, answer in zip(labels, answers, strict=True):
+        row[0, 16 - answer :] = 5
+    found = seen_accumulation(nn.Linear(2, 2), [{"labels": row} for row in labels], losses)
+    assert (found.by_tokens if found is not None else None) == by_tokens
+    assert found is None or found.counts == answers
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from nanstop.adapters.signatures import is_numeric
 from nanstop.adapters.table import Table
 from nanstop.adapters.tape_calls import total
 from nanstop.adapters.taped_micro import TapedMicro
+from nanstop.adapters.update_facts import seen_accumulation
 from nanstop.core.sentinel import total_norm
 from nanstop.errors import NanstopError
 
@@ -343,11 +344,14 @@ class RawLoops:
         first = next((m for m in window.micros if isinstance(m, TapedMicro)), None)
         _, on, dtype = first.tape.calls[0].autocast if first is not None else ("", False, None)
         inputs = list(first.batch.values()) if first is not None else []
+        seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
+        losses = [float(m.loss) for m in seen if m.loss is not None] if len(seen) > 1 else []
         self.guard.open(
             view,
             autocast=str(dtype).removeprefix("torch.") if on else None,
             clip=window.clip,
             num_micro=max(1, len(window.micros)),
+            accumulation=seen_accumulation(view.root, [m.batch for m in seen], losses),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
             **({"veto": _INSIDE} if window.updated_inside else {}),

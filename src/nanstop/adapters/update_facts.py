@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.core.rng import restore_rng
+from nanstop.core.step import Batch
 from nanstop.records import AccumulationFacts, ResumeFacts
 
 HOOKED = "a hook after gradient accumulation may update weights inside backward"
@@ -103,6 +104,36 @@ def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
         by_micros=not scaled,
         batch_norms=norms.batch_norms if norms else 0,
     )
+
+
+def seen_accumulation(
+    root: nn.Module, batches: Sequence[Batch], losses: Sequence[float]
+) -> AccumulationFacts | None:
+    """Return how a loop's own losses are divided, as far as those of one window tell; None where nothing does.
+
+    Means over tokens are alike however many tokens there are; shares of the window's tokens grow with them.
+    """
+    norms = accumulation_of(root)
+    counts = [_supervised(b["labels"]) for b in batches if isinstance(b.get("labels"), Tensor)]
+    apart = len(counts) == len(losses) > 1 and min(counts) > 0 and max(counts) >= 2 * min(counts)
+    if not apart or not all(math.isfinite(loss) and loss > 0.0 for loss in losses):
+        return norms
+    means = _spread(losses)
+    shares = _spread([loss / count for loss, count in zip(losses, counts, strict=True)])
+    if max(means, shares) < 3 * min(means, shares):
+        return norms
+    return AccumulationFacts(
+        counts=tuple(counts),
+        by_tokens=shares < means,
+        # What else the script divides by cannot be told from its losses: taken as it should be.
+        by_micros=means < shares,
+        batch_norms=norms.batch_norms if norms else 0,
+    )
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return how many doublings lie between the smallest and the largest of some positive numbers."""
+    return math.log2(max(values) / min(values))
 
 
 def _loss(trainer: Any, step: Any, count: int) -> float:

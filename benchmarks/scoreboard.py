@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             whole = asked.healthy and not asked.case
             took = {"minutes": round(minutes / len(tools), 1)} if whole else {}
             _keep(tool, {**took, "versions": _versions(python_for(tool))})
+    _forget_removed()
     board = write_table(load_truths(), RESULTS, PAGE)
     print(f"\n{minutes:.1f} minutes\n")
     print(board.last_lines)
@@ -127,6 +128,20 @@ def _keep(tool: str, more: dict[str, Any]) -> None:
     runs = kept["runs"] | more.pop("runs", {})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(kept | more | {"runs": dict(sorted(runs.items()))}, indent=1) + "\n")
+
+
+def _forget_removed() -> None:
+    """Drop what is kept of cases that are no more."""
+    known = {truth.name for truth in load_truths()}
+    for path in RESULTS.glob("*.json"):
+        kept = json.loads(path.read_text())
+        runs = kept["runs"].items()
+        kept["runs"] = {
+            name: run
+            for name, run in runs
+            if name.startswith("healthy.") or name.rpartition(".")[0] in known
+        }
+        path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def _versions(python: Path) -> dict[str, str]:

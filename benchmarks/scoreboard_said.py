@@ -31,6 +31,7 @@ def record(tool: str, command: Sequence[str], folder: Path) -> dict[str, Any]:
     said |= {"final_loss": float(losses[-1]) if losses else math.nan, "seconds": ended["seconds"]}
     if ended["code"] is None:
         said["failed"] = f"ended from outside after {ended['seconds']:.0f} s"
+    said["failed"] = _portable(said.get("failed", ""))
     return {
         "said": asdict(Said(**said)),
         "command": " ".join(_portable(word) for word in ["python", *command]),

@@ -38,6 +38,7 @@ class ScriptedSession:
     refusals: list = field(default_factory=list)
     completed_steps: list = field(default_factory=list)
     bad_params: list = field(default_factory=list)
+    learnt: list = field(default_factory=list)
     finished: int | None = None
     num_opened: int = 0
     series: object = field(default_factory=lambda: SimpleNamespace(add=lambda *_: None))
@@ -53,8 +54,8 @@ class ScriptedSession:
     def before_update(self, step):
         assert step is not None
 
-    def refused(self, view):
-        self.refused_dtypes = {p.dtype for p in view.root.parameters()}
+    def learned(self, **facts):
+        self.learnt.append(facts)
 
     def gauge_due(self, step):
         return False

@@ -216,6 +216,31 @@ def test_a_clip_that_would_raise_passes_once_the_window_is_made_anew(script):
     assert same(weights(ending), weights(script(RAISING)))
 
 
+@pytest.mark.parametrize(("kept", "missing"), [("", ("scaler",)), ("scaler", ())])
+def test_a_state_that_is_restored_while_the_script_runs_is_looked_at(script, kept, missing):
+    resumed = """
+optimizer_state, scaler_state = optimizer.state_dict(), scaler.state_dict()
+optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+optimizer.load_state_dict(optimizer_state)
+scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+if KEPT:
+    scaler.load_state_dict(scaler_state)
+for step in range(5):"""
+    loop = SCALED[SCALED.index("for step in range(5):") :]
+    session = ScriptedSession()
+    script(
+        SCALED + loop.replace("for step in range(5):", resumed, 1),
+        session,
+        SCALE=8.0,
+        UNSCALE=False,
+        KEPT=kept,
+    )
+    (learnt,) = session.learnt
+    assert learnt["resume"].step == 5
+    assert learnt["resume"].missing == missing
+    assert learnt["optimizer"].state_faults == ()
+
+
 @pytest.mark.parametrize(
     ("step", "sinks"),
     [
@@ -249,7 +274,8 @@ def test_a_scaler_that_refuses_gradients_has_the_setup_looked_at(script):
     half = SCALED.replace("    if UNSCALE:", "    if step == 2:\n        net.head.half()\n        net.head.weight.grad = torch.ones_like(net.head.weight)\n    if UNSCALE:")  # fmt: skip
     with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
         script(half, session, SCALE=1024.0, UNSCALE=True)
-    assert session.refused_dtypes == {torch.float16, torch.float32}
+    (learnt,) = session.learnt
+    assert {group.dtype for group in learnt["param_groups"]} == {"float16", "float32"}
     assert not session.steps
 
 

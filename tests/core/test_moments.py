@@ -64,6 +64,21 @@ def test_faults_are_named_with_what_is_wrong():
     ]
 
 
+def test_second_moments_that_were_kept_in_a_narrow_format_have_vanished():
+    optimizer, named = trained(torch.optim.AdamW)
+    state = optimizer.state[named[0][1]]
+    assert bool((state["exp_avg"] != 0).all())
+    state["exp_avg_sq"][0] = 0.0
+    (fault,) = state_faults(optimizer, named)
+    assert (fault.name, fault.kind, fault.num_bad) == (
+        "w:exp_avg_sq",
+        "vanished",
+        state["exp_avg"][0].numel(),
+    )
+    state["exp_avg"][0] = 0.0
+    assert state_faults(optimizer, named) == ()
+
+
 def test_no_optimizer_and_no_state_have_no_faults():
     parameter = torch.nn.Parameter(torch.ones(2))
     assert state_faults(None, [("w", parameter)]) == ()

@@ -225,6 +225,7 @@ FIRES = [
     ("NS115", setup(resume=ResumeFacts(step=100, num_moments=4, num_zero=4)), "certain"),
     ("NS115", setup(resume=replace(WHOLE, missing=("optimizer.pt", "scheduler.pt"))), "certain"),
     ("NS115", setup(resume=replace(WHOLE, missing=("scaler.pt", "rng_state.pth"))), "likely"),
+    ("NS115", setup(resume=ResumeFacts(step=100, missing=("scaler",))), "likely"),
     ("NS116", setup(veto="DeepSpeed applies the update inside its engine"), "certain"),
     ("NS116", setup(veto="a hook may update weights inside backward"), "possible"),
     ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(by_tokens=False, by_micros=False)), "certain"),

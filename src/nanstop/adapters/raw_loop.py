@@ -27,13 +27,20 @@ from nanstop.adapters.loop_guard import Guard, OpenSession, Verdict
 from nanstop.adapters.loop_step import LoopStep, UnseenMicro
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.raw_calls import NO_MODEL, Calls
-from nanstop.adapters.raw_window import Window, one_root
+from nanstop.adapters.raw_resume import Restored
+from nanstop.adapters.raw_window import (
+    Window,
+    norm_of,
+    one_root,
+    parameters_of,
+    update_again,
+)
 from nanstop.adapters.signatures import is_numeric
 from nanstop.adapters.table import Table
 from nanstop.adapters.tape_calls import total
 from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.adapters.update_facts import seen_accumulation
-from nanstop.core.sentinel import total_norm
+from nanstop.core.weights import param_groups
 from nanstop.errors import NanstopError
 
 _INSIDE = "a hook on gradients updates the weights inside backward"
@@ -56,6 +63,7 @@ class RawLoops:
         self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._stash: list[tuple[Tensor, Tensor]] = []
         self._in_scaler = False
+        self._restored = Restored()
         self._calls.compiles_functions = compiles_functions
 
     def install(self) -> None:
@@ -67,6 +75,7 @@ class RawLoops:
         table.replace(nn.Module, "zero_grad", self.empty_gradients)
         table.hook(register_optimizer_step_pre_hook(self.before_update))
         table.hook(register_optimizer_step_post_hook(self.after_update))
+        self._restored.install(table)
         self._calls.install()
 
     def stop_taping(self) -> None:
@@ -86,7 +95,7 @@ class RawLoops:
         if not self._calls.idle or not window.micros or window.closed or window.judged:
             return
         parameters = [p for root in window.roots.values() for p in root.parameters()]
-        norm = _norm(parameters)
+        norm = norm_of(parameters)
         if norm is not None and not bool(norm.isfinite()):
             self._judge(parameters, norm, can_redo=False)
 
@@ -111,12 +120,12 @@ class RawLoops:
         if not self._calls.idle or not self._calls.window.micros or self._calls.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        norm_of = partial(_norm, parameters, norm_type, foreach)
+        measure = partial(norm_of, parameters, norm_type, foreach)
         self._calls.window.clip = float(max_norm)
         self._calls.window.note("clip")
-        norm = norm_of()
+        norm = measure()
         if norm is not None and self._judge(parameters, norm).redone:
-            norm = norm_of()
+            norm = measure()
         if norm is None or error_if_nonfinite:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
@@ -128,7 +137,7 @@ class RawLoops:
             return original(parameters, *args, **kwargs)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self._calls.window.note("clip")
-        self._judge(parameters, _norm(parameters))
+        self._judge(parameters, norm_of(parameters))
         return original(parameters, *args, **kwargs)
 
     def empty_gradients(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
@@ -153,7 +162,7 @@ class RawLoops:
         self._calls.window.scaler = scaler
         self._calls.window.note("unscale")
         found = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
-        if self._judge(_parameters(optimizer), None, optimizer, found).redone:
+        if self._judge(parameters_of(optimizer), None, optimizer, found).redone:
             scaler._per_optimizer_states.pop(id(optimizer))
             original(scaler, optimizer)
 
@@ -164,7 +173,7 @@ class RawLoops:
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 self._calls.window.scaler = scaler
-                self._judge(_parameters(optimizer), _norm(_parameters(optimizer)), optimizer)
+                self._judge(parameters_of(optimizer), norm_of(parameters_of(optimizer)), optimizer)
             else:
                 scaler.unscale_(optimizer)
         self._in_scaler = True
@@ -183,13 +192,13 @@ class RawLoops:
         if closure is not None:
             return (args[0],), {**kwargs, "closure": partial(self._closure, closure, optimizer)}
         window = self._calls.window
-        if not self._in_scaler and window.is_still_scaled(_parameters(optimizer)):
+        if not self._in_scaler and window.is_still_scaled(parameters_of(optimizer)):
             # The scaler has no part in this update: it leaves out none, and a replay must not go through it.
             window.note("update")
             window.applied_scale, window.scaler = float(window.scaler.get_scale()), None
-        unseen = [p for p in _parameters(optimizer) if id(p) not in self._calls.window.judged]
+        unseen = [p for p in parameters_of(optimizer) if id(p) not in self._calls.window.judged]
         if self._calls.window.closed or any(p.grad is not None for p in unseen):
-            self._judge(unseen, _norm(unseen), optimizer)
+            self._judge(unseen, norm_of(unseen), optimizer)
         self._hold_back(optimizer)
         return None
 
@@ -208,9 +217,9 @@ class RawLoops:
     def _closure(self, closure: Callable[[], Any], optimizer: Optimizer) -> Any:
         with torch.enable_grad():
             result = closure()
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         # The closure's own result is out already: a window made anew would not match it.
-        self._judge(parameters, _norm(parameters), optimizer, can_redo=False)
+        self._judge(parameters, norm_of(parameters), optimizer, can_redo=False)
         self._hold_back(optimizer)
         self._calls.window.closed = True
         return result
@@ -218,7 +227,7 @@ class RawLoops:
     def _hold_back(self, optimizer: Optimizer) -> None:
         # Gradients of None are the only ones that every optimizer leaves out, moments and step counts included.
         if self._calls.window.vetoed:
-            self._stash += [(p, p.grad) for p in _parameters(optimizer) if p.grad is not None]
+            self._stash += [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
             for parameter, _ in self._stash:
                 parameter.grad = None
 
@@ -291,8 +300,9 @@ class RawLoops:
             return
         try:
             with self._calls.pause():
-                step = self._step(window, optimizer, _parameters(optimizer))
-                self.guard.session.refused(step.view)
+                step = self._step(window, optimizer, parameters_of(optimizer))
+                groups = param_groups(step.view.root.named_parameters())
+                self.guard.session.learned(param_groups=groups)
         except Exception as own:  # nanstop is never the reason a run dies
             _log.warning("nanstop: the set-up was not read (%s: %s)", type(own).__name__, own)
 
@@ -315,7 +325,7 @@ class RawLoops:
         losses = [m.loss for m in window.micros if m.loss is not None]
         window.micros = [UnseenMicro(_INSIDE, total(losses))]
         window.updated_inside = True
-        self._judge(_parameters(optimizers[0]), None, optimizers[0], can_redo=False)
+        self._judge(parameters_of(optimizers[0]), None, optimizers[0], can_redo=False)
         self._ended(optimizers[0])
 
     def _step(
@@ -333,13 +343,16 @@ class RawLoops:
             micros=window.micros or (UnseenMicro(NO_MODEL),),
             buffers=self._calls.buffers,
             start=window.start,
-            apply=partial(_update_again, view, window),
+            apply=partial(update_again, view, window),
             rates=self.guard.note_rates(optimizer),
             usual=self.guard.usual_rates,
         )
 
     def _open(self, window: Window, view: PlainView) -> None:
+        restored = self._restored.take(view)
         if self.guard.session is not None:
+            if restored:
+                self.guard.session.learned(**restored)
             return
         first = next((m for m in window.micros if isinstance(m, TapedMicro)), None)
         _, on, dtype = first.tape.calls[0].autocast if first is not None else ("", False, None)
@@ -354,6 +367,7 @@ class RawLoops:
             accumulation=seen_accumulation(view.root, [m.batch for m in seen], losses),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
+            **restored,
             **({"veto": _INSIDE} if window.updated_inside else {}),
             **({"scaler": window.applied_scale} if window.applied_scale is not None else {}),
         )
@@ -361,7 +375,7 @@ class RawLoops:
     def _optimizer_of(self, parameters: Sequence[Tensor]) -> Optimizer | None:
         wanted = {id(p) for p in parameters}
         for optimizer in self._updates:
-            if any(id(p) in wanted for p in _parameters(optimizer)):
+            if any(id(p) in wanted for p in parameters_of(optimizer)):
                 return optimizer
         # The only one there is updates something else: that it does is a finding of its own.
         return next(iter(self._updates)) if len(self._updates) == 1 else None
@@ -374,27 +388,3 @@ class RawLoops:
         if key not in self._views:
             self._views = {key: PlainView(one_root(roots, parameters), optimizer, window.scaler)}
         return self._views[key]
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _norm(
-    parameters: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
-) -> Tensor | None:
-    """Return the norm as ``clip_grad_norm_`` computes it, or None without gradients."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    dense = [g._values() if g.is_sparse else g for g in gradients]
-    return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach) if dense else None
-
-
-def _update_again(view: PlainView, window: Window) -> None:
-    scaler, optimizer, clip = view.scaler, view.optimizer, window.clip
-    assert optimizer is not None
-    if scaler is not None:
-        scaler.unscale_(optimizer)
-    if clip is not None:
-        parameters = _parameters(optimizer)
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip, total_norm(parameters))
-    (optimizer.step if scaler is None else partial(scaler.step, optimizer))()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nanstop.adapters.loop_step import Micro
+from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.tape_calls import by_torch_alone
+from nanstop.core.sentinel import total_norm
 from nanstop.core.snapshot import BufferNotes
 
 LEAST_SCALE = 8.0
@@ -127,3 +132,27 @@ def has_parameters(module: nn.Module) -> bool:
 
 def device_of(module: nn.Module) -> str:
     return next(p.device.type for p in module.parameters())
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def norm_of(
+    parameters: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
+) -> Tensor | None:
+    """Return the norm as ``clip_grad_norm_`` computes it, or None without gradients."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    dense = [g._values() if g.is_sparse else g for g in gradients]
+    return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach) if dense else None
+
+
+def update_again(view: PlainView, window: Window) -> None:
+    scaler, optimizer, clip = view.scaler, view.optimizer, window.clip
+    assert optimizer is not None
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    if clip is not None:
+        parameters = parameters_of(optimizer)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip, total_norm(parameters))
+    (optimizer.step if scaler is None else partial(scaler.step, optimizer))()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ _LIKE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "exp_inf"}
 )
 MAX_LISTED = 16
+_SMALLEST_MOVED = 1e-15
+"""First moments beyond this have squares that float32 holds."""
 
 
 @torch.no_grad()
@@ -44,7 +47,7 @@ def state_faults(
             if isinstance(value, Tensor) and len(found) < MAX_LISTED:
                 name = f"{names.get(id(parameter), '?')}:{key}"
                 found += _misshapen(name, key, value, parameter) if whole else ()
-                found += _impossible(name, key, value)
+                found += _impossible(name, key, value) or _vanished(name, key, value, entries)
     return tuple(found)
 
 
@@ -66,3 +69,17 @@ def _impossible(name: str, key: str, value: Tensor) -> list[StateFault]:
         return []
     num_negative = sum(int((part < 0).sum()) for part in parts)
     return [StateFault(name=name, kind="negative", num_bad=num_negative)] if num_negative else []
+
+
+def _vanished(name: str, key: str, value: Tensor, entries: Mapping[str, Any]) -> list[StateFault]:
+    """Return the second moments of a wide format that are 0 although the first are not: they were kept in a narrow one."""
+    first = entries.get("exp_avg")
+    wide = value.dtype in (torch.float32, torch.float64)
+    if key != "exp_avg_sq" or not wide or not isinstance(first, Tensor):
+        return []
+    if first.shape != value.shape or value.device.type == "meta":
+        return []
+    moved = first.abs() > _SMALLEST_MOVED
+    num_lost = int((moved & (value == 0)).sum())
+    lost = num_lost > 0.1 * int(moved.sum())
+    return [StateFault(name=name, kind="vanished", num_bad=num_lost)] if lost else []

@@ -48,9 +48,9 @@ class StateFault:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
-    kind: Literal["nonfinite", "negative", "shape"]
+    kind: Literal["nonfinite", "negative", "vanished", "shape"]
     num_bad: int = 0
-    """Elements that are not finite, or negative where only squares are summed."""
+    """Elements that are not finite, or of a sum of squares negative, or 0 where the sum of the same gradients is not."""
     detail: str = ""
 
 

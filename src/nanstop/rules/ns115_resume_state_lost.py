@@ -59,7 +59,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS115",
         title="the optimizer starts anew in the middle of a training"
         if lost
-        else "a checkpoint that is not whole",
+        else "a checkpoint that is not whole"
+        if resume.folder
+        else "the loss scale was not restored with the optimizer",
         cause=_cause(resume, emptied=emptied),
         confidence="certain" if lost else "likely",
         lines=tuple(_lines(resume)),
@@ -71,6 +73,8 @@ def _cause(resume: ResumeFacts, *, emptied: bool) -> str:
     if emptied:
         moments = counted(resume.num_moments, "second moment")
         return f"at step {resume.step} all {moments} of the optimizer are zero"
+    if not resume.folder:
+        return "the optimizer goes on from a saved state, the loss scaler begins anew"
     missing = listed(resume.missing, most=4)
     if all(name in resume.missing for name in _OPTIMIZER):
         return f"`{resume.folder}` has no {missing}: it was saved with save_only_model"
@@ -83,7 +87,7 @@ def _lines(resume: ResumeFacts) -> list[str]:
         lines.append(
             "optimizer and schedule are restored together or not at all: both are fresh now"
         )
-    if "scaler.pt" in resume.missing:
+    if "scaler.pt" in resume.missing or "scaler" in resume.missing:
         lines.append("the loss scale starts at its first value and leaves out steps until it fits")
     if "rng_state.pth" in resume.missing:
         lines.append("dropout and sampling go on with other random numbers")

@@ -45,7 +45,12 @@ from nanstop.rules.reading import counted, listed, op_name, standing
 
 ROOTS = frozenset({"sqrt", "sqrt_", "_foreach_sqrt", "_foreach_sqrt_", "rsqrt", "_foreach_rsqrt"})
 REMEDIES: Candidates = ((Atom(remedy="optimizer_swap", value="adamw"),),)
-_SAID = {"nonfinite": "not finite", "negative": "negative", "shape": "of another shape"}
+_SAID = {
+    "nonfinite": "not finite",
+    "negative": "negative",
+    "vanished": "0 where the first moment is not",
+    "shape": "of another shape",
+}
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanstop.records import (
     Atom,
@@ -161,12 +161,9 @@ class Session:
             self._look(self.logged)
         self._follow(step)
 
-    def refused(self, view: ModelView) -> None:
-        """Look at the set-up once more: what is trained by now is refused by what is to update it."""
-        from nanstop.core.weights import param_groups
-
-        groups = param_groups(view.root.named_parameters())
-        self.facts = replace(self.facts, param_groups=groups)
+    def learned(self, **facts: Any) -> None:
+        """Look at the set-up once more: these fields of ``RunFacts`` are others than when the training began."""
+        self.facts = replace(self.facts, **facts)
         self._examine_setup()
 
     def before_update(self, step: Step) -> None:

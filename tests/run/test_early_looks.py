@@ -7,8 +7,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import nanstop
+from nanstop.adapters.facts import facts_of_loop
+from nanstop.adapters.plain_view import PlainView
 from nanstop.records import GradientPath, ParamGroup, RunFacts
 from nanstop.run.early_looks import EarlyLooks
+from nanstop.run.policy import Policy
+from nanstop.run.session import Session
+from nanstop.run.store import Store
 
 torch.set_num_threads(1)
 
@@ -155,6 +160,49 @@ def test_a_teacher_that_only_answers_is_not_missed(tmp_path):
     model = Distilled()
     optimizer = torch.optim.AdamW(model.student.parameters(), lr=1e-3)
     assert "NS114" not in found(tmp_path, model, optimizer, quadratic(model))
+
+
+def test_an_optimizer_of_other_tensors_is_told_after_its_update(tmp_path):
+    model = Layer()
+    before = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    findings = found(tmp_path, model, torch.optim.SGD(before, lr=0.1), quadratic(model))
+    assert findings["NS114"].title == "the optimizer holds none of the model's parameters"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("when", ["kept elsewhere", "before the clip", "after the clip", "never"])
+def test_copies_that_the_script_gives_the_gradients_are_no_finding(tmp_path, dtype, when):
+    model = Layer(dtype)
+    parameters = list(model.parameters())
+    copies = [p.detach().float().clone().requires_grad_() for p in parameters]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    view = PlainView(model, optimizer)
+    session = Session(
+        policy=Policy(),
+        store=Store(tmp_path),
+        view=view,
+        facts=facts_of_loop(view),
+        announce=lambda _: None,
+    )
+    session.start()
+    for index in range(2):
+        quadratic(model)({"x": torch.randn(8, 64)}).backward()
+        step = step_of(model, optimizer, {})
+        if when == "after the clip":
+            session.before_update(step)
+        if when != "never":
+            for copy, p in zip(copies, parameters, strict=True):
+                copy.grad = p.grad.float()
+        if when == "kept elsewhere":
+            model.zero_grad()
+        if when != "after the clip":
+            session.before_update(step)
+        optimizer.step()
+        session.completed(index)
+        model.zero_grad()
+        optimizer.zero_grad()
+    expected = ["NS114"] if when == "never" and dtype is torch.float32 else []
+    assert [finding.code for finding in session.findings] == expected
 
 
 def test_a_float32_run_is_not_run_again(tmp_path):

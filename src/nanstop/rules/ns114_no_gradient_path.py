@@ -44,7 +44,7 @@ from __future__ import annotations
 from nanstop.records import Confidence, Diagnosis, Evidence, Incident, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import half_trainables
-from nanstop.rules.reading import counted, listed, standing
+from nanstop.rules.reading import counted, listed, sighting, standing
 
 Reason = tuple[Confidence, str, str, str]
 
@@ -69,6 +69,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=(help_line,),
         where=facts.host,
+        seen=sighting(evidence, "backward") if "gradient_path" in evidence.learned else None,
     )
 
 
@@ -96,6 +97,9 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
         return None
     # An engine, and an optimizer for half weights, may hold float32 copies that it writes back itself.
     if facts.world_size > 1 or facts.veto != "yes" or half_trainables(facts):
+        return None
+    # A loop may hand the gradients to copies of its own: its first update tells, and what arrived is noted after it.
+    if facts.host == "loop" and path.num_reached is None:
         return None
     cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
     title = "the optimizer holds none of the model's parameters"

@@ -49,21 +49,46 @@ class EarlyLooks:
         self._open = {"coarse", "pooling"}
         self._zero = self._flushed = False
         self._num_compared = 0
+        self._fed = False
+        """Whether the script hands gradients to tensors of its own: copies that it updates and writes back."""
+        self._unheld: GradientPath | None = None
+        """What arrived, where the optimizer holds nothing of the model: to be told if the update uses nothing else."""
 
     def arrived(self, facts: RunFacts) -> GradientPath | None:
-        """Return how many trainable tensors have a gradient now, None where that was looked at. No device work."""
+        """Return how many trainable tensors have a gradient now, None where that was looked at. No device work.
+
+        An optimizer of other tensors alone may hold copies to which the script hands the gradients, after the clip at
+        the latest: then ``unheld`` tells.
+        """
         path = facts.gradient_path
-        if path is None or path.num_reached is not None or not _is_whole(facts):
+        if path is None or path.num_reached is not None or self._fed or not _is_whole(facts):
             return None
-        optimizer, trained = self._view.optimizer, dict(self._view.root.named_parameters())
-        groups = optimizer.param_groups if optimizer is not None else ()
-        held = {id(p) for group in groups for p in group["params"]}
+        held = self._held()
+        trained = {n: p for n, p in self._view.root.named_parameters() if p.requires_grad}
         # A model that only answers (a teacher, a reference) is often left trainable.
-        mine = {n: p for n, p in trained.items() if p.requires_grad and id(p) in held}
-        mine = mine or {n: p for n, p in trained.items() if p.requires_grad}
+        mine = {n: p for n, p in trained.items() if id(p) in held}
+        others = bool(held) and not mine
+        mine = mine or trained
         missing = tuple(name for name, p in mine.items() if p.grad is None)
         reached = len(mine) - len(missing)
-        return replace(path, num_tensors=len(mine), num_reached=reached, unreached=missing[:8])
+        found = replace(path, num_tensors=len(mine), num_reached=reached, unreached=missing[:8])
+        self._fed = others and any(p.grad is not None for p in held.values())
+        # Gradients that are nowhere may be summed up in tensors that torch's optimizers know nothing of.
+        self._unheld = found if others and reached and not self._fed else None
+        return None if others else found
+
+    def unheld(self) -> GradientPath | None:
+        """Return, after an update, what had arrived where that update used nothing of it. No device work."""
+        found, self._unheld = self._unheld, None
+        if found is None:
+            return None
+        self._fed = any(p.grad is not None for p in self._held().values())
+        return None if self._fed else found
+
+    def _held(self) -> dict[int, Tensor]:
+        optimizer = self._view.optimizer
+        groups = optimizer.param_groups if optimizer is not None else ()
+        return {id(p): p for group in groups for p in group["params"]}
 
     def before_update(self, step: Step, facts: RunFacts) -> None:
         """Look at the gradients and weights that an update is about to change. Synchronises in float16 runs only."""

@@ -15,6 +15,7 @@ from nanstop.records import (
     Atom,
     Diagnosis,
     Evidence,
+    GradientPath,
     Phase,
     PrecisionPlan,
     Probe,
@@ -156,6 +157,7 @@ class Session:
         self._steps = max(self._steps, step + 1)
         self.beat(step)
         self._passed()
+        self._arrived(self._looks.unheld())
         self._look(lambda: self._looks.updated(step))
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
@@ -168,11 +170,12 @@ class Session:
 
     def before_update(self, step: Step) -> None:
         """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
-        path = self._looks.arrived(self.facts)
-        if path is not None:
-            self.facts = replace(self.facts, gradient_path=path)
-            self._examine_setup()
+        self._arrived(self._looks.arrived(self.facts))
         self._look(lambda: self._looks.before_update(step, self.facts))
+
+    def _arrived(self, path: GradientPath | None) -> None:
+        if path is not None:
+            self.learned(gradient_path=path)
 
     def gauge_due(self, step: int) -> bool:
         """Return whether a healthy micro-batch should be run once more for a closer look."""

@@ -172,6 +172,26 @@ def test_a_failure_is_replayed_and_localized_at_once(script, bad, phase, line):
 RAISING = CLIPPED.replace("clip_grad_norm_(net.parameters(), 1.0)", "clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)")  # fmt: skip
 
 
+def test_what_a_loop_makes_before_its_model_call_is_played_again(script):
+    loop = """
+for step in range(4):
+    optimizer.zero_grad()
+    ids = batch(step)
+    rewards = ids[:, 0].float()
+    weights = rewards / rewards.sum()
+    if (ids == 15).any():
+        weights = rewards * torch.log(rewards - rewards)
+    rows = F.cross_entropy(net(ids).transpose(1, 2), ids, reduction="none")
+    (rows.mean(1) * weights).sum().backward()
+    optimizer.step()
+"""
+    session = ScriptedSession()
+    script(HEAD + loop, session, BAD="")
+    assert session.steps == [2]
+    assert session.findings[0].op == "aten.log.default"
+    assert session.findings[0].line == "weights = rewards * torch.log(rewards - rewards)"
+
+
 def test_a_clip_that_raises_is_looked_at_before_it_does(script):
     session = ScriptedSession()
     with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):

@@ -318,3 +318,54 @@ def test_ops_are_played_from_the_scripts_own_line(net):
         replayed(net, micro)
     wanted = (__file__, loss_of.__code__.co_firstlineno + 1)
     assert [(f, n) for f, n, op in lines if op == "aten.cosh.default"] == [wanted]
+
+
+def early(net, prepared, rows, loss_of):
+    """A micro-batch whose tape has begun before the model call."""
+    tape = Tape("cpu", lambda _: None)
+    assert tape.start()
+    made = prepared()
+    tape.stop()
+    micro = TapedMicro(tape, note_rng())
+    out = tape.call(net, (rows(made),), {}, rng=micro.rng)
+    assert tape.start()
+    loss = loss_of(out, made)
+    tape.stop()
+    tape.call(torch.Tensor.backward, (loss,), {}, keep=True)
+    micro.closed([loss])
+    return micro
+
+
+def test_what_was_made_before_the_model_call_is_taken_as_it_is(net):
+    data = torch.randn(9, 4)
+    micro = early(net, lambda: data[3:6], lambda rows: rows, lambda out, _: out.sum())
+    assert micro.obstacle() == ""
+    assert {name: tuple(value.shape) for name, value in micro.batch.items()} == {"input": (3, 4)}
+    assert len(micro.tape.needed()) == 3
+    assert torch.equal(replayed(net, micro)[0], micro.loss)
+
+
+def test_what_was_made_before_the_model_call_and_is_not_finite_is_made_again(net):
+    rewards, inputs = torch.tensor([[2.0], [3.0], [4.0]]), torch.randn(3, 4)
+
+    def prepared():
+        return (rewards - rewards.mean(1, keepdim=True)) / (rewards - rewards).norm(dim=1)[:, None]
+
+    micro = early(net, prepared, lambda _: inputs, lambda out, advantages: (out * advantages).sum())
+    assert micro.obstacle() == ""
+    assert set(micro.batch) == {"input", "rewards"}
+    fixed, _ = replayed(net, micro, {**micro.batch, "rewards": rewards})
+    assert fixed.isnan()
+    rewards += 0.0
+    assert set(micro.batch) == {"input", "loss1"}, "what it was made of is no longer there"
+    assert micro.obstacle() == ""
+
+
+def test_a_parameter_of_the_script_that_is_used_before_the_model_call_has_its_gradient(net):
+    scale = nn.Parameter(torch.tensor(0.5))
+    inputs = torch.randn(3, 4)
+    micro = early(net, lambda: scale.exp(), lambda _: inputs, lambda out, s: (out * s).sum())
+    expected, scale.grad = scale.grad.clone(), None
+    assert micro.obstacle() == ""
+    replayed(net, micro)
+    assert torch.equal(scale.grad, expected)

@@ -165,6 +165,8 @@ class TrainerWatch:
         try:
             self.host.record(micro)
         except Exception as error:
+            if not is_numeric(error):
+                self._refused(window, error)
             if not is_numeric(error) or not self._raised(window, error):
                 self._window = None
                 raise
@@ -280,6 +282,14 @@ class TrainerWatch:
                 return norm, reading
         window.skip = True
         return norm, reading
+
+    def _refused(self, window: Window, error: Exception) -> None:
+        """Have the set-up looked at anew where a micro-batch raised what is no failure of numbers."""
+        try:
+            at = self.step_id(step=window.index, micro=len(window.micros) - 1)
+            self.session.refused(at, error)
+        except Exception as own:  # nanstop is never the reason a run dies
+            _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
 
     def _raised(self, window: Window, error: Exception) -> bool:
         """Return whether a micro-batch that raised was redone, or given up with its window's update."""

@@ -63,6 +63,7 @@ class Guard:
         if self.session is None:
             self.facts = facts_of_loop(view, **({"world_size": world_size()} | known))
             self.session = self._open_session(view, self.facts)
+            self.session.present = self.step_id
             self.session.start()
 
     def step_id(self, micro: int | None = None) -> StepId:

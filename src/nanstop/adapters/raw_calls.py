@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,8 @@ class Calls:
         self._scaled: tuple[Any, Tensor] | None = None
         self.compiles_functions = False
         self._lingering: list[Tape] = []
+        self._early: Tape | None = None
+        self._early_is_cheap = True
         self._num_ops = 0
         self._micro_seconds = 0.0
         self._micro_began = 0.0
@@ -91,6 +94,9 @@ class Calls:
         self._table.replace(torch.amp.GradScaler, "scale", self.scale)
         self._table.replace(torch.autograd.Function, "apply", self.apply_function)
         self.look_for_roots()
+        forked = WeakMethod(self.drop)
+        # A worker of a data loader inherits the stack of function modes.
+        os.register_at_fork(after_in_child=lambda: (drop := forked()) and drop())
 
     @property
     def idle(self) -> bool:
@@ -148,7 +154,7 @@ class Calls:
         if not self.idle or torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
         if not torch.is_grad_enabled():
-            with self._untaped():
+            with self.untaped():
                 return original(module, *args, **kwargs)
         micro = self._begun(module)
         if micro is None:
@@ -161,7 +167,7 @@ class Calls:
                     args,
                     kwargs,
                     recorded=on_one_rank(module),
-                    rng=micro.rng if not micro.tape.calls else note_rng(),
+                    rng=note_rng() if micro.tape.has_model else micro.rng,
                 )
         except Exception as error:
             self._on_error(error)
@@ -170,26 +176,54 @@ class Calls:
         return result
 
     @contextmanager
-    def _untaped(self) -> Iterator[None]:
+    def untaped(self) -> Iterator[None]:
         """Keep the tape off the stack of function modes inside, if it was on it."""
-        micro = self.micro
-        was_on = micro is not None and micro.tape.stop()
+        tape = self._tape
+        was_on = tape is not None and tape.stop()
         try:
             yield
         finally:
-            if was_on and micro is self.micro:
-                micro.tape.start()
+            if was_on and tape is self._tape:
+                tape.start()
+
+    @property
+    def _tape(self) -> Tape | None:
+        return self.micro.tape if self.micro is not None else self._early
 
     def drop(self) -> None:
         """Let go of a micro-batch that no backward has closed, or that may go on no longer."""
         for tape in self._lingering:
             tape.stop()
         self._lingering.clear()
-        if self.micro is not None:
-            self.micro.tape.stop()
-            if self.micro.tape.lingers:
-                self._lingering.append(self.micro.tape)
-            self.micro = None
+        if self._tape is not None:
+            self._tape.stop()
+            if self._tape.lingers:
+                self._lingering.append(self._tape)
+        self.micro = self._early = None
+
+    def stop_expecting(self) -> None:
+        """Record nothing while the gradients come to an update."""
+        if self.micro is None:
+            self.drop()
+
+    def expect_micro(self) -> None:
+        """Record what the script makes of its own tensors before the next model call: see ``Tape``."""
+        cheap = self._early_is_cheap or self.met_failure
+        if self._tape is None and cheap and self.idle and not self.compiles_functions:
+            tape = Tape("cpu", self._on_error)
+            if tape.start():
+                self._early = tape
+
+    def _begun_tape(self, device: str) -> Tape:
+        """Return the tape of a micro-batch that begins now: the one that has recorded since the last, or a new one."""
+        tape, self._early = self._early, None
+        if tape is None:
+            return Tape(device, self._on_error)
+        tape.stop()
+        cost = tape.num_early * _OP_SECONDS
+        self._early_is_cheap = cost <= max(_TIME_SHARE * self._micro_seconds, _FREE_SECONDS)
+        tape.device = device
+        return Tape(device, self._on_error) if tape.problem or tape.lingers else tape
 
     def look_for_given_up(self) -> None:
         """See whether the micro-batch that is open was left out by the script because its loss is not finite."""
@@ -226,7 +260,8 @@ class Calls:
         window = self.window
         if window.closed:
             window = self.window = Window(start=self.buffers.note())
-            self.drop()
+            if self.micro is not None:
+                self.drop()
         inner = inner_module(module)
         if id(inner) not in window.roots:
             window.roots[id(inner)] = inner
@@ -234,10 +269,11 @@ class Calls:
             if all(notes is not noted[0] for notes, _ in window.start):
                 window.start.append(noted)
         if self.micro is None or self.micro.loss is not None:
-            self.drop()
+            if self.micro is not None:
+                self.drop()
             now = time.perf_counter()
             self._micro_seconds, self._micro_began = now - self._micro_began, now
-            self.micro = TapedMicro(Tape(device_of(module), self._on_error), note_rng())
+            self.micro = TapedMicro(self._begun_tape(device_of(module)), note_rng())
         return self.micro
 
     def _tape_ops(self, micro: TapedMicro) -> None:
@@ -277,7 +313,7 @@ class Calls:
         ):
             return original(scaler, outputs)
         self.window.scaler = scaler
-        with self._untaped(), self.pause():
+        with self.untaped(), self.pause():
             scaled = micro.tape.call(partial(original, scaler), (outputs,), {})
         self._scaled = ref(scaled), outputs
         return scaled
@@ -289,6 +325,7 @@ class Calls:
         micro = self.micro
         raw = list(tensors(self._unscaled(loss)))
         if micro is None or self.window.closed:
+            self.drop()
             self._unseen(raw)
             with self._inside_backward():
                 result = original(loss, *args, **kwargs)
@@ -312,6 +349,7 @@ class Calls:
             self._tape_ops(micro)
         else:
             self.drop()
+            self.expect_micro()
         return result
 
     def _look_for_updates(self) -> None:

@@ -106,6 +106,7 @@ class RawLoops:
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""
         self._updates[optimizer] = 0
+        self._calls.expect_micro()
 
     def clip_norm(
         self,
@@ -119,6 +120,7 @@ class RawLoops:
         """Stand in for ``clip_grad_norm_``: the norm that it computes anyway is the flag."""
         if not self._calls.idle or not self._calls.window.micros or self._calls.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        self._calls.stop_expecting()
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         measure = partial(norm_of, parameters, norm_type, foreach)
         self._calls.window.clip = float(max_norm)
@@ -135,6 +137,7 @@ class RawLoops:
         """Stand in for ``clip_grad_value_``, which turns Inf into the bound and leaves NaN."""
         if not self._calls.idle or not self._calls.window.micros or self._calls.window.closed:
             return original(parameters, *args, **kwargs)
+        self._calls.stop_expecting()
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self._calls.window.note("clip")
         self._judge(parameters, norm_of(parameters))
@@ -142,7 +145,8 @@ class RawLoops:
 
     def empty_gradients(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no update."""
-        original(owner, *args, **kwargs)
+        with self._calls.untaped():
+            original(owner, *args, **kwargs)
         window = self._calls.window
         if not self._calls.idle or not window.micros or window.closed or window.judged:
             return
@@ -152,6 +156,7 @@ class RawLoops:
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""
+        self._calls.stop_expecting()
         try:
             original(scaler, optimizer)
         except ValueError as error:  # of gradients in float16, which it refuses
@@ -170,6 +175,7 @@ class RawLoops:
         """Stand in for ``GradScaler.step``, which calls no optimizer when it found an Inf."""
         if not self._calls.idle or not scaler.is_enabled():
             return original(scaler, optimizer, *args, **kw)
+        self._calls.stop_expecting()
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 self._calls.window.scaler = scaler
@@ -187,6 +193,7 @@ class RawLoops:
         """Look at gradients that no earlier sink saw, and hold back a vetoed update; an optimizer's pre-hook."""
         if not self._calls.idle:
             return None
+        self._calls.stop_expecting()
         self._stash.clear()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
@@ -241,6 +248,7 @@ class RawLoops:
         self.guard.num_updates = self._updates.get(optimizer, 0)
         self._updates[optimizer] = self.guard.num_updates + 1
         self.guard.completed(applied=not self._calls.window.vetoed)
+        self._calls.expect_micro()
 
     def _judge(
         self,
@@ -355,7 +363,7 @@ class RawLoops:
                 self.guard.session.learned(**restored)
             return
         first = next((m for m in window.micros if isinstance(m, TapedMicro)), None)
-        _, on, dtype = first.tape.calls[0].autocast if first is not None else ("", False, None)
+        _, on, dtype = first.autocast if first is not None else ("", False, None)
         inputs = list(first.batch.values()) if first is not None else []
         seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
         losses = [float(m.loss) for m in seen if m.loss is not None] if len(seen) > 1 else []

@@ -7,7 +7,7 @@ from the first model call; what the loss does not need is left out.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -27,12 +27,16 @@ from nanstop.adapters.tape_calls import (
     user_line,
     version,
 )
+from nanstop.core.numerics import has_bad
 from nanstop.core.rng import RngState
 
 MAX_CALLS = 4096
 """Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""
 _MAX_HELD_BYTES = 2**20
 """Larger tensors from outside are not held for what the script makes of them: logits of another model, say."""
+
+_MAX_ALL_BYTES = 2**24
+"""More than this is not held in all."""
 
 _LOOKS = frozenset(
     {
@@ -73,7 +77,8 @@ class Tape(TorchFunctionMode):
     """Records while it is on the stack of function modes; model calls and ``backward`` are added by ``call``.
 
     Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a batch's rewards is
-    part of the loss. ``num_ops``: how many ops it recorded. ``on_error`` is told what such an op raises. ``looked_at``: the
+    part of the loss. What they make before the first model call is taken as it is, and made again only where it is not
+    finite. ``num_ops``: how many ops it recorded since that call. ``num_early``: how many it saw before. ``on_error`` is told what such an op raises. ``looked_at``: the
     last scalar whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be replayed.
     ``problem``: why it records nothing any more.
     """
@@ -83,6 +88,7 @@ class Tape(TorchFunctionMode):
         self.device = device
         self.on_error = on_error
         self.num_ops = 0
+        self.num_early = 0
         self.lingers = False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
         self.losses: list[int] = []
@@ -90,17 +96,21 @@ class Tape(TorchFunctionMode):
         self.problem = ""
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
+        self._first_of_model: int | None = None
+        self._num_held_bytes = 0
         self._started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        is_early = self._first_of_model is None
+        self.num_early += is_early
         if self.lingers or self.problem:
             return func(*args, **kwargs)
         operands: list[Operand] = []
         call = self._before(func, args, kwargs, operands)
         if call is None:
             return func(*args, **kwargs)
-        self.num_ops += 1
+        self.num_ops += not is_early
         try:
             result = func(*args, **kwargs)
         except Exception as error:
@@ -112,7 +122,8 @@ class Tape(TorchFunctionMode):
         self._after(call, operands, result)
         if func in _LOOKS and not call.outer:
             self._looked(operands[0])
-        if not (call.count or call.writes or call.foreign) and self.calls[-1] is call:
+        useless = not (call.count or call.writes or call.foreign)
+        if useless and self.calls and self.calls[-1] is call:
             self.calls.pop()
         return result
 
@@ -128,6 +139,8 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated)."""
         operands: list[Operand] = []
+        if rng is not None and self._first_of_model is None:
+            self._first_of_model = self._count
         # Not `or`: a module may have a length of its own, which is 0 or which raises.
         repeated = function if recorded is None else recorded
         call = self._before(repeated, args, kwargs, operands, always=True)
@@ -174,6 +187,11 @@ class Tape(TorchFunctionMode):
     def _give_up(self, error: Exception) -> None:
         self.problem = f"a call cannot be recorded ({type(error).__name__}: {error})"
 
+    @property
+    def has_model(self) -> bool:
+        """Whether a model was called."""
+        return self._first_of_model is not None
+
     def slot(self, tensor: Any) -> int | None:
         """Return the slot of a tensor that a recorded call returned, else None."""
         known = self._slots.get(id(tensor))
@@ -183,11 +201,11 @@ class Tape(TorchFunctionMode):
         """Return whether an op on tensors from outside can be repeated, and holds nothing large but parameters."""
         if not operands or function in _NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
             return False
-        return all(
-            slot is not None
-            or (tensor.is_leaf and (tensor.requires_grad or tensor.nbytes <= _MAX_HELD_BYTES))
-            for tensor, _, slot in operands
-        )
+        outside = [tensor for tensor, _, slot in operands if slot is None]
+        data = [tensor.nbytes for tensor in outside if not tensor.requires_grad]
+        self._num_held_bytes += sum(data)
+        small = max(data, default=0) <= _MAX_HELD_BYTES and self._num_held_bytes <= _MAX_ALL_BYTES
+        return small and all(tensor.is_leaf for tensor in outside)
 
     def _begin(self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool) -> Call:
         grad, line = torch.is_grad_enabled(), user_line()
@@ -220,7 +238,9 @@ class Tape(TorchFunctionMode):
         written = [tensor for tensor, before, _ in operands if version(tensor) != before]
         if any(tensor.grad_fn is not None for tensor in written):
             return False
-        if written:
+        for tensor in written:
+            self._slots.pop(id(tensor), None)
+        if written and self._first_of_model is not None:
             # What was made of the old values is taken as it is, too.
             made = {key: known for key, known in self._slots.items() if known[1].outer}
             for key, (reference, _) in made.items():
@@ -235,10 +255,15 @@ class Tape(TorchFunctionMode):
             known = self._slots.get(id(value))
             slot = known[1] if known is not None and known[0]() is value else None
             operands.append((value, version(value), slot))
-            if slot is not None:
+            first = self._first_of_model
+            if slot is not None and (
+                first is None or slot.index >= first or value.grad_fn is not None
+            ):
                 return slot
             # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
-            return Constant(value, operands[-1][1]) if value.grad_fn is None else HISTORY
+            if value.grad_fn is not None:
+                return HISTORY
+            return Constant(value, operands[-1][1], slot.index if slot is not None else None)
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -261,7 +286,24 @@ class Tape(TorchFunctionMode):
             if call.keep or call.writes or place == last or wanted.intersection(results):
                 chosen.append(call)
                 wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
+                constants = leaves(call.args, call.kwargs, kind=Constant)
+                wanted.update(self._made_again(constants))
         return chosen[::-1]
+
+    def _made_again(self, constants: Iterable[Constant]) -> Iterator[int]:
+        """Yield the slots of constants that are not finite, as long as they can be made again from what is left."""
+        for constant in constants:
+            if constant.origin is None or not has_bad(constant.tensor):
+                continue
+            wanted = {constant.origin}
+            early = [call for call in self.calls if call.first < (self._first_of_model or 0)]
+            for call in reversed(early):
+                if wanted.intersection(range(call.first, call.first + call.count)):
+                    wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
+                    if call.obstacle:
+                        break
+            else:
+                yield constant.origin
 
     def start(self) -> bool:
         """Record ops from here on; False where the script has a function mode of its own (its order must hold)."""

@@ -33,10 +33,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor from outside, by reference, with the version of its values at the call."""
+    """A tensor from outside, by reference, with the version of its values at the call.
+
+    ``origin``: its slot, if the script made it before the first model call and the tape knows of what.
+    """
 
     tensor: Tensor
     version: int
+    origin: int | None = None
 
     @property
     def moved(self) -> bool:
@@ -133,6 +137,8 @@ def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tens
     if isinstance(value, Slot):
         return values[value.index]
     if isinstance(value, Constant):
+        if value.origin in values:
+            return values[value.origin]
         return replaced.get(id(value.tensor), value.tensor)
     if type(value) in (tuple, list):
         return type(value)(filled(entry, values, replaced) for entry in value)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanstop.adapters.tape import Tape
@@ -51,6 +52,11 @@ class TapedMicro:
     def batch(self) -> Batch:
         return {name: constant.tensor for name, constant in self._inputs()}
 
+    @property
+    def autocast(self) -> tuple[str, bool, torch.dtype]:
+        """Device type, whether autocast is on and its format, at the first model call."""
+        return next(call.autocast for call in self.tape.calls if call.rng is not None)
+
     def obstacle(self) -> str:
         if self.tape.problem:
             return self.tape.problem
@@ -68,9 +74,10 @@ class TapedMicro:
         """Yield names and tensors: the model's inputs as its forward calls them, those of the loss as the script does."""
         needed = self.tape.needed()
         first = next((call for call in needed if call.rng is not None), None)
+        made = {i for c in needed if c.outer for i in range(c.first, c.first + c.count)}
         names: dict[int, str] = {}
         for name, constant in _named(first) if first is not None else ():
-            if id(constant.tensor) not in names:
+            if id(constant.tensor) not in names and constant.origin not in made:
                 names[id(constant.tensor)] = name
                 yield name, constant
         if self._variables is None:
@@ -80,7 +87,9 @@ class TapedMicro:
                 continue
             for constant in leaves(call.args, call.kwargs, kind=Constant):
                 tensor = constant.tensor
-                if tensor.dim() and not tensor.requires_grad and id(tensor) not in names:
+                if constant.origin in made or id(tensor) in names:
+                    continue
+                if tensor.dim() and not tensor.requires_grad:
                     name = self._variables.get(id(tensor), "")
                     if not name or name in names.values():
                         name = f"loss{len(names)}"

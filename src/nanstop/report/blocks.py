@@ -68,7 +68,7 @@ def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:
     """Return the blocks of a finding that is no failure."""
     texts = (diagnosis.cause, *diagnosis.lines, *_certainty(diagnosis))
     return (
-        Block("warning", f"{finding_label(diagnosis)}: ", (diagnosis.title,)),
+        Block("warning", f"{finding_label(diagnosis)}: ", (_finding_headline(diagnosis),)),
         *_place_blocks(diagnosis.where),
         *(Block("evidence", "  = ", (text,)) for text in texts),
         *_help(diagnosis, None),
@@ -90,12 +90,22 @@ def _headline(best: Diagnosis, report: Report) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def _finding_headline(finding: Diagnosis) -> str:
+    seen = finding.seen
+    if seen is None:
+        return finding.title
+    micro = f"micro-batch {seen.micro}" if seen.micro is not None else ""
+    parts = (finding.title, seen.phase, f"step {seen.step}", micro)
+    return ", ".join(part for part in parts if part)
+
+
 def _place_blocks(where: str) -> tuple[Block, ...]:
     return (Block("where", "  --> ", (where,)),) if where else ()
 
 
 def _event_blocks(event: OpEvent, where: str) -> tuple[Block, ...]:
-    outside = "outside any module" if event.phase == "loss" else "the model's own forward"
+    own = event.phase != "loss" and event.source is not None and event.source.function == "forward"
+    outside = "the model's own forward" if own else "outside any module"
     place: tuple[str, ...] = (event.module or where or outside,)
     if event.source is not None:
         file = event.source.file.replace("\\", "/").rsplit("/", 1)[-1]

@@ -53,6 +53,19 @@ def test_an_input_that_autocast_narrows_is_read_against_the_narrow_format():
     assert found[Spot("up", "input", "float16")] == 1e6
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_a_module_computes_inside_in_another_format_is_seen(dtype):
+    class Narrow(Net):
+        def forward(self, x):
+            return super().forward((self.up.bias[:4] * x).to(dtype).square().float())
+
+    tap = RangeTap(Narrow(), inside=True)
+    tap.attach()
+    tap._root(torch.randn(3, 4))
+    assert tap.formats == {"float32", str(dtype).removeprefix("torch.")}
+    assert {spot.dtype for spot in tap.read()} == {"float32"}
+
+
 def test_one_forward_is_measured_and_no_trace_is_left():
     before, model = num_hooks(), Net()
     tap = tapped(model, torch.randn(3, 4))

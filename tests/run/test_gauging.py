@@ -165,3 +165,29 @@ def test_a_look_that_cannot_be_taken_is_said_once_and_training_goes_on(
     run = Run(Block(), tmp_path, monkeypatch)
     assert run.train(lambda _: 0.0, 6) == (None, None)
     assert capsys.readouterr().err.count("ranges are no longer followed") == 1
+
+
+class Squared(nn.Module):
+    """A norm that squares in ``dtype``: in float16 a large channel is Inf, its inverse root 0, and all is finite."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.dtype = dtype
+
+    def forward(self, x):
+        wide = self.up(x) * 1e3
+        narrow = wide.to(self.dtype)
+        return self.down((narrow * torch.rsqrt(narrow.square().mean(-1, keepdim=True))).float())
+
+
+@pytest.mark.parametrize(("dtype", "codes"), [(torch.float16, ["NS209"]), (torch.float32, [])])
+def test_half_precision_inside_a_module_of_a_float32_run_is_looked_into(tmp_path, dtype, codes):
+    model, x = Squared(dtype), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with nanstop.watch(model, optimizer, policy="observe", out=tmp_path) as watch:
+        for _ in range(4):
+            watch.step(lambda batch: model(batch).square().mean(), x)
+            watch.update(clip=1.0)
+    assert [one.code for one in watch.findings] == codes

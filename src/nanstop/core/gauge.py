@@ -11,7 +11,7 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from nanstop.core.numerics import format_limit, format_name, is_measurable
 
 WHOLE = "the model"
 """The name of the root, which has none."""
+
+MAX_NODES = 50_000
+"""Of the graph that is walked: some ten thousand are a model of hundred layers."""
 
 _CASTING = (nn.Linear, nn.modules.conv._ConvNd)
 """Modules whose input autocast converts to the format of their output."""
@@ -40,13 +43,19 @@ class Spot:
 class RangeTap:
     """Measures one forward of ``root`` that has gradients on, and is off when it ends.
 
-    ``only``: names of the modules that are measured, all by default. ``seconds``: what measuring took on the host.
+    ``only``: names of the modules that are measured, all by default. ``formats``: of all that the forward computed with
+    a gradient, inside modules too, if that is asked for with ``inside``: a hook sees only what modules read and put out.
+    ``seconds``: what measuring took on the host.
     Nothing is synchronised before ``read``.
     """
 
-    def __init__(self, root: nn.Module, only: Collection[str] = ()) -> None:
+    def __init__(
+        self, root: nn.Module, only: Collection[str] = (), *, inside: bool = False
+    ) -> None:
         self.seconds = 0.0
         self.partial = bool(only)
+        self.formats: frozenset[str] = frozenset()
+        self._looks_inside = inside
         self._root = root
         named = ((name or WHOLE, part) for name, part in root.named_modules())
         self._names = {id(part): name for name, part in named if not only or name in only}
@@ -96,6 +105,8 @@ class RangeTap:
             try:
                 with torch.no_grad(), torch._C.DisableTorchFunction():
                     self._look(name, module, args, output)
+                    if module is self._root and self._looks_inside:
+                        self.formats = formats_behind(_tensors(output))
             except Exception:  # a value of a kind not foreseen must not end the run
                 self.detach()
             self.seconds += time.perf_counter() - began
@@ -136,6 +147,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             continue
         if item.is_floating_point() and item.dtype.itemsize > 1:  # 8-bit floats have no reductions
             yield item
+
+
+def formats_behind(outputs: Iterable[Tensor]) -> frozenset[str]:
+    """Return the formats of the floating numbers on the way to ``outputs``, as autograd's graph has noted them.
+
+    No device work. What was computed without gradients, or again under reentrant checkpointing, is not on this way.
+    """
+    open_nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen, formats = set(open_nodes), set[torch.dtype]()
+    while open_nodes and len(seen) <= MAX_NODES:
+        node = open_nodes.pop()
+        formats.update(one.dtype for one in getattr(node, "_input_metadata", ()) if one.dtype)
+        new = {source for source, _ in node.next_functions if source is not None} - seen
+        seen |= new
+        open_nodes += new
+    return frozenset(format_name(one) for one in formats if one.is_floating_point)
 
 
 def is_compiling() -> bool:

@@ -57,6 +57,8 @@ class Gauge:
         self._growing: dict[str, float] = {}
         """Modules of ranges that may be growing, and in how many steps each would leave its format."""
         self._foretold = False
+        self._half_inside = False
+        """Whether a part of the model works in half precision, whatever the weights and the loop's autocast say."""
         self._closed = False
 
     def wide_due(self, facts: RunFacts) -> bool:
@@ -65,6 +67,7 @@ class Gauge:
         Only half formats absorb overflow at values that training meets, so others are not looked at.
         """
         half = facts.autocast in _HALF or any(g.dtype in _HALF for g in facts.param_groups)
+        half |= self._half_inside
         return half and facts.world_size == 1 and self._clock() >= self._next_wide
 
     def wide(self, step: Step) -> Localization | None:
@@ -118,7 +121,8 @@ class Gauge:
             return None
         even = step - self._last_even >= LEAST_STEPS
         if self._num_looks < NUM_FIRST or (even and self._affords(EVEN_SHARE, partial=False)):
-            return None if is_compiling() else RangeTap(self._view.root)
+            first = not self._num_looks
+            return None if is_compiling() else RangeTap(self._view.root, inside=first)
         if not self._growing:
             return None
         spacing = max(LEAST_STEPS, min(self._growing.values()) / LOOKS_AHEAD)
@@ -138,6 +142,7 @@ class Gauge:
         self._last, self._num_looks = step, self._num_looks + 1
         if not tap.partial:
             self._last_even = step
+            self._half_inside |= not tap.formats.isdisjoint(_HALF)
         growths: list[tuple[Spot, Growth]] = []
         self._growing = {}
         for spot, size in tap.read().items():

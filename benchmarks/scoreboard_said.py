@@ -16,8 +16,6 @@ from scoring import Said
 PROJECT = Path(__file__).parents[1]
 MOST_OUT, MOST_ERR = 800, 3000
 """Characters kept of an output: its end."""
-_QUOTED = re.compile(r"`(\w+)`")
-"""An operator in the title of a finding, which has no field of its own for it."""
 _LOSS = re.compile(r"^final_loss=(\S+)$", re.MULTILINE)
 
 
@@ -96,10 +94,9 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
             "ruled_out": tuple(line for line in lines if line.startswith("ruled out")),
         }
     elif findings:
-        said["modules"] = (findings[0]["where"],)
-        said["ops"] = tuple(
-            f"aten.{name}.default" for name in _QUOTED.findall(findings[0]["title"])
-        )
+        first = findings[0]
+        said |= {name: first.get(name) for name in ("step", "micro", "phase")}
+        said |= {"ops": (first["op"],) if first.get("op") else (), "modules": (first["where"],)}
     return said
 
 

@@ -108,7 +108,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "22200e6e89078ea6")
+REPORT_FORM = (1, "bbc61e18f4b79404")
 
 
 def test_names():
@@ -188,7 +188,16 @@ def test_summary_keys():
         "seconds",
         "ended",
     ]
-    assert names(FindingRow) == ["code", "title", "where", "confidence"]
+    assert names(FindingRow) == [
+        "code",
+        "title",
+        "where",
+        "confidence",
+        "step",
+        "micro",
+        "phase",
+        "op",
+    ]
     assert names(IncidentRow) == [
         "code",
         "codes",

@@ -82,6 +82,7 @@ from nanstop.records.verdict import (
     Proof,
     Reference,
     Report,
+    Sighting,
     Trial,
 )
 from nanstop.records.words import (
@@ -168,6 +169,7 @@ __all__ = [
     "ScalerSettings",
     "ScheduleFacts",
     "Series",
+    "Sighting",
     "Signal",
     "SignalSource",
     "SnapshotRef",

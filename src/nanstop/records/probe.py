@@ -90,6 +90,8 @@ class Probe:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     at: StepId
+    since: int | None = None
+    """Step in which lost updates or zero gradients were first met, where it takes two windows to tell."""
     num_micro: int
     loss: float | None = None
     reference_loss: float | None = None

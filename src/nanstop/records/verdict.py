@@ -10,7 +10,16 @@ from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
 from nanstop.records.probe import Probe
 from nanstop.records.values import FailureKey, Series, StepId
-from nanstop.records.words import CONFIG, SCHEMA, ActionKind, Confidence, Outcome, Safety, Verdict
+from nanstop.records.words import (
+    CONFIG,
+    SCHEMA,
+    ActionKind,
+    Confidence,
+    Outcome,
+    Phase,
+    Safety,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +58,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All a rule may look at; every field is optional."""
+    """All a rule may look at; every field is optional.
+
+    ``at``: the step of a run that has not failed in which something was measured or read anew. ``learned``: fields of
+    ``facts`` that were read there. ``refusal``: the message of an exception that the run's own code raised there.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     facts: RunFacts | None = None
@@ -63,6 +76,23 @@ class Evidence:
     trials: tuple[Trial, ...] = ()
     probe: Probe | None = None
     checkpoint: CheckpointScan | None = None
+    at: StepId | None = None
+    learned: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """Where in a run that has not failed something was first seen. ``step`` and ``micro`` count from 0.
+
+    None: not known, or (``micro``) of a whole window. ``op``: as torch prints it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    step: int
+    micro: int | None = None
+    phase: Phase | None = None
+    op: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +109,8 @@ class Diagnosis:
     page: str = ""
     where: str = ""
     accompanied_by: tuple[str, ...] = ()
+    seen: Sighting | None = None
+    """Where it was measured; None for what was only to be expected, and for a failure, whose report says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

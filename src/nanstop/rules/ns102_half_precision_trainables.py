@@ -47,7 +47,7 @@ from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import fp32_trainables
 from nanstop.rules.formats import HALF, vanishes
-from nanstop.rules.reading import counted, listed, standing
+from nanstop.rules.reading import counted, listed, sighting, standing
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -68,6 +68,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(f"{counted(num_tensors, 'tensor')}: {listed(names)}",) if names else (),
         remedies=fp32_trainables(facts),
         where=names[0] if names else "",
+        # A set-up is read anew in mid-run where a scaler does not take the gradients of such parameters.
+        seen=sighting(evidence, "optimizer") if "param_groups" in evidence.learned else None,
     )
 
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from nanstop.records import Diagnosis, Evidence, RunFacts
 from nanstop.rules.base import Rule
-from nanstop.rules.reading import standing
+from nanstop.rules.reading import sighting, standing
 
 _TASK_TYPES = {
     "causal_lm": "CAUSAL_LM",
@@ -50,11 +50,14 @@ _TASK_TYPES = {
 }
 """PEFT's name for each task of which it makes an exception in what it freezes, and for plain language models."""
 
+_REFUSAL = "if no padding token is defined"
+"""End of the message of transformers where a batch has more than one row."""
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return an untrained head, else a missing padding token, else an adapter for another task."""
     facts = standing(evidence)
-    return _untrained_head(facts) or _no_padding(facts) or _other_task(facts)
+    return _untrained_head(facts) or _no_padding(facts, evidence) or _other_task(facts)
 
 
 def _untrained_head(facts: RunFacts) -> Diagnosis | None:
@@ -81,7 +84,8 @@ def _frozen_by(facts: RunFacts) -> str:
     return f"PEFT froze its head under {f'task_type {kind}' if kind else 'no task type'}"
 
 
-def _no_padding(facts: RunFacts) -> Diagnosis | None:
+def _no_padding(facts: RunFacts, evidence: Evidence) -> Diagnosis | None:
+    refused = _REFUSAL in evidence.refusal
     rows = facts.batch_shape[0] if facts.batch_shape else 1
     if facts.head is None or facts.head.pads or rows < 2:
         return None
@@ -89,9 +93,10 @@ def _no_padding(facts: RunFacts) -> Diagnosis | None:
         code="NS109",
         title=f"no padding token for batches of {rows} sequences",
         cause="the score is read at the last token that is not padding, and none is known as padding",
-        confidence="likely",
+        confidence="certain" if refused else "likely",
         lines=("set model.config.pad_token_id, and the tokenizer's pad_token",),
         where=facts.head.module,
+        seen=sighting(evidence, "forward") if refused else None,
     )
 
 

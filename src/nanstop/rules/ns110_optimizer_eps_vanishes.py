@@ -46,7 +46,7 @@ from nanstop.records import Atom, Confidence, Diagnosis, Evidence, RunFacts, Sta
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, fp32_trainables
 from nanstop.rules.formats import vanishes
-from nanstop.rules.reading import listed, percent, standing
+from nanstop.rules.reading import listed, percent, sighting, standing
 
 EPS = "1e-05"
 LEAST_SHARE = 0.01
@@ -70,6 +70,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(f"second moments at 0: {listed(names)}",) if names else (),
         remedies=_remedies(facts, vanished),
         where=names[0] if names else "",
+        seen=sighting(evidence, "optimizer") if vanished else None,
     )
 
 

@@ -50,7 +50,7 @@ import math
 from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts, UpdateRow
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import fp32_trainables, half_trainables
-from nanstop.rules.reading import listed, percent, standing
+from nanstop.rules.reading import listed, percent, sighting, standing
 
 MOST = 0.5
 MANY = 0.1
@@ -65,7 +65,9 @@ _STEPS_OF_LR = ("adam", "lion", "lamb", "adan")
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if a probed update was mostly lost or, where none was probed, would be at this learning rate."""
     facts = standing(evidence)
-    rows = evidence.probe.updates if evidence.probe is not None else ()
+    probe = evidence.probe
+    rows = probe.updates if probe is not None else ()
+    since = probe.since if probe is not None else None
     confidence, cause, names = _measured(evidence, rows) if rows else _expected(facts)
     if confidence is None:
         return None
@@ -77,6 +79,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(f"standing still: {listed(names)}",) if names else (),
         remedies=fp32_trainables(facts),
         where=names[0] if names else "",
+        seen=sighting(evidence, "optimizer", since=since) if rows else None,
     )
 
 

@@ -57,7 +57,7 @@ from nanstop.records import (
 )
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates
-from nanstop.rules.reading import counted, number, op_name
+from nanstop.rules.reading import counted, number, op_name, sighting
 
 LEAST_ANGLE = 0.5
 """Radians; less is lost in what half precision costs anyway."""
@@ -94,6 +94,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         remedies=_islands(places),
         where=next(filter(None, (*(row.module for row in coarse), *places)), ""),
+        seen=sighting(evidence, "forward", op=next((row.op for row in coarse), None)),
     )
 
 

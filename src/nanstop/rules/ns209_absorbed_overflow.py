@@ -39,7 +39,15 @@ from __future__ import annotations
 from nanstop.records import Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import precision
-from nanstop.rules.reading import bad_output, counted, limit, loss_is_bad, op_name, standing
+from nanstop.rules.reading import (
+    bad_output,
+    counted,
+    limit,
+    loss_is_bad,
+    op_name,
+    sighting,
+    standing,
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -62,6 +70,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=more,
         remedies=precision(event, standing(evidence), output.dtype),
         where=event.module,
+        seen=sighting(evidence, event.phase, op=event.op),
     )
 
 

@@ -44,7 +44,7 @@ from __future__ import annotations
 from nanstop.records import Atom, Diagnosis, Evidence, GradientRow, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import BF16, Candidates
-from nanstop.rules.reading import listed, number, percent, standing
+from nanstop.rules.reading import listed, number, percent, sighting, standing
 
 MANY = 0.1
 MOST = 0.5
@@ -70,6 +70,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=_lines(worst),
         remedies=_remedies(facts, scale),
         where=worst[0].parameter,
+        seen=sighting(evidence, "backward", since=probe.since),
     )
 
 

@@ -12,7 +12,9 @@ from nanstop.records import (
     Evidence,
     Localization,
     OpEvent,
+    Phase,
     RunFacts,
+    Sighting,
     TensorStats,
 )
 
@@ -39,6 +41,18 @@ def standing(evidence: Evidence) -> RunFacts:
     if evidence.facts is not None:
         return evidence.facts
     return evidence.incident.facts if evidence.incident is not None else RunFacts()
+
+
+def sighting(
+    evidence: Evidence, phase: Phase, *, op: str | None = None, since: int | None = None
+) -> Sighting | None:
+    """Return where in a run that has not failed this is seen, from step ``since`` on if that was earlier."""
+    at = evidence.at
+    if at is None:
+        return None
+    earlier = since is not None and since != at.step
+    step, micro = (since, None) if earlier and since is not None else (at.step, at.micro)
+    return Sighting(step=step, micro=micro, phase=phase, op=op or None)
 
 
 def machine_of(evidence: Evidence) -> Environment | None:

@@ -43,11 +43,13 @@ class EarlyLooks:
     def __init__(self, view: ModelView) -> None:
         self._view = view
         self._sample: _Sample | None = None
-        self._losing_rate: float | None = None
-        """Learning rate of the last update looked at, where that was mostly lost."""
+        self._losing: tuple[int, float] | None = None
+        """Step and learning rate of the last update looked at, where that was mostly lost."""
         self._highest_rate = 0.0
         self._open = {"coarse", "pooling"}
-        self._zero = self._flushed = False
+        self._zero_since: int | None = None
+        """Step of the first of the last looks that all saw many gradients of zero."""
+        self._flushed = False
         self._num_compared = 0
         self._fed = False
         """Whether the script hands gradients to tensors of its own: copies that it updates and writes back."""
@@ -98,8 +100,9 @@ class EarlyLooks:
         self._sample = _sample(step)
         if self._num_compared < MAX_COMPARED and "float16" in _formats(facts):
             # One window may have next to nothing to learn from: it takes two.
-            before, self._zero = self._zero, self._share_of_zeros() >= ZERO
-            self._flushed = before and self._zero
+            before, zero = self._zero_since, self._share_of_zeros() >= ZERO
+            self._zero_since = (step.id.step if before is None else before) if zero else None
+            self._flushed = zero and before is not None
 
     def updated(self, step: int) -> Probe | None:
         """Return what the update that was just made has lost. Synchronises where a sample of it was taken."""
@@ -109,13 +112,13 @@ class EarlyLooks:
         updates, states = after_update(sample.optimizer, sample.parameters, sample.before)
         lost, total = sum(row.num_lost for row in updates), sum(row.num_total for row in updates)
         found = Probe(at=sample.id, num_micro=1, lr=sample.lr, states=states)
-        before, self._losing_rate = self._losing_rate, None
+        before, self._losing = self._losing, None
         self._highest_rate = max(self._highest_rate, sample.peak)
         if total and lost >= LOST * total:
-            self._losing_rate = sample.lr
+            self._losing = (step, sample.lr)
             # A rate that rises is a warm-up's, and a small one the end of a schedule: nothing to tell.
-            if before is not None and self._highest_rate / 2 <= sample.lr <= before:
-                return replace(found, updates=updates)
+            if before is not None and self._highest_rate / 2 <= sample.lr <= before[1]:
+                return replace(found, updates=updates, since=before[0])
         return found if states else None
 
     def due(self, step: int, facts: RunFacts) -> bool:
@@ -148,7 +151,8 @@ class EarlyLooks:
             scaler = step.view.scaler
             found["loss_scale"] = float(scaler.get_scale()) if scaler is not None else None
             found["gradients"] = _gradients(step)
-        return Probe(at=step.id, num_micro=1, **found) if found else None
+            found["since"] = self._zero_since
+        return Probe(at=replace(step.id, micro=0), num_micro=1, **found) if found else None
 
     def _wanted(self, facts: RunFacts) -> set[str]:
         if _formats(facts) or any(b.dtype in _HALF for b in self._view.root.buffers()):

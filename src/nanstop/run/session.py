@@ -22,6 +22,7 @@ from nanstop.records import (
     Report,
     RunFacts,
     Signal,
+    StepId,
 )
 from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
@@ -33,7 +34,7 @@ from nanstop.run.policy import Policy
 from nanstop.run.resolution import Resolution
 from nanstop.run.sampled_ranges import SampledRanges
 from nanstop.run.store import Store
-from nanstop.run.summary import FindingRow, Summary, summary_row
+from nanstop.run.summary import Summary, by_weight, finding_row, summary_row
 
 if TYPE_CHECKING:
     from nanstop.core.step import ModelView, Step
@@ -74,6 +75,8 @@ class Session:
         self.findings: list[Diagnosis] = []
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
+        self.present: Callable[[], StepId | None] = lambda: None
+        """Asks the host which step the run is in."""
         self.opened: Callable[[Session], None] = lambda _: None
         """Told of a training that begins, when its facts are known."""
         self._failures: Failures | None = None
@@ -86,6 +89,8 @@ class Session:
         self._adopted = ExitStack()
         self._in_force: tuple[Atom, ...] = ()
         self._steps = 0
+        self._window: StepId | None = None
+        """The last window that was healthy before its update."""
         self._ranges = SampledRanges(wanted=store.keeps_series and facts.world_size == 1)
         self._exit: int | None = None
 
@@ -157,25 +162,30 @@ class Session:
         self._steps = max(self._steps, step + 1)
         self.beat(step)
         self._passed()
-        self._arrived(self._looks.unheld())
+        self._arrived(self._looks.unheld(), self._window)
         self._look(lambda: self._looks.updated(step))
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
         self._follow(step)
 
-    def learned(self, **facts: Any) -> None:
-        """Look at the set-up once more: these fields of ``RunFacts`` are others than when the training began."""
+    def learned(self, *, at: StepId | None = None, **facts: Any) -> None:
+        """Look at the set-up once more: these fields of ``RunFacts`` were read anew in step ``at``, now by default."""
         self.facts = replace(self.facts, **facts)
-        self._examine_setup()
+        self._examine_setup(at=at or self.present(), learned=tuple(facts))
+
+    def refused(self, at: StepId, error: BaseException) -> None:
+        """Look at the set-up once more: the run's own code raised what is no failure of numbers, in this step."""
+        self._examine_setup(at=at, refusal=str(error)[:500])
 
     def before_update(self, step: Step) -> None:
         """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
-        self._arrived(self._looks.arrived(self.facts))
+        self._window = step.id
+        self._arrived(self._looks.arrived(self.facts), step.id)
         self._look(lambda: self._looks.before_update(step, self.facts))
 
-    def _arrived(self, path: GradientPath | None) -> None:
+    def _arrived(self, path: GradientPath | None, at: StepId | None) -> None:
         if path is not None:
-            self.learned(gradient_path=path)
+            self.learned(at=at, gradient_path=path)
 
     def gauge_due(self, step: int) -> bool:
         """Return whether a healthy micro-batch should be run once more for a closer look."""
@@ -196,7 +206,12 @@ class Session:
             self.announce(f"the gauge could not run ({type(error).__name__}: {error})")
         if place is not None:
             self._examine_healthy(
-                Evidence(facts=self.facts, localization=place, series=self.series.records())
+                Evidence(
+                    facts=self.facts,
+                    localization=place,
+                    series=self.series.records(),
+                    at=replace(step.id, micro=0),
+                )
             )
 
     def logged(self) -> None:
@@ -271,7 +286,8 @@ class Session:
             self.announce(f"a look was left out ({type(error).__name__}: {error})")
             return
         if found is not None:
-            for finding in examine(Evidence(facts=self.facts, probe=found), "gauge").diagnoses:
+            evidence = Evidence(facts=self.facts, probe=found, at=found.at)
+            for finding in examine(evidence, "gauge").diagnoses:
                 self._measured(finding)
 
     def _follow(self, step: int) -> None:
@@ -293,10 +309,13 @@ class Session:
         if self._failures is not None:
             self._failures.passed()
 
-    def _examine_setup(self) -> None:
-        evidence = Evidence(facts=self.facts, environment=self.environment)
+    def _examine_setup(self, **seen: Any) -> None:
+        """``seen``: fields of ``Evidence`` that say where something was met."""
+        evidence = Evidence(facts=self.facts, environment=self.environment, **seen)
         for finding in examine(evidence, "static").diagnoses:
-            if (finding.code, finding.confidence) not in _SEEN_BY_THE_RUN:
+            if finding.seen is not None:
+                self._measured(finding)
+            elif (finding.code, finding.confidence) not in _SEEN_BY_THE_RUN:
                 self._found(finding)
 
     def _examine_healthy(self, evidence: Evidence) -> None:
@@ -306,7 +325,8 @@ class Session:
     def _measured(self, finding: Diagnosis) -> None:
         """Tell once what was measured, in place of what was only to be expected, which has no place."""
         told = [one for one in self.findings if one.code == finding.code]
-        if not told or (finding.where and not any(one.where for one in told)):
+        new = finding.seen is not None and not any(one.seen for one in told)
+        if not told or new or (finding.where and not any(one.where for one in told)):
             self.findings = [one for one in self.findings if one not in told]
             self._found(finding)
 
@@ -315,6 +335,7 @@ class Session:
         # Without a place it is what was to be expected: nothing new beside what was seen somewhere.
         if finding.where not in places and (finding.where or not places):
             self.findings.append(finding)
+            self.findings.sort(key=lambda one: by_weight(finding_row(one)))
             self.announce(finding)
             self.write_summary()
 
@@ -323,10 +344,7 @@ class Session:
         self.store.write_summary(
             Summary(
                 incidents=tuple(summary_row(report) for report in self.reports),
-                findings=tuple(
-                    FindingRow(code=f.code, title=f.title, where=f.where, confidence=f.confidence)
-                    for f in self.findings
-                ),
+                findings=tuple(finding_row(one) for one in self.findings),
                 exit=self._exit,
                 steps=self._steps,
                 seconds=self._clock() - self._began,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from nanstop.records import CONFIG, SCHEMA, Report, Series
+from nanstop.records import CONFIG, SCHEMA, Diagnosis, Report, Series
 from nanstop.rules.cures import describe
+from nanstop.rules.diagnose import RANK
 
 DEATHS = ("signal", "oom", "timeout")
 """Failures of a process, whose last operation stands at the end of ``localization.growth``."""
@@ -37,13 +38,21 @@ class IncidentRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """What preflight or the gauge found: silently wrong or about to fail, but no failure."""
+    """What preflight or the gauge found: silently wrong or about to fail, but no failure.
+
+    ``step`` and ``micro`` (from 0), ``phase``, ``op``: where it was first seen, as far as that was measured. ``step`` is
+    None for what was only to be expected.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     code: str
     title: str
     where: str
     confidence: str
+    step: int | None = None
+    micro: int | None = None
+    phase: str | None = None
+    op: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +111,26 @@ def summary_row(report: Report) -> IncidentRow:
     )
 
 
+def finding_row(finding: Diagnosis) -> FindingRow:
+    """Return the line of ``summary.json`` that this finding amounts to."""
+    seen = finding.seen
+    return FindingRow(
+        code=finding.code,
+        title=finding.title,
+        where=finding.where,
+        confidence=finding.confidence,
+        step=seen.step if seen is not None else None,
+        micro=seen.micro if seen is not None else None,
+        phase=seen.phase if seen is not None else None,
+        op=seen.op if seen is not None else None,
+    )
+
+
+def by_weight(row: FindingRow) -> tuple[bool, int]:
+    """Sort by this: what was measured before what was only to be expected, the more certain before the less."""
+    return row.step is None, RANK[row.confidence]
+
+
 def merge(own: Summary, other: Summary) -> Summary:
     """Return this process's summary with the rows of the others, whose incidents have folders of their own."""
     mine = {row.folder for row in own.incidents}
@@ -110,7 +139,7 @@ def merge(own: Summary, other: Summary) -> Summary:
     return replace(
         own,
         incidents=tuple(sorted(rows, key=lambda row: row.folder)),
-        findings=tuple(findings),
+        findings=tuple(sorted(findings, key=by_weight)),
         ended=own.ended or other.ended,
         exit=own.exit if own.exit is not None else other.exit,
         steps=max(own.steps, other.steps),

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import nanstop
 from nanstop.adapters.facts import facts_of_loop
 from nanstop.adapters.plain_view import PlainView
-from nanstop.records import GradientPath, ParamGroup, RunFacts
+from nanstop.records import GradientPath, ParamGroup, RunFacts, Sighting
 from nanstop.run.early_looks import EarlyLooks
 from nanstop.run.policy import Policy
 from nanstop.run.session import Session
@@ -60,6 +60,7 @@ def test_updates_that_are_rounded_away_are_measured_on_the_real_one(tmp_path):
     assert findings["NS111"].confidence == "certain"
     assert "98 % of the weights" in findings["NS111"].cause
     assert findings["NS111"].where == "inner.weight"
+    assert findings["NS111"].seen == Sighting(step=0, phase="optimizer")
 
 
 @pytest.mark.parametrize(("dtype", "lr"), [(torch.bfloat16, 1e-3), (torch.float32, 1e-6)])

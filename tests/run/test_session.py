@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fnstep import FnStep
-from nanstop.records import Atom, RunFacts, Signal, StepId
+from nanstop.records import Atom, GradientPath, HeadFacts, RunFacts, Sighting, Signal, StepId
 from nanstop.run import investigation
 from nanstop.run.policy import Policy
 from nanstop.run.session import Session
@@ -446,7 +446,64 @@ def test_the_gauge_finds_overflow_that_was_absorbed_and_takes_its_share_of_time_
     session.gauge(step)
     assert [finding.code for finding in session.findings if finding.code == "NS209"] == ["NS209"]
     assert not session.gauge_due(1)
-    assert summary(tmp_path)["findings"]
+    found = {row["code"]: row for row in summary(tmp_path)["findings"]}["NS209"]
+    assert (found["step"], found["micro"], found["phase"]) == (step.id.step, 0, "forward")
+    assert found["op"].startswith("aten.mul")
+
+
+def test_a_finding_that_was_measured_comes_before_one_that_was_expected(tmp_path):
+    step = half_step(GOOD, index=3)
+    step.facts = replace(step.facts, model_type="t5", autocast="float16")
+    session = session_for(step, tmp_path)
+    assert "NS101" in {finding.code for finding in session.findings}
+    path = GradientPath(num_trainable=8, num_tensors=4, num_reached=1)
+    session.learned(at=step.id, gradient_path=path)
+    first = session.findings[0]
+    assert (first.code, first.confidence) == ("NS114", "likely")
+    assert first.seen == Sighting(step=3, phase="backward")
+    rows = summary(tmp_path)["findings"]
+    assert [row["code"] for row in rows] == [finding.code for finding in session.findings]
+    assert [row["step"] for row in rows] == [3] + [None] * (len(rows) - 1)
+
+
+def test_gradients_that_a_scaler_refuses_are_seen_in_the_step_that_the_host_is_in(tmp_path):
+    step = half_step(GOOD)
+    session = session_for(step, tmp_path)
+    session.present = lambda: StepId(run="test", step=7)
+    assert {one.code: one.seen for one in session.findings}["NS102"] is None
+    session.learned(scaler=65536.0)
+    assert {one.code: one.seen for one in session.findings}["NS102"] is None
+    session.learned(param_groups=step.facts.param_groups)
+    seen = {one.code: one.seen for one in session.findings}["NS102"]
+    assert seen == Sighting(step=7, phase="optimizer")
+    assert session.findings[0].code == "NS102"
+    session.present = lambda: StepId(run="test", step=9)
+    session.learned(param_groups=step.facts.param_groups)
+    assert [one.seen for one in session.findings if one.code == "NS102"] == [seen]
+
+
+@pytest.mark.parametrize(
+    ("message", "confidence", "seen"),
+    [
+        (
+            "Cannot handle batch sizes > 1 if no padding token is defined.",
+            "certain",
+            Sighting(step=4, micro=1, phase="forward"),
+        ),
+        ("No such file", "likely", None),
+    ],
+)
+def test_what_the_run_refuses_by_itself_is_certain(tmp_path, message, confidence, seen):
+    step = half_step(GOOD)
+    head = HeadFacts(module="score", trained=True, pads=False)
+    step.facts = replace(step.facts, head=head, batch_shape=(2, 8))
+    session = session_for(step, tmp_path)
+    session.refused(StepId(run="test", step=4, micro=1), ValueError(message))
+    (found,) = [one for one in session.findings if one.code == "NS109"]
+    assert (found.confidence, found.seen) == (confidence, seen)
+    assert [r["step"] for r in summary(tmp_path)["findings"] if r["code"] == "NS109"] == [
+        seen.step if seen else None
+    ]
 
 
 def test_a_gauge_that_cannot_run_is_said_and_no_more(tmp_path):

@@ -179,6 +179,22 @@ def test_ranks_of_one_run_share_the_summary_and_a_new_run_starts_afresh(tmp_path
     assert load_summary(tmp_path / "summary.json") == Summary()
 
 
+def test_what_was_measured_comes_first_and_in_place_of_what_was_expected(tmp_path):
+    def row(code, confidence, step=None, where="score"):
+        return FindingRow(code=code, title=code, where=where, confidence=confidence, step=step)
+
+    store = Store(tmp_path, run_id="r")
+    expected = (row("NS101", "certain"), row("NS109", "likely"), row("NS112", "likely"))
+    store.write_summary(Summary(findings=expected))
+    overflow, unsure = row("NS209", "certain", 3), row("NS208", "likely", 1)
+    refused = row("NS109", "certain", 4)
+    store.write_summary(Summary(findings=(unsure, overflow, refused, *expected[::2])))
+    later = dataclasses.replace(overflow, step=5)
+    Store(tmp_path, run_id="r").write_summary(Summary(findings=(later,)))
+    found = load_summary(tmp_path / "summary.json").findings
+    assert found == (overflow, refused, unsure, *expected[::2])
+
+
 def _write_rows(folder, number):
     store = Store(folder, run_id="r")
     for count in range(1, 6):

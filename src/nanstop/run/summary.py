@@ -126,22 +126,31 @@ def finding_row(finding: Diagnosis) -> FindingRow:
     )
 
 
-def by_weight(row: FindingRow) -> tuple[bool, int]:
-    """Sort by this: what was measured before what was only to be expected, the more certain before the less."""
-    return row.step is None, RANK[row.confidence]
+def by_weight(row: FindingRow) -> tuple[bool, int, int]:
+    """Sort by this: what was measured before what was only to be expected, the more certain first, the earlier first."""
+    return row.step is None, RANK[row.confidence], row.step or 0
 
 
 def merge(own: Summary, other: Summary) -> Summary:
     """Return this process's summary with the rows of the others, whose incidents have folders of their own."""
     mine = {row.folder for row in own.incidents}
     rows = (*own.incidents, *(row for row in other.incidents if row.folder not in mine))
-    findings = dict.fromkeys((*own.findings, *other.findings))
     return replace(
         own,
         incidents=tuple(sorted(rows, key=lambda row: row.folder)),
-        findings=tuple(sorted(findings, key=by_weight)),
+        findings=_standing((*own.findings, *other.findings)),
         ended=own.ended or other.ended,
         exit=own.exit if own.exit is not None else other.exit,
         steps=max(own.steps, other.steps),
         seconds=max(own.seconds, other.seconds),
     )
+
+
+def _standing(findings: tuple[FindingRow, ...]) -> tuple[FindingRow, ...]:
+    """Return each finding once: as it was measured, not as an earlier state of the file still expects it."""
+    measured = {row.code for row in findings if row.step is not None}
+    kept: dict[tuple[str, str, str], FindingRow] = {}
+    for row in sorted(findings, key=by_weight):
+        if row.step is not None or row.code not in measured:
+            kept.setdefault((row.code, row.title, row.where), row)
+    return tuple(kept.values())

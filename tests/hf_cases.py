@@ -221,6 +221,7 @@ class ScriptedSession:
     failures: list[SimpleNamespace] = field(default_factory=list)
     completions: list[int] = field(default_factory=list)
     refused: list[tuple[Any, ...]] = field(default_factory=list)
+    exceptions: list[tuple[Any, ...]] = field(default_factory=list)
     go_on_after_refusal: bool = True
     gauge_at: int | None = None
     tap: RangeTap | None = None
@@ -252,6 +253,9 @@ class ScriptedSession:
 
     def resume(self, plan, _source) -> None:
         assert plan == PrecisionPlan()
+
+    def raised(self, at, error) -> None:
+        self.exceptions.append((at.step, at.micro, error))
 
     def before_update(self, step) -> None:
         assert step is not None

@@ -152,6 +152,7 @@ class TestExceptions:
         with pytest.raises(KeyError, match="image"):
             cases.run(cases.build("trainer", tmp_path), session=session, fault=fault)
         assert session.failures == []
+        assert session.exceptions == [(1, 1, fault["error"])]
         assert session.exit_code == 1
 
     def test_generation_is_watched(self, tmp_path):

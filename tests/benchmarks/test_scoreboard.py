@@ -256,3 +256,29 @@ def test_a_peer_whose_case_dies_by_a_signal_has_said_nothing(
     found = said_in(record("msprobe", ["under.py"], tmp_path))
     assert bool(found.failed) is failed
     assert found.alarms == 0
+
+
+def test_the_first_finding_of_a_run_that_has_not_failed_says_where(tmp_path: Path) -> None:
+    found = {"code": "NS209", "title": "overflow in `mm`", "confidence": "certain", "where": "mlp"}
+    seen = {"step": 3, "micro": 1, "phase": "forward", "op": "aten.mm.default"}
+    expected = {"code": "NS101", "title": "in `add`", "confidence": "likely", "where": "t5"}
+    nowhere = dict.fromkeys(seen)
+
+    def read(*findings: dict[str, Any]) -> Said:
+        (tmp_path / "found").mkdir(exist_ok=True)
+        summary = {"incidents": [], "findings": findings}
+        for name, text in (
+            ("found/summary.json", json.dumps(summary)),
+            ("stdout", ""),
+            ("stderr", ""),
+            ("ended.json", json.dumps({"code": 0, "seconds": 1.0})),
+        ):
+            (tmp_path / name).write_text(text)
+        return said_in(record("nanstop", ["case.py"], tmp_path))
+
+    first = read(found | seen, expected | nowhere)
+    assert (first.step, first.micro, first.phase) == (3, 1, "forward")
+    assert (first.ops, first.modules) == (("aten.mm.default",), ("mlp",))
+    assert first.answers[0] == ("NS209", "certain")
+    only = read(expected | nowhere)
+    assert (only.step, only.phase, only.ops, only.modules) == (None, None, (), ("t5",))

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from nanstop.records import Diagnosis, OpEvent, Position, Proof, Reference, Report, TensorStats
+from nanstop.records import (
+    Diagnosis,
+    OpEvent,
+    Position,
+    Proof,
+    Reference,
+    Report,
+    Sighting,
+    TensorStats,
+)
 from nanstop.report.notebook import html
 from nanstop.report.text import render, render_finding
 from report.renderings import SNAPSHOTS, renderings
@@ -144,6 +153,18 @@ def test_finding_without_place_or_remedy():
         "  = possible, not certain",
         "note: nanstop explain NS802",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "headline"),
+    [
+        (Sighting(step=3), "t, step 3"),
+        (Sighting(step=0, micro=1, phase="forward"), "t, forward, step 0, micro-batch 1"),
+    ],
+)
+def test_a_finding_that_was_measured_says_where_it_was_seen(seen, headline):
+    finding = Diagnosis(code="NS209", title="t", cause="c", confidence="certain", seen=seen)
+    assert render_finding(finding).splitlines()[0] == f"warning[NS209]: {headline}"
 
 
 def test_notebook_escapes_every_text():

@@ -105,9 +105,22 @@ def test_gradients_that_float16_flushes_are_compared_to_float32(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     findings = found(tmp_path, model, optimizer, lambda b: model(b["x"]).mean() * 1e-7)
     assert findings["NS303"].confidence == "certain"
+    assert findings["NS303"].seen == Sighting(step=0, phase="backward")
     healthy = Layer(torch.float16)
     optimizer = torch.optim.SGD(healthy.parameters(), lr=1e-3)
     assert "NS303" not in found(tmp_path, healthy, optimizer, lambda b: healthy(b["x"]).mean() * 10)
+
+
+def test_gradients_that_are_flushed_later_are_seen_from_the_first_of_the_two_windows_on(tmp_path):
+    model = Layer(torch.float16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def loss(batch):
+        return model(batch["x"]).mean() * optimizer.param_groups[0]["lr"] * 1e3
+
+    rates = [1e-2, 1e-2, 1e-9, 1e-9, 1e-9]
+    findings = found(tmp_path, model, optimizer, loss, num_steps=5, rates=rates)
+    assert findings["NS303"].seen == Sighting(step=2, phase="backward")
 
 
 def test_zeros_that_float32_has_as_well_are_no_underflow(tmp_path):
@@ -146,6 +159,7 @@ def test_blocks_that_get_no_gradient(tmp_path, reentrant):
     assert ("NS114" in findings) == reentrant
     if reentrant:
         assert "8 of 10 trainable tensors" in findings["NS114"].cause
+        assert findings["NS114"].seen == Sighting(step=0, phase="backward")
 
 
 def test_a_teacher_that_only_answers_is_not_missed(tmp_path):

@@ -498,7 +498,7 @@ def test_what_the_run_refuses_by_itself_is_certain(tmp_path, message, confidence
     head = HeadFacts(module="score", trained=True, pads=False)
     step.facts = replace(step.facts, head=head, batch_shape=(2, 8))
     session = session_for(step, tmp_path)
-    session.refused(StepId(run="test", step=4, micro=1), ValueError(message))
+    session.raised(StepId(run="test", step=4, micro=1), ValueError(message))
     (found,) = [one for one in session.findings if one.code == "NS109"]
     assert (found.confidence, found.seen) == (confidence, seen)
     assert [r["step"] for r in summary(tmp_path)["findings"] if r["code"] == "NS109"] == [

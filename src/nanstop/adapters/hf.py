@@ -287,7 +287,7 @@ class TrainerWatch:
         """Have the set-up looked at anew where a micro-batch raised what is no failure of numbers."""
         try:
             at = self.step_id(step=window.index, micro=len(window.micros) - 1)
-            self.session.refused(at, error)
+            self.session.raised(at, error)
         except Exception as own:  # nanstop is never the reason a run dies
             _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
 

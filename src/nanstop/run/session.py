@@ -173,7 +173,7 @@ class Session:
         self.facts = replace(self.facts, **facts)
         self._examine_setup(at=at or self.present(), learned=tuple(facts))
 
-    def refused(self, at: StepId, error: BaseException) -> None:
+    def raised(self, at: StepId, error: BaseException) -> None:
         """Look at the set-up once more: the run's own code raised what is no failure of numbers, in this step."""
         self._examine_setup(at=at, refusal=str(error)[:500])
 

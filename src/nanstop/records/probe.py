@@ -99,6 +99,8 @@ class Probe:
     lr: float | None = None
     ranges: tuple[RangeRow, ...] = ()
     gradients: tuple[GradientRow, ...] = ()
+    are_all_zero: bool = False
+    """Whether every gradient of the run itself was exactly zero when the update was near."""
     updates: tuple[UpdateRow, ...] = ()
     states: tuple[StateRow, ...] = ()
     broken: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """One non-finite gradient destroys all the others through clipping.
 
 ## What happened
-A gradient was not finite, and gradients were clipped by their common norm: what was healthy is zero or NaN as well.
+A gradient was not finite, and gradients were clipped by their common norm: what was healthy is zero or NaN as well. Or every gradient was finite, their squares were summed in float16, and the norm alone
+was Inf: all of them are zero.
 
 ## Why it happens
 Clipping multiplies every gradient by max_norm / norm. One Inf among a million elements makes the norm Inf and the
@@ -38,19 +39,58 @@ from __future__ import annotations
 
 import math
 
-from nanstop.records import Confidence, Diagnosis, Evidence, GradientTally, Localization, Signal
+from nanstop.records import (
+    Confidence,
+    Diagnosis,
+    Evidence,
+    GradientTally,
+    Localization,
+    Probe,
+    Signal,
+)
 from nanstop.rules import ns301_gradient_overflow, ns304_backward_singularity
 from nanstop.rules.base import Rule
-from nanstop.rules.reading import counted, listed, loss_is_bad, number, standing
+from nanstop.rules.reading import (
+    counted,
+    listed,
+    loss_is_bad,
+    number,
+    percent,
+    sighting,
+    standing,
+)
+
+MOST = 0.5
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what clipping did to healthy gradients before nanstop looked, or else what it would have done to them."""
+    if evidence.probe is not None:
+        return _emptied(evidence, evidence.probe)
     signal = _gradient_signal(evidence)
     tally = signal.gradients if signal is not None else None
     if signal is None or tally is None or loss_is_bad(evidence):
         return None
     return _done(evidence, tally) or _prevented(evidence, signal, tally)
+
+
+def _emptied(evidence: Evidence, probe: Probe) -> Diagnosis | None:
+    """Return the finding if backward makes gradients, and the update finds nothing but zeros."""
+    made = sum(row.num_nonzero - row.num_flushed for row in probe.gradients)
+    total = sum(row.num_nonzero for row in probe.gradients)
+    if not probe.are_all_zero or made < MOST * total or not total:
+        return None
+    return Diagnosis(
+        code="NS305",
+        title="every gradient is zero when the update comes",
+        cause=f"backward makes {percent(made, total)} of them, and something between it and the update makes all of them 0",
+        confidence="likely",
+        lines=(
+            "a norm that overflowed to Inf gives the factor max_norm / Inf = 0: keep norms in float32",
+        ),
+        where=standing(evidence).host or "",
+        seen=sighting(evidence, "backward", since=probe.since),
+    )
 
 
 def _gradient_signal(evidence: Evidence) -> Signal | None:
@@ -117,6 +157,6 @@ RULE = Rule(
     "norm-poisoned-clip",
     "one bad gradient destroys the others through clipping",
     check,
-    ("incident",),
+    ("incident", "gauge"),
     __doc__ or "",
 )

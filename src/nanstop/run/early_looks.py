@@ -50,6 +50,7 @@ class EarlyLooks:
         self._zero_since: int | None = None
         """Step of the first of the last looks that all saw many gradients of zero."""
         self._flushed = False
+        self._are_all_zero = False
         self._num_compared = 0
         self._fed = False
         """Whether the script hands gradients to tensors of its own: copies that it updates and writes back."""
@@ -100,7 +101,9 @@ class EarlyLooks:
         self._sample = _sample(step)
         if self._num_compared < MAX_COMPARED and "float16" in _formats(facts):
             # One window may have next to nothing to learn from: it takes two.
-            before, zero = self._zero_since, self._share_of_zeros() >= ZERO
+            share = self._share_of_zeros()
+            before, zero = self._zero_since, share >= ZERO
+            self._are_all_zero = share == 1.0
             self._zero_since = (step.id.step if before is None else before) if zero else None
             self._flushed = zero and before is not None
 
@@ -152,6 +155,7 @@ class EarlyLooks:
             found["loss_scale"] = float(scaler.get_scale()) if scaler is not None else None
             found["gradients"] = _gradients(step)
             found["since"] = self._zero_since
+            found["are_all_zero"] = self._are_all_zero
         return Probe(at=replace(step.id, micro=0), num_micro=1, **found) if found else None
 
     def _wanted(self, facts: RunFacts) -> set[str]:

@@ -108,7 +108,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "bbc61e18f4b79404")
+REPORT_FORM = (1, "7dba3e43544c01b0")
 
 
 def test_names():

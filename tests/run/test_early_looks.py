@@ -182,6 +182,7 @@ def test_an_optimizer_of_other_tensors_is_told_after_its_update(tmp_path):
     before = [p.detach().clone().requires_grad_() for p in model.parameters()]
     findings = found(tmp_path, model, torch.optim.SGD(before, lr=0.1), quadratic(model))
     assert findings["NS114"].title == "the optimizer holds none of the model's parameters"
+    assert findings["NS114"].seen == Sighting(step=0, phase="optimizer")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -291,3 +292,27 @@ def scored(pad, folder, num_steps=2):
 def test_a_score_that_is_read_at_padding_is_told_in_float32_too(tmp_path):
     assert scored(5, tmp_path / "bad")["NS208"] == "3 rows of the batch scored at a padding token"
     assert scored(0, tmp_path / "good") == {}
+
+
+@pytest.mark.parametrize(("stale", "share"), [(True, 1.4), (False, 0.0)])
+def test_copies_of_other_weights_are_seen_when_they_are_written_back(stale, share):
+    torch.manual_seed(0)
+    model, other = Layer(), Layer()
+    masters = [p.detach().clone() for p in (other if stale else model).parameters()]
+    view = PlainView(model, torch.optim.SGD(masters, lr=1e-3))
+    looks = EarlyLooks(view)
+    assert looks.replaced(view) == 0.0
+    with torch.no_grad():
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            parameter.copy_(master)
+    assert looks.replaced(view) == pytest.approx(share, abs=0.1)
+    assert looks.replaced(view) == 0.0
+
+
+def test_weights_that_the_optimizer_holds_are_not_compared():
+    model = Layer()
+    view = PlainView(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    looks = EarlyLooks(view)
+    assert looks.replaced(view) == 0.0
+    nn.init.normal_(model.inner.weight)
+    assert looks.replaced(view) == 0.0

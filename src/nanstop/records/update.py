@@ -23,6 +23,8 @@ class ResumeFacts:
     missing: tuple[str, ...] = ()
     num_moments: int = 0
     num_zero: int = 0
+    replaced: float = 0.0
+    """By how much of their size the first update moved weights that the optimizer itself does not hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

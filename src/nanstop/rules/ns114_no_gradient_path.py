@@ -41,7 +41,7 @@ differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed 
 
 from __future__ import annotations
 
-from nanstop.records import Confidence, Diagnosis, Evidence, Incident, RunFacts
+from nanstop.records import Confidence, Diagnosis, Evidence, Incident, RunFacts, Sighting
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import half_trainables
 from nanstop.rules.reading import counted, listed, sighting, standing
@@ -69,8 +69,20 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=(help_line,),
         where=facts.host,
-        seen=sighting(evidence, "backward") if "gradient_path" in evidence.learned else None,
+        seen=_seen(evidence, facts),
     )
+
+
+def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
+    """Return where it was met: gradients that were counted after a backward, or that an update did not use."""
+    path = facts.gradient_path
+    if path is None or path.num_reached is None or "gradient_path" not in evidence.learned:
+        return None
+    if _nothing_trainable(facts) is not None:
+        return None
+    if _held_elsewhere(facts) is not None:
+        return sighting(evidence, "optimizer")
+    return sighting(evidence, "backward") if path.num_reached < path.num_tensors / 3 else None
 
 
 def _refused(incident: Incident, known: Reason | None) -> Reason | None:

@@ -43,6 +43,9 @@ from nanstop.records import Diagnosis, Evidence, ResumeFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.reading import counted, listed, standing
 
+REPLACED = 0.5
+"""A step moves a weight by a small part of its size; two initialisations differ by 1.4 times theirs."""
+
 _OPTIMIZER = ("optimizer.pt", "scheduler.pt")
 
 
@@ -51,6 +54,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     resume = standing(evidence).resume
     if resume is None:
         return None
+    if resume.replaced > REPLACED:
+        return _overwritten(resume)
     emptied = resume.step > 0 and resume.num_zero == resume.num_moments > 0
     if not (emptied or resume.missing):
         return None
@@ -66,6 +71,18 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain" if lost else "likely",
         lines=tuple(_lines(resume)),
         where=resume.folder or "optimizer",
+    )
+
+
+def _overwritten(resume: ResumeFacts) -> Diagnosis:
+    moved = f"{100 * resume.replaced:.0f} % of their size"
+    return Diagnosis(
+        code="NS115",
+        title="the first update put other weights in place of the model's",
+        cause=f"it moved them by {moved}: the optimizer's copies were made of other weights",
+        confidence="likely",
+        lines=("make the optimizer's copies after the weights are loaded",),
+        where="optimizer",
     )
 
 

@@ -1,8 +1,8 @@
 """One non-finite gradient destroys all the others through clipping.
 
 ## What happened
-A gradient was not finite, and gradients were clipped by their common norm: what was healthy is zero or NaN as well. Or every gradient was finite, their squares were summed in float16, and the norm alone
-was Inf: all of them are zero.
+A gradient was not finite, and gradients were clipped by their common norm: what was healthy is zero or NaN as well. Or
+every gradient was finite, their squares were summed in float16, and the norm alone was Inf: all of them are zero.
 
 ## Why it happens
 Clipping multiplies every gradient by max_norm / norm. One Inf among a million elements makes the norm Inf and the

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_ELEMENTS = 1 << 20
 """Weights in the sample of an update: 2 MiB of copies."""
+MOST_TENSORS, MOST_COMPARED_ELEMENTS = 16, 4096
 LOST = 0.95
 """Share of an update from which training stands still. A run in pure half precision that learns loses much of it."""
 ZERO = 0.1
@@ -52,6 +54,9 @@ class EarlyLooks:
         self._flushed = False
         self._are_all_zero = False
         self._num_compared = 0
+        self._was: list[tuple[Tensor, Tensor]] | None = None
+        """The starts of some weights at the first update."""
+        self._compared: WeakSet[Optimizer] = WeakSet()
         self._fed = False
         """Whether the script hands gradients to tensors of its own: copies that it updates and writes back."""
         self._unheld: GradientPath | None = None
@@ -66,7 +71,7 @@ class EarlyLooks:
         path = facts.gradient_path
         if path is None or path.num_reached is not None or self._fed or not _is_whole(facts):
             return None
-        held = self._held()
+        held = _held(self._view)
         trained = {n: p for n, p in self._view.root.named_parameters() if p.requires_grad}
         # A model that only answers (a teacher, a reference) is often left trainable.
         mine = {n: p for n, p in trained.items() if id(p) in held}
@@ -85,13 +90,29 @@ class EarlyLooks:
         found, self._unheld = self._unheld, None
         if found is None:
             return None
-        self._fed = any(p.grad is not None for p in self._held().values())
+        self._fed = any(p.grad is not None for p in _held(self._view).values())
         return None if self._fed else found
 
-    def _held(self) -> dict[int, Tensor]:
-        optimizer = self._view.optimizer
-        groups = optimizer.param_groups if optimizer is not None else ()
-        return {id(p): p for group in groups for p in group["params"]}
+    def replaced(self, view: ModelView) -> float:
+        """Return by how much of their size the weights moved between the first two updates; 0.0 where nothing asks.
+
+        Asked before each update. An optimizer that holds nothing of the model has copies, which are written back: they
+        may be copies of other weights. Synchronises the device once, of such a run.
+        """
+        was, self._was = self._was, None
+        if view.optimizer is not None and view.optimizer not in self._compared:
+            self._compared.add(view.optimizer)
+            held = _held(view)
+            trained = [p for p in view.root.parameters() if p.requires_grad]
+            tables = [p for p in trained if p.dim() > 1][:MOST_TENSORS]
+            others = bool(held) and not any(id(p) in held for p in trained)
+            self._was = [(p, _start(p).clone()) for p in tables] if others else None
+            return 0.0
+        if not was:
+            return 0.0
+        moved = torch.stack([(_start(p) - before).float().norm() for p, before in was])
+        size = torch.stack([before.float().norm() for _, before in was])
+        return float((moved / size.clamp(min=1e-12)).median())
 
     def before_update(self, step: Step, facts: RunFacts) -> None:
         """Look at the gradients and weights that an update is about to change. Synchronises in float16 runs only."""
@@ -177,6 +198,16 @@ class EarlyLooks:
             return 0.0
         zero, total = torch.stack(counts).sum(0).tolist()
         return zero / total
+
+
+def _held(view: ModelView) -> dict[int, Tensor]:
+    """Return what the optimizer updates."""
+    groups = view.optimizer.param_groups if view.optimizer is not None else ()
+    return {id(p): p for group in groups for p in group["params"]}
+
+
+def _start(weight: Tensor) -> Tensor:
+    return weight.detach().reshape(-1)[:MOST_COMPARED_ELEMENTS]
 
 
 @dataclass(frozen=True, slots=True)

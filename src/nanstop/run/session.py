@@ -20,6 +20,7 @@ from nanstop.records import (
     PrecisionPlan,
     Probe,
     Report,
+    ResumeFacts,
     RunFacts,
     Signal,
     StepId,
@@ -181,6 +182,9 @@ class Session:
         """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
         self._window = step.id
         self._arrived(self._looks.arrived(self.facts), step.id)
+        share = self._looks.replaced(step.view)
+        if share > 0.0:
+            self.learned(resume=replace(self.facts.resume or ResumeFacts(), replaced=share))
         self._look(lambda: self._looks.before_update(step, self.facts))
 
     def _arrived(self, path: GradientPath | None, at: StepId | None) -> None:

@@ -384,6 +384,7 @@ SILENT = [
     ("NS113", setup(optimizer=adamw(1e-4), clip=1.0, gradient_path=replace(PATH, num_trainable=70_000_000_000))),
     ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.5))),
     ("NS113", setup(optimizer=adamw(0.01))),
+    ("NS113", setup(optimizer=OptimizerFacts(name="Adafactor", lr=0.01), model_type="t5")),
     ("NS113", setup(optimizer=adamw(0.0))),
     ("NS113", setup(optimizer=adamw(5e-5), schedule=ScheduleFacts(scheduler="linear"), clip=None)),
     ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=0.0, num_generations=2))),

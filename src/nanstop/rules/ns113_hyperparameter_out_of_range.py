@@ -104,8 +104,9 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
         yield Oddity("certain", setting, "an update makes every weight NaN")
     if not any(family in optimizer.name.lower() for family in MOVES_BY_THE_RATE):
         return
-    # Small networks of other kinds have larger weights, and are trained at 0.01.
-    if rate >= (TYPICAL_WEIGHT / 2 if facts.model_type is not None else 5 * TYPICAL_WEIGHT):
+    # Small networks of other kinds have larger weights, and are trained at 0.01; so does Adafactor train, which clips.
+    usual = facts.model_type is not None and "adafactor" not in optimizer.name.lower()
+    if rate >= (TYPICAL_WEIGHT / 2 if usual else 5 * TYPICAL_WEIGHT):
         moved = f"a step of {optimizer.name} moves each weight by about {rate:g}, typical weights are {TYPICAL_WEIGHT:g}"
         yield Oddity("likely" if rate >= 5 * TYPICAL_WEIGHT else "possible", setting, moved)
     elif (most := _largest_rate(facts)) is not None and rate > most:

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -103,7 +103,20 @@ class _FirstStep(IdleSession):
         self._plan, self._view, self.facts = plan, view, facts
 
     def _target(self, step: Any = None) -> Target:
-        return Target(view=self._view, facts=self.facts, step=step)
+        return Target(view=self._view, facts=self._with_gradients(), step=step)
+
+    def _with_gradients(self) -> Any:
+        """Return the facts with what the update is about to use, where its optimizer holds nothing of the model.
+
+        Copies that the script feeds have gradients by then, unless it clips before it feeds them.
+        """
+        path, optimizer = self.facts.gradient_path, self._view.optimizer
+        if path is None or path.num_updated != 0 or self.facts.sinks or optimizer is None:
+            return self.facts
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            return self.facts
+        reached = sum(p.grad is not None for p in self._view.root.parameters())
+        return replace(self.facts, gradient_path=replace(path, num_reached=reached))
 
     def _do(self, step: Any = None) -> NoReturn:
         first_rank = os.environ.get("RANK", "0") in ("", "0")

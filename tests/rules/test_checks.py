@@ -298,6 +298,7 @@ FIRES = [
     ("NS402", evidence(UPDATE, half_head(dtype="float32")), "possible"),
     ("NS402", evidence(UPDATE, setup(optimizer=adamw(math.nan)).facts), "certain"),
     ("NS501", evidence(batch=[batch_fact("pixels", "float32", num_bad=4)]), "certain"),
+    ("NS501", evidence(batch=[batch_fact(), replace(batch_fact("weights", "float32", num_bad=1), shape=(4,))]), "likely"),
     ("NS501", evidence(localization(event(), "from_batch", culprit="batch[pixels]")), "certain"),
     ("NS501", evidence(localization(event()), batch=[batch_fact("p", "float32", num_bad=1)]), "likely"),
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=64.0)]), "likely"),

@@ -82,7 +82,7 @@ class Calls:
         self.compiles_functions = False
         self._lingering: list[Tape] = []
         self._early: Tape | None = None
-        self._early_is_cheap = True
+        self._outer_is_cheap = True
         self._num_ops = 0
         self._micro_seconds = 0.0
         self._micro_began = 0.0
@@ -208,8 +208,8 @@ class Calls:
 
     def expect_micro(self) -> None:
         """Record what the script makes of its own tensors before the next model call: see ``Tape``."""
-        cheap = self._early_is_cheap or self.met_failure
-        if self._tape is None and cheap and self.idle and not self.compiles_functions:
+        wanted = self._takes_outer and not self.compiles_functions
+        if self._tape is None and wanted and self.idle:
             tape = Tape("cpu", self._on_error)
             if tape.start():
                 self._early = tape
@@ -217,13 +217,20 @@ class Calls:
     def _begun_tape(self, device: str) -> Tape:
         """Return the tape of a micro-batch that begins now: the one that has recorded since the last, or a new one."""
         tape, self._early = self._early, None
-        if tape is None:
-            return Tape(device, self._on_error)
-        tape.stop()
-        cost = tape.num_early * _OP_SECONDS
-        self._early_is_cheap = cost <= max(_TIME_SHARE * self._micro_seconds, _FREE_SECONDS)
-        tape.device = device
-        return Tape(device, self._on_error) if tape.problem or tape.lingers else tape
+        if tape is not None:
+            tape.stop()
+        if tape is None or tape.problem or tape.lingers:
+            tape = Tape(device, self._on_error)
+        tape.device, tape.takes_outer = device, self._takes_outer
+        return tape
+
+    @property
+    def _takes_outer(self) -> bool:
+        return self._outer_is_cheap or self.met_failure
+
+    def _is_cheap(self, num_ops: int) -> bool:
+        most = max(_TIME_SHARE * self._micro_seconds, _FREE_SECONDS)
+        return num_ops * _OP_SECONDS <= most
 
     def look_for_given_up(self) -> None:
         """See whether the micro-batch that is open was left out by the script because its loss is not finite."""
@@ -277,8 +284,7 @@ class Calls:
         return self.micro
 
     def _tape_ops(self, micro: TapedMicro) -> None:
-        cost = self._num_ops * _OP_SECONDS
-        if not self.met_failure and cost > max(_TIME_SHARE * self._micro_seconds, _FREE_SECONDS):
+        if not self.met_failure and not self._is_cheap(self._num_ops):
             micro.reason = _NOT_TAPED
         elif self.compiles_functions:
             micro.reason = _COMPILED
@@ -332,6 +338,7 @@ class Calls:
             self._look_for_updates()
             return result
         self._num_ops = micro.tape.num_ops
+        self._outer_is_cheap = self._is_cheap(micro.tape.num_outer)
         micro.tape.stop()
         if self._discovering and self.window.scaler is None and is_scaled_by_hand(raw):
             self.window.note("scale")

@@ -78,7 +78,8 @@ class Tape(TorchFunctionMode):
 
     Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a batch's rewards is
     part of the loss. What they make before the first model call is taken as it is, and made again only where it is not
-    finite. ``num_ops``: how many ops it recorded since that call. ``num_early``: how many it saw before. ``on_error`` is told what such an op raises. ``looked_at``: the
+    finite. ``num_ops``: how many ops on the model's results it recorded. ``num_outer``: how many others, and whatever
+    it saw before a model call. ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises. ``looked_at``: the
     last scalar whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be replayed.
     ``problem``: why it records nothing any more.
     """
@@ -88,7 +89,8 @@ class Tape(TorchFunctionMode):
         self.device = device
         self.on_error = on_error
         self.num_ops = 0
-        self.num_early = 0
+        self.num_outer = 0
+        self.takes_outer = True
         self.lingers = False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
         self.losses: list[int] = []
@@ -103,14 +105,15 @@ class Tape(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_early = self._first_of_model is None
-        self.num_early += is_early
+        self.num_outer += is_early
         if self.lingers or self.problem:
             return func(*args, **kwargs)
         operands: list[Operand] = []
         call = self._before(func, args, kwargs, operands)
         if call is None:
             return func(*args, **kwargs)
-        self.num_ops += not is_early
+        self.num_ops += not call.outer
+        self.num_outer += call.outer and not is_early
         try:
             result = func(*args, **kwargs)
         except Exception as error:
@@ -165,7 +168,7 @@ class Tape(TorchFunctionMode):
             with by_torch_alone():
                 noted = self._note(args, operands), self._note(kwargs, operands)
                 outer = not always and all(slot is None or slot.outer for _, _, slot in operands)
-                if outer and not self._may_hold(function, operands):
+                if outer and not (self.takes_outer and self._may_hold(function, operands)):
                     return None
                 return self._begin(function, noted, outer=outer)
         except Exception as error:  # objects of the script: looking at one may raise anything

@@ -32,7 +32,7 @@ NS204: finite data, undefined formula. No change of precision, learning rate or 
 
 from __future__ import annotations
 
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import BatchFact, Diagnosis, Evidence
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import without_rows
 from nanstop.rules.reading import counted, failing_batch, listed
@@ -57,7 +57,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS501",
         title=f"batch not finite: {listed(names)}" if names else "batch not finite",
         cause=_cause(sum(fact.num_bad for fact in bad)),
-        confidence="certain" if traced or found is None else "likely",
+        confidence="certain"
+        if (traced or found is None) and not _made_by_script(evidence, bad)
+        else "likely",
         lines=tuple(
             f"`{fact.name}` {fact.dtype} {list(fact.shape)}: {fact.num_bad} not finite"
             for fact in bad
@@ -65,6 +67,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=without_rows(evidence),
         where=names[0] if names else "",
     )
+
+
+def _made_by_script(evidence: Evidence, bad: list[BatchFact]) -> bool:
+    """Return whether what is bad has other rows than the batch: weights of classes, say, which some formula made."""
+    rows = {fact.shape[:1] for fact in failing_batch(evidence)[:1]}
+    return bool(bad) and rows.isdisjoint(fact.shape[:1] for fact in bad)
 
 
 def _cause(num_bad: int) -> str:

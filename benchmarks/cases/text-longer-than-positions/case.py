@@ -26,10 +26,9 @@ def train(*, cut: bool) -> None:
         max_position_embeddings=POSITIONS, num_hidden_layers=2,
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    most = POSITIONS if cut else None
     for number, batch in enumerate(dialogues(12)):
-        if cut:
-            batch = {name: value[:, :POSITIONS] for name, value in batch.items()}
-        loss = model(**batch).loss / 3
+        loss = model(**{name: value[:, :most] for name, value in batch.items()}).loss / 3
         loss.backward()
         if number % 3 == 2:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

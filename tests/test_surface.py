@@ -108,7 +108,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "7dba3e43544c01b0")
+REPORT_FORM = (1, "947f8ab3d4a36f00")
 
 
 def test_names():

@@ -16,6 +16,7 @@ from nanstop.adapters.update_facts import (
     resumed_from,
     resumed_state,
     seen_accumulation,
+    sum_format,
     veto_of,
 )
 from nanstop.run.idle import IdleSession
@@ -116,6 +117,16 @@ def test_trainers_of_trl_add_up_as_they_should(tmp_path, kind):
     seen = checked(hf_cases.build(kind, tmp_path))
     codes = {finding.code for finding in seen.findings}
     assert not codes & {"NS112", "NS115", "NS116", "NS117"}
+
+
+def test_the_format_that_gradients_were_summed_in():
+    torch.manual_seed(0)
+    parts = [torch.randn(4, 4).bfloat16() for _ in range(8)]
+    exact = torch.stack([part.float() / 3 for part in parts]).sum(0)
+    assert sum_format([exact]) is None
+    assert sum_format([exact.bfloat16().float(), None]) == "bfloat16"
+    assert sum_format([torch.zeros(4, 4)]) is None
+    assert sum_format([]) is None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from nanstop.adapters.raw_calls import NO_MODEL, Calls
 from nanstop.adapters.raw_resume import Restored
 from nanstop.adapters.raw_window import (
     Window,
+    accumulation_in,
     norm_of,
     one_root,
     parameters_of,
@@ -39,7 +40,6 @@ from nanstop.adapters.signatures import is_numeric
 from nanstop.adapters.table import Table
 from nanstop.adapters.tape_calls import total
 from nanstop.adapters.taped_micro import TapedMicro
-from nanstop.adapters.update_facts import seen_accumulation
 from nanstop.core.weights import param_groups
 from nanstop.errors import NanstopError
 
@@ -365,14 +365,12 @@ class RawLoops:
         first = next((m for m in window.micros if isinstance(m, TapedMicro)), None)
         _, on, dtype = first.autocast if first is not None else ("", False, None)
         inputs = list(first.batch.values()) if first is not None else []
-        seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
-        losses = [float(m.loss) for m in seen if m.loss is not None] if len(seen) > 1 else []
         self.guard.open(
             view,
             autocast=str(dtype).removeprefix("torch.") if on else None,
             clip=window.clip,
             num_micro=max(1, len(window.micros)),
-            accumulation=seen_accumulation(view.root, [m.batch for m in seen], losses),
+            accumulation=accumulation_in(window, view),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
             **restored,

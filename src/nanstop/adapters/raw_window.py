@@ -15,8 +15,11 @@ from torch.optim import Optimizer
 from nanstop.adapters.loop_step import Micro
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.tape_calls import by_torch_alone
+from nanstop.adapters.taped_micro import TapedMicro
+from nanstop.adapters.update_facts import seen_accumulation
 from nanstop.core.sentinel import total_norm
 from nanstop.core.snapshot import BufferNotes
+from nanstop.records import AccumulationFacts
 
 LEAST_SCALE = 8.0
 """Factor from which a loss is scaled, not weighted."""
@@ -156,3 +159,12 @@ def update_again(view: PlainView, window: Window) -> None:
         parameters = parameters_of(optimizer)
         torch.nn.utils.clip_grads_with_norm_(parameters, clip, total_norm(parameters))
     (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
+
+
+def accumulation_in(window: Window, view: PlainView) -> AccumulationFacts | None:
+    """Return how a window's own losses and gradients are made one. Synchronises the device."""
+    seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
+    losses = [float(m.loss) for m in seen if m.loss is not None] if len(seen) > 1 else []
+    updated = parameters_of(view.optimizer) if view.optimizer is not None else []
+    gradients = (parameter.grad for parameter in updated)
+    return seen_accumulation(view.root, [m.batch for m in seen], losses, gradients)

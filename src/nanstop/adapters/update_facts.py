@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nanstop.core.rng import restore_rng
 from nanstop.core.step import Batch
 from nanstop.records import AccumulationFacts, ResumeFacts
 
+_MOST_SUMS = 8
 HOOKED = "a hook after gradient accumulation may update weights inside backward"
 
 _SECOND = ("exp_avg_sq", "square_avg", "sum")
@@ -106,14 +108,30 @@ def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
     )
 
 
+def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
+    """Return the half format that every one of some gradients fits exactly: float32 sums of many do not. Synchronises."""
+    matrices = [g for g in gradients if g is not None and g.dim() > 1 and not g.is_sparse]
+    known = [g for g in matrices[:_MOST_SUMS] if g.is_floating_point()]
+    for half in (torch.bfloat16, torch.float16) if known else ():
+        if all(bool(g.any()) and bool((g == g.to(half)).all()) for g in known):
+            return str(half).removeprefix("torch.")
+    return None
+
+
 def seen_accumulation(
-    root: nn.Module, batches: Sequence[Batch], losses: Sequence[float]
+    root: nn.Module,
+    batches: Sequence[Batch],
+    losses: Sequence[float],
+    gradients: Iterable[Tensor | None] = (),
 ) -> AccumulationFacts | None:
     """Return how a loop's own losses are divided, as far as those of one window tell; None where nothing does.
 
     Means over tokens are alike however many tokens there are; shares of the window's tokens grow with them.
     """
     norms = accumulation_of(root)
+    half = sum_format(gradients) if len(losses) > 1 else None
+    if half is not None:
+        norms = replace(norms or AccumulationFacts(), sum_format=half)
     counts = [_supervised(b["labels"]) for b in batches if isinstance(b.get("labels"), Tensor)]
     apart = len(counts) == len(losses) > 1 and min(counts) > 0 and max(counts) >= 2 * min(counts)
     if not apart or not all(math.isfinite(loss) and loss > 0.0 for loss in losses):
@@ -128,6 +146,7 @@ def seen_accumulation(
         # What else the script divides by cannot be told from its losses: taken as it should be.
         by_micros=means < shares,
         batch_norms=norms.batch_norms if norms else 0,
+        sum_format=half,
     )
 
 

@@ -41,3 +41,5 @@ class AccumulationFacts:
     by_tokens: bool | None = None
     by_micros: bool = True
     batch_norms: int = 0
+    sum_format: str | None = None
+    """Half precision in which a loop's own gradients are summed over the window; None where they are not."""

@@ -3,7 +3,8 @@
 ## What happened
 With gradient accumulation the run optimises something else than without it: each micro-batch is averaged over its own
 tokens although they have different numbers of them, or the losses of the window are added up and divided by nothing, or
-divided twice, or a BatchNorm sees one micro-batch at a time.
+divided twice, or a BatchNorm sees one micro-batch at a time, or gradients of many micro-batches are summed in half
+precision, which rounds the late ones away.
 
 ## Why it happens
 Two micro-batches of 10 and 100 tokens: the mean of their means gives each token of the first 1 / (2 x 10), each of the
@@ -51,6 +52,9 @@ from nanstop.rules.reading import counted, standing
 _UNEVEN = 1.05
 """Micro-batches whose numbers of tokens differ by less weigh their tokens alike."""
 
+_MANY = 32
+"""Micro-batches of which each adds less than a thirtieth to the sum: five of bfloat16's eight bits are lost on it."""
+
 Reason = tuple[Confidence, str, str, str]
 
 
@@ -60,7 +64,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
     sums = facts.accumulation
     if sums is None or facts.num_micro < 2:
         return None
-    reason = _divided_wrongly(sums, facts.num_micro) or _weighed_unevenly(sums) or _normed(sums)
+    reason = (
+        _divided_wrongly(sums, facts.num_micro)
+        or _weighed_unevenly(sums)
+        or _rounded(sums, facts.num_micro)
+        or _normed(sums)
+    )
     if reason is None:
         return None
     confidence, title, cause, fix = reason
@@ -100,6 +109,15 @@ def _weighed_unevenly(sums: AccumulationFacts) -> Reason | None:
     )
     fix = "a loss that takes num_items_in_batch, or micro-batches of as many tokens"
     return "likely", "a mean of means over uneven micro-batches", cause, fix
+
+
+def _rounded(sums: AccumulationFacts, num_micro: int) -> Reason | None:
+    if sums.sum_format is None or num_micro < _MANY:
+        return None
+    share = f"1/{num_micro}"
+    cause = f"a micro-batch adds about {share} of the sum, of which {sums.sum_format} keeps the leading digits"
+    title = f"gradients of {num_micro} micro-batches are summed in {sums.sum_format}"
+    return "likely", title, cause, "sum gradients in float32"
 
 
 def _normed(sums: AccumulationFacts) -> Reason | None:

@@ -76,9 +76,9 @@ def test_a_failing_loop_is_caught_localized_and_finishes(folder):
     assert (code, out) == (0, "finite True\n")
     (row,) = rows["incidents"]
     assert (row["step"], row["micro"], row["action"]) == (2, 0, "skip")
-    assert row["source"].endswith("loop.py:15")
-    assert row["code"] == "NS501"
-    assert "error[NS501]" in err
+    assert row["source"].endswith("loop.py:13")
+    assert row["code"] == "NS206"
+    assert "error[NS206]" in err
     assert (folder / "incidents" / row["folder"] / "report.json").is_file()
 
 

@@ -73,8 +73,10 @@ def test_a_learning_rate_that_learns_is_left_in_peace(tmp_path):
     assert run_away(tmp_path, 0.01) == []
 
 
-@pytest.mark.parametrize(("height", "codes"), [(3e5, ["NS000"]), (3e20, ["NS504"])])
-def test_a_lone_spike_is_no_divergence(tmp_path, height, codes):
+@pytest.mark.parametrize(
+    ("height", "first"), [(3e5, ("NS201", "possible")), (3e20, ("NS504", "likely"))]
+)
+def test_a_lone_spike_is_no_divergence(tmp_path, height, first):
     """Of two failures that come out of the blue one is a sample's, the other a constant of the loss."""
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
@@ -85,11 +87,12 @@ def test_a_lone_spike_is_no_divergence(tmp_path, height, codes):
         return model(batch["x"]).mul(beyond).square().mean()
 
     batches = [torch.randn(6, 8) for _ in range(6)]
-    batches[4] = batches[4] * height if codes == ["NS000"] else batches[4]
-    batches[4][2] *= height if codes == ["NS504"] else 1.0
+    rows = slice(2, 3) if first[0] == "NS504" else slice(None)
+    batches[4][rows] *= height
     steps = [(loss_fn, {"x": x}) for x in batches]
     (found,) = watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=1e-3), steps)
-    assert [code for code, _ in found] == codes
+    assert found[0] == first
+    assert "NS404" not in {code for code, _ in found}
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ demo: $(VENV)/.train
 	$(VENV)/bin/nanstop demo s1-gemma3-dpo-fp16
 
 test: $(VENV)/.dev
-	$(PY) -m pytest -q -W error -m "not slow and not gpu"
+	$(PY) -m pytest -q -W error -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-all: $(VENV)/.dev
-	$(PY) -m pytest -q -W error -m "not gpu"
+	$(PY) -m pytest -q -W error -n 2 --dist loadfile -m "not gpu"
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from architectures_trials import Batch, batches, objective, scaler_of, short
+from architectures_trials import Batch, lesson, objective, scaler_of, short
 from torch import Tensor, nn
 
 import nanstop
@@ -48,7 +48,7 @@ class Parity:
 def planned(make: Callable[[], nn.Module], seconds: float) -> tuple[Parity, Any]:
     """Return how the plan of a model agrees with float32, and the plan (None where there is none)."""
     try:
-        plan = nanstop.plan(make(), batches(CALIBRATED), dtype="float16", seconds=seconds)
+        plan = nanstop.plan(make(), lesson()[:CALIBRATED], dtype="float16", seconds=seconds)
     except Exception as error:  # whatever it is, it is this row's
         return Parity(reason=short(error)), None
     record = plan.record
@@ -63,7 +63,7 @@ def planned(make: Callable[[], nn.Module], seconds: float) -> tuple[Parity, Any]
     if not plan.found:
         return parity, None
     try:
-        *gaps, unseen = [_distance(make, plan, batch) for batch in batches(CALIBRATED + 1)]
+        *gaps, unseen = [_distance(make, plan, batch) for batch in lesson()[: CALIBRATED + 1]]
     except Exception as error:  # as above
         parity.reason = short(error)
         return parity, plan

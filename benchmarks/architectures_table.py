@@ -65,8 +65,8 @@ _HOW = """\
   scaled so that the module's output passes the largest number of the format by half, and loss or gradients fail. Hooks on all
   modules, which know nothing of nanstop, say in which one the first value was not finite; nanstop has to name exactly
   that module. Once in float16 weights, once under float16 autocast, once in float32.
-- **Plan**: `nanstop.plan` from two batches without padding; loss and gradients of the planned model are then measured from outside. Parity
-  is a loss within 1e-3 of float32 and a gradient cosine of at least 0.999 on the batches of the plan; a third batch, which the
+- **Plan**: `nanstop.plan` from two batches, a full one and one padded on the right; loss and gradients of the planned model are then measured from outside. Parity
+  is a loss within 1e-3 of float32 and a gradient cosine of at least 0.999 on the batches of the plan; a third batch, padded on the left, which the
   plan has not seen, is counted apart: where a router chooses other experts for a token, the step is another function.
 - Sizes are shrunk by the names of a configuration's fields (`benchmarks/architectures_configs.py`); models are
   initialised as transformers does and not trained, so that their values are small and most plans need no float32 region.

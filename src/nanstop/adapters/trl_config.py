@@ -39,6 +39,11 @@ def read_config(path: Path) -> Preflight:
     if find_spec("trl") is None:
         raise NanstopError("a config file is read with TRL's own parser", hint="pip install trl")
     settings, lines = _load(path)
+    if "model_type" in settings or "architectures" in settings:
+        raise NanstopError(
+            f"{path} describes a model, not a training",
+            hint="a checkpoint is checked as its folder, which has the weights too",
+        )
     parsers = {name: import_module(f"trl.scripts.{name}").make_parser() for name in COMMANDS}
     launching = _launch_options()
     strange = {

@@ -149,6 +149,15 @@ def test_how_a_loop_divides_its_losses_is_seen_in_them(answers, losses, by_token
     assert found is None or found.counts == answers
 
 
+def test_labels_of_any_name_are_known_by_what_losses_ignore():
+    ids, labels = torch.full((1, 16), 7), torch.full((1, 16), 5)
+    short = labels.clone()
+    short[0, :12] = -100
+    batches = [{"ids": ids, "loss0": labels}, {"ids": ids, "answers": short}]
+    assert seen_accumulation(nn.Linear(2, 2), batches, (2.0, 2.2)).counts == (15, 4)
+    assert seen_accumulation(nn.Linear(2, 2), [{"ids": ids}, {"ids": ids}], (2.0, 2.2)) is None
+
+
 @pytest.mark.parametrize(
     ("order", "sinks"),
     [("unscale clip", ("unscale", "clip")), ("clip", ("clip",)), ("", ("unscale",))],

@@ -77,6 +77,16 @@ def test_mask_at_the_lowest_value_is_meant():
     assert not is_masking("mul", [scores, mask], [scores + mask])
 
 
+def test_mask_of_a_wider_format_is_meant():
+    mask = torch.rand(4, 4).masked_fill(causal(4) != 0, torch.finfo(torch.float32).min)
+    assert is_masking("_to_copy", [mask], [mask.half()])
+    mask[3, 0] = -7e4  # a score of its own
+    assert not is_masking("_to_copy", [mask], [mask.half()])
+    for infinity in (INF, -INF):
+        mask[3, 0] = infinity
+        assert not is_masking("_to_copy", [mask], [mask.half()])
+
+
 @pytest.mark.parametrize("extreme", [-65000.0, 65000.0])
 def test_overflow_beside_a_mask_is_not_meant(extreme):
     scores = torch.full((4, 4), 10.0, dtype=torch.float16)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import warnings
 
 import pytest
 import torch
@@ -61,6 +62,24 @@ def run_away(tmp_path, lr, dtype=torch.float32):
 
     steps = [(loss_fn, {"x": torch.randn(8, 16, dtype=dtype)}) for _ in range(12)]
     return watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=lr), steps)
+
+
+def test_a_warning_of_the_failing_step_is_shown_once(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+
+    def loss_fn(batch):
+        if len(batch["x"]) < 2:
+            warnings.warn("a lonely sample", UserWarning, stacklevel=1)
+        centred = model(batch["x"]) - batch["x"].mean()
+        return centred.square().sum() / (len(batch["x"]) - 1)
+
+    steps = [(loss_fn, {"x": torch.randn(rows, 4)}) for rows in (4, 1, 4)]
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        (found,) = watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=1e-3), steps)
+    assert found
+    assert [str(warning.message) for warning in shown] == ["a lonely sample"]
 
 
 @pytest.mark.parametrize("lr", [0.6, 50.0])

@@ -113,6 +113,7 @@ SCORE = HeadFacts(module="model.score", trained=True)
 UNTRAINED = HeadFacts(module="model.score", trained=False)
 WHOLE = ResumeFacts(folder="checkpoint-100", step=100, num_moments=4)
 PATH = GradientPath(num_trainable=64, num_tensors=2, num_updated=64)
+MASTERS = replace(PATH, num_updated=0)
 STEPS = ScheduleFacts(scheduler="linear", warmup_steps=10, num_steps=100, micros_per_epoch=40)
 
 
@@ -380,6 +381,7 @@ SILENT = [
     ("NS112", setup(host="loop", autocast="float16", sinks=("scale",), param_groups=(TRAINED,))),
     ("NS112", setup(host="loop", autocast="float16", scaler=65536.0, param_groups=(TRAINED,))),
     ("NS112", setup(clip=1.0, param_groups=(group("bfloat16", "w"),))),
+    ("NS112", setup(clip=1.0, param_groups=(group("float16", "w"),), gradient_path=MASTERS)),
     ("NS113", setup(optimizer=adamw(1e-3), schedule=STEPS, clip=1.0, num_micro=32, gradient_path=PATH)),
     ("NS113", setup(optimizer=adamw(5e-3), adapter=lora(), param_groups=(large(200_000_000),))),
     ("NS113", setup(optimizer=adamw(6e-4), param_groups=(large(125_000_000),))),
@@ -412,9 +414,11 @@ SILENT = [
     ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(sum_format="bfloat16"))),
     ("NS110", Evidence(facts=half_head(dtype="float32"))),
     ("NS110", Evidence(facts=half_head(state_bits=8))),
+    ("NS110", Evidence(facts=replace(half_head(), gradient_path=MASTERS))),
     ("NS110", probed(states=(state_row(900, "float32"), state_row(5), state_row(300, "8-bit")))),
     ("NS111", Evidence(facts=half_head(dtype="bfloat16", lr=2e-4))),
     ("NS111", Evidence(facts=half_head(dtype="float32", lr=1e-6))),
+    ("NS111", Evidence(facts=replace(half_head(dtype="bfloat16", lr=1e-6), gradient_path=MASTERS))),
     ("NS111", Evidence(facts=half_head(dtype="bfloat16", lr=1e-6, name="SGD"))),
     ("NS111", probed(half_head(dtype="bfloat16", lr=1e-6), updates=(update_row(7),))),
     ("NS208", probed(coarse=(coarse_row("aten.cos.default", 0.1),), logits=logit_gap(0.03))),
@@ -438,7 +442,7 @@ SILENT = [
     ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="sdpa", model_type="qwen2"))),
     ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float32", absmax=2e4, headroom_bits=1.0),))),
     ("NS102", Evidence(facts=half_head(dtype="float32"))),
-    ("NS102", Evidence(facts=replace(half_head(), gradient_path=replace(PATH, num_updated=0)))),
+    ("NS102", Evidence(facts=replace(half_head(), gradient_path=MASTERS))),
     ("NS103", Evidence(facts=RunFacts(token_rows=(TokenRows(parameter="e", num_rows=64),)))),
     ("NS201", evidence(localization(event(wider="nonfinite")))),
     ("NS201", evidence(localization(event(wider="unknown")))),

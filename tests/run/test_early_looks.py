@@ -18,6 +18,11 @@ from nanstop.run.store import Store
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 class Layer(nn.Module):
     """A layer with weights like those of a pretrained model; counts its forwards."""
 
@@ -255,12 +260,39 @@ def step_of(model, optimizer, batch):
 
 def test_several_ranks_and_hidden_updates_are_left_alone():
     model = Layer(torch.bfloat16)
-    looks = EarlyLooks(nanstop_view(model, adamw(model, 1e-3)))
+    optimizer = adamw(model, 1e-3)
+    looks = EarlyLooks(nanstop_view(model, optimizer))
+    step = step_of(model, optimizer, {"x": torch.randn(8, 64)})
     path = GradientPath(num_trainable=1, num_tensors=1)
     for facts in (RunFacts(world_size=2), RunFacts(veto="inside backward")):
         given = RunFacts(world_size=facts.world_size, veto=facts.veto, gradient_path=path)
-        assert looks.arrived(given) is None
+        assert looks.arrived(given, step) is None
         assert not looks.due(0, given)
+
+
+class Seeing(nn.Module):
+    """A layer for text, and more of the model than that for images."""
+
+    def __init__(self, *, blocked):
+        super().__init__()
+        self.text, self.blocked = Layer(), blocked
+        self.images = nn.ModuleDict(
+            {"patches": nn.Linear(8, 64), "blocks": nn.Sequential(Layer(), Layer())}
+        )
+
+    def forward(self, x):
+        if not self.blocked:
+            return self.text(x)
+        with torch.no_grad():
+            seen = self.images["blocks"](self.images["patches"](x[:, :8]))
+        return self.text(x) + seen
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_modules_that_are_not_called_need_no_gradient(tmp_path, blocked):
+    model = Seeing(blocked=blocked)
+    findings = found(tmp_path, model, adamw(model, 1e-3), quadratic(model))
+    assert findings.keys() == ({"NS114"} if blocked else set())
 
 
 def scored(pad, folder, num_steps=2):

@@ -17,6 +17,7 @@ from nanstop.adapters import _compat, ledger
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
 from nanstop.core.step import Batch, ModelView
+from nanstop.core.unheard import unheard
 from nanstop.records import Atom, RunFacts, StepId
 
 
@@ -281,6 +282,7 @@ def isolation(host: Reentry, *, with_update: bool, keep_scaler: bool = True) -> 
     trainer, root = host.trainer, host.root
     scaler = _compat.run_scaler(trainer)
     with ExitStack() as undo:
+        undo.enter_context(unheard())
         undo.callback(restore_rng, note_rng())
         notes = ledger.note(trainer)
         undo.callback(

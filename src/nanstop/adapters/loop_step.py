@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
 from nanstop.core.step import Batch, ModelView
+from nanstop.core.unheard import unheard
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, RunFacts, StepId
 
@@ -145,6 +146,7 @@ class LoopStep:
         parameters = self.parameters()
         root, scaler = self.view.root, self.view.scaler
         with ExitStack() as undo:
+            undo.enter_context(unheard())
             undo.callback(restore_rng, note_rng())
             undo.callback(_set_gradients, [(p, p.grad) for p in parameters])
             undo.callback(self.buffers.restore, self.buffers.note())

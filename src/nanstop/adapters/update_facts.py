@@ -18,6 +18,8 @@ from nanstop.core.rng import restore_rng
 from nanstop.core.step import Batch
 from nanstop.records import AccumulationFacts, ResumeFacts
 
+IGNORED = -100
+"""What ``torch.nn.functional.cross_entropy`` leaves out by default."""
 _MOST_SUMS = 8
 HOOKED = "a hook after gradient accumulation may update weights inside backward"
 
@@ -132,7 +134,7 @@ def seen_accumulation(
     half = sum_format(gradients) if len(losses) > 1 else None
     if half is not None:
         norms = replace(norms or AccumulationFacts(), sum_format=half)
-    counts = [_supervised(b["labels"]) for b in batches if isinstance(b.get("labels"), Tensor)]
+    counts = [_supervised(labels) for labels in _labels(batches)]
     apart = len(counts) == len(losses) > 1 and min(counts) > 0 and max(counts) >= 2 * min(counts)
     if not apart or not all(math.isfinite(loss) and loss > 0.0 for loss in losses):
         return norms
@@ -148,6 +150,22 @@ def seen_accumulation(
         batch_norms=norms.batch_norms if norms else 0,
         sum_format=half,
     )
+
+
+def _labels(batches: Sequence[Batch]) -> list[Tensor]:
+    """Return each batch's labels: those of that name, else integers of which some are what torch's losses ignore.
+
+    What the script's own loss reads has the name of a variable in the last batch only, and the same place in all.
+    """
+    named = [b["labels"] for b in batches if isinstance(b.get("labels"), Tensor)]
+    alike = len({len(batch) for batch in batches}) == 1
+    if named or not alike:
+        return named
+    for column in zip(*(batch.values() for batch in batches), strict=True):
+        integers = [v for v in column if isinstance(v, Tensor) and v.dtype == torch.int64]
+        if len(integers) == len(column) and any(bool((v == IGNORED).any()) for v in integers):
+            return integers
+    return []
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -166,4 +184,4 @@ def _loss(trainer: Any, step: Any, count: int) -> float:
 
 def _supervised(labels: Tensor) -> int:
     """Return how many labels are trained on; of sequences, without the first, which nothing predicts."""
-    return int(((labels[..., 1:] if labels.dim() > 1 else labels) != -100).sum())
+    return int(((labels[..., 1:] if labels.dim() > 1 else labels) != IGNORED).sum())

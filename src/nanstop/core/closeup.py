@@ -30,7 +30,7 @@ come so low are single values, each another."""
 
 @dataclass(frozen=True, slots=True)
 class CloseUp:
-    """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds a mask.
+    """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds or converts a mask.
 
     ``fully_masked_rows``: rows that are -inf throughout, in what it read or in what it made of finite operands.
 
@@ -124,20 +124,28 @@ def fully_masked_rows(operands: Iterable[Tensor]) -> int:
 
 
 def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
-    """Return whether an op's infinities are -inf and all stand where a mask was added to something.
+    """Return whether an op's infinities are -inf and all stand where a mask was added to something, or converted.
 
-    In float16 ``score + finfo.min`` rounds to -inf for every score below -16: meant, not an overflow.
+    In float16 ``score + finfo.min`` rounds to -inf for every score below -16, and a mask made with the lowest number of
+    float32 is -inf throughout: meant, not an overflow.
     """
-    if base not in optable.ADDITIVE:
+    if base not in optable.ADDITIVE | optable.CASTS:
         return False
     result = next(iter(outputs))
-    if not is_measurable(result) or bool((result.isnan() | result.isposinf()).any()):
+    if not is_measurable(result):
+        return False
+    result = result.float() if result.dtype.itemsize == 1 else result  # 8-bit floats have no isinf
+    if bool((result.isnan() | result.isposinf()).any()):
         return False
     infinite = result.isneginf()
     masked = torch.zeros_like(infinite)
     for tensor in operands:
         if is_measurable(tensor) and tensor.is_floating_point():
             lowest = tensor <= torch.finfo(tensor.dtype).min * _MASK_FRACTION
+            if base in optable.CASTS:
+                lowest &= (
+                    tensor.isfinite()
+                )  # an infinity that is only passed on is of others' making
             levels = tensor[lowest].unique().numel()
             if int(lowest.sum()) >= _MASK_REPEATS * levels:
                 masked = masked | lowest

@@ -91,7 +91,7 @@ def _exact(base: str, args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
         source = args[1] if isinstance(args[1], Tensor) else None
     if source is None:
         return None
-    if base in ("_to_copy", "copy_"):
+    if base in optable.CASTS:
         whole = not source.is_floating_point() and not source.is_complex()
         return source.double() if whole and source.dtype is not torch.bool else None
     if base == "cumsum" and source.dtype in (*_HALF, torch.bool):

@@ -13,7 +13,7 @@ from nanstop.core import optable
 from nanstop.core.eager import eager
 from nanstop.core.localize import Scene, known_tensors
 from nanstop.core.numerics import floats, format_name
-from nanstop.core.probe import CASTS, Under, keyed
+from nanstop.core.probe import Under, keyed
 from nanstop.core.step import Step
 from nanstop.core.trace import Op, Recorder
 from nanstop.records import DriftRow
@@ -51,7 +51,7 @@ def drift_rows(
 
 
 def _computes(op: Op) -> bool:
-    cast = optable.base_name(op.name) in CASTS  # a wide run has fewer of them
+    cast = optable.base_name(op.name) in optable.CASTS  # a wide run has fewer of them
     return bool(op.outputs) and not cast and op.phase in ("forward", "loss")
 
 

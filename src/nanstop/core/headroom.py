@@ -25,8 +25,7 @@ from nanstop.records import FORMAT_MAX, Phase
 
 Key = tuple[int, Phase, str, str, int]
 
-_CASTS = frozenset({"_to_copy", "copy_"})
-_MOVES = _CASTS | {"clone", "contiguous", "view_copy"}
+_MOVES = optable.CASTS | {"clone", "contiguous", "view_copy"}
 _PRODUCTS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm", "convolution"}
 )
@@ -193,7 +192,7 @@ def births(run: Rehearsal) -> tuple[str, ...]:
 def num_casts(run: Rehearsal) -> int:
     """Return how often a floating value was converted to another format."""
     return sum(
-        optable.base_name(op.name) in _CASTS
+        optable.base_name(op.name) in optable.CASTS
         and any(v.dtype.is_floating_point for v in op.inputs)
         and {v.dtype for v in op.inputs} != {v.dtype for v in op.outputs}
         for op in run.trace.ops

@@ -29,6 +29,8 @@ NAN_DROPS = frozenset({"nansum", "nanmedian"})
 """Ops that leave NaN out of what they compute."""
 ADDITIVE = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 """Ops by which a mask meets the scores it masks."""
+CASTS = frozenset({"_to_copy", "copy_"})
+"""Ops by which a value changes its format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,9 @@ _MASK = -(2.0**14)
 _CREATES = frozenset(
     {"full", "full_like", "new_full", "fill_", "fill", "scalar_tensor", "lift_fresh_copy"}
 )
-CASTS = frozenset({"_to_copy", "copy_"})
-_SILENT = _CREATES | CASTS | {"zeros", "zeros_like", "new_zeros", "zero_", "clone", "ones_like"}
+_SILENT = (
+    _CREATES | optable.CASTS | {"zeros", "zeros_like", "new_zeros", "zero_", "clone", "ones_like"}
+)
 """Ops that make no number: their ranges are those of what they copy, or the program's own."""
 
 
@@ -139,7 +140,7 @@ def _emitted(trace: Trace) -> dict[int, str]:
         for value in op.outputs:
             if value.dtype.is_floating_point:
                 found[op.index] = _narrower(format_name(value.dtype), found.get(op.index))
-        if optable.base_name(op.name) in CASTS and op.inputs and op.index in found:
+        if optable.base_name(op.name) in optable.CASTS and op.inputs and op.index in found:
             source = op.inputs[-1]
             writers = source.storage.writers[: source.generation]
             if writers and writers[-1] in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts
 from nanstop.rules.formats import HALF
+from nanstop.rules.reading import has_masters
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -64,9 +65,14 @@ def half_trainables(facts: RunFacts) -> tuple[str, ...]:
     )
 
 
+def updated_in_half(facts: RunFacts) -> tuple[str, ...]:
+    """Return the half formats of what updates write to: of no parameter where the optimizer has copies."""
+    return () if has_masters(facts) else half_trainables(facts)
+
+
 def fp32_trainables(facts: RunFacts) -> Candidates:
     """Return float32 trainables, alone and under the autocast that lets them meet half weights."""
-    formats = half_trainables(facts)
+    formats = updated_in_half(facts)
     if not formats:
         return ()
     atom = Atom(remedy="fp32_trainables")

@@ -47,14 +47,14 @@ from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import fp32_trainables
 from nanstop.rules.formats import HALF, vanishes
-from nanstop.rules.reading import counted, listed, sighting, standing
+from nanstop.rules.reading import counted, has_masters, listed, sighting, standing
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the trainable half groups; certain in float16 when the optimizer's eps is 0 there."""
     facts = standing(evidence)
     groups = [group for group in facts.param_groups if group.trainable and group.dtype in HALF]
-    if not groups or _has_masters(facts):
+    if not groups or has_masters(facts):
         return None
     formats = tuple(dict.fromkeys(group.dtype for group in groups))
     num_tensors = sum(group.num_tensors for group in groups)
@@ -71,12 +71,6 @@ def check(evidence: Evidence) -> Diagnosis | None:
         # A set-up is read anew in mid-run where a scaler does not take the gradients of such parameters.
         seen=sighting(evidence, "optimizer") if "param_groups" in evidence.learned else None,
     )
-
-
-def _has_masters(facts: RunFacts) -> bool:
-    """Return whether the optimizer holds none of the model's own parameters: it updates copies of them."""
-    path = facts.gradient_path
-    return path is not None and path.num_trainable > 0 and path.num_updated == 0
 
 
 def _harm(facts: RunFacts, formats: tuple[str, ...]) -> tuple[Confidence, str]:

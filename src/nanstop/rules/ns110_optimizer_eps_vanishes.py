@@ -46,7 +46,7 @@ from nanstop.records import Atom, Confidence, Diagnosis, Evidence, RunFacts, Sta
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, fp32_trainables
 from nanstop.rules.formats import vanishes
-from nanstop.rules.reading import listed, percent, sighting, standing
+from nanstop.rules.reading import has_masters, listed, percent, sighting, standing
 
 EPS = "1e-05"
 LEAST_SHARE = 0.01
@@ -78,6 +78,8 @@ def _formats_without_eps(facts: RunFacts) -> tuple[str, ...]:
     """Return the formats of trainable parameters in which eps is 0; 8-bit optimizers compute in float32."""
     optimizer = facts.optimizer
     if optimizer is None or optimizer.eps is None or optimizer.state_bits == 8:
+        return ()
+    if has_masters(facts):
         return ()
     eps = optimizer.eps
     formats = dict.fromkeys(group.dtype for group in facts.param_groups if group.trainable)

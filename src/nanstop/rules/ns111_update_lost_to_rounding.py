@@ -49,7 +49,7 @@ import math
 
 from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts, UpdateRow
 from nanstop.rules.base import Rule
-from nanstop.rules.candidates import fp32_trainables, half_trainables
+from nanstop.rules.candidates import fp32_trainables, updated_in_half
 from nanstop.rules.reading import listed, percent, sighting, standing
 
 MOST = 0.5
@@ -104,7 +104,7 @@ def _measured(
 
 
 def _expected(facts: RunFacts) -> tuple[Confidence | None, str, tuple[str, ...]]:
-    optimizer, formats = facts.optimizer, half_trainables(facts)
+    optimizer, formats = facts.optimizer, updated_in_half(facts)
     if optimizer is None or not optimizer.lr or not formats:
         return None, "", ()
     if not any(kind in optimizer.name.lower() for kind in _STEPS_OF_LR):

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
 from nanstop.rules.base import Rule
-from nanstop.rules.reading import number, standing
+from nanstop.rules.reading import has_masters, number, standing
 
 Reason = tuple[Confidence, str, str, str]
 
@@ -98,6 +98,8 @@ def _unscaled_half(facts: RunFacts) -> Reason | None:
 
 def _norm_in_half(facts: RunFacts) -> Reason | None:
     if not facts.clip or not _trains(facts, "float16") or _trains(facts, "float32"):
+        return None
+    if has_masters(facts):
         return None
     cause = "gradients have the format of their weights, and so has their norm: Inf above 65504"
     return (

@@ -41,7 +41,15 @@ differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed 
 
 from __future__ import annotations
 
-from nanstop.records import Confidence, Diagnosis, Evidence, Incident, RunFacts, Sighting
+from nanstop.records import (
+    Confidence,
+    Diagnosis,
+    Evidence,
+    GradientPath,
+    Incident,
+    RunFacts,
+    Sighting,
+)
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import half_trainables
 from nanstop.rules.reading import counted, listed, sighting, standing
@@ -73,6 +81,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def is_mostly_unreached(path: GradientPath) -> bool:
+    """Return whether one backward reached few of what is to be trained. Experts are left out by turns, but not most."""
+    return path.num_reached is not None and path.num_reached < path.num_tensors / 3
+
+
 def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
     """Return where it was met: gradients that were counted after a backward, or that an update did not use."""
     path = facts.gradient_path
@@ -82,7 +95,7 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
         return None
     if _held_elsewhere(facts) is not None:
         return sighting(evidence, "optimizer")
-    return sighting(evidence, "backward") if path.num_reached < path.num_tensors / 3 else None
+    return sighting(evidence, "backward") if is_mostly_unreached(path) else None
 
 
 def _refused(incident: Incident, known: Reason | None) -> Reason | None:
@@ -134,7 +147,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
             cause,
             "look for detach, item or no_grad before the loss",
         )
-    if path.num_reached is not None and path.num_reached < path.num_tensors / 3:
+    if path.num_reached is not None and is_mostly_unreached(path):
         missing = path.num_tensors - path.num_reached
         cause = f"after one backward {missing} of {counted(path.num_tensors, 'trainable tensor')} have none"
         return (

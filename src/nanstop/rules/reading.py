@@ -190,3 +190,9 @@ def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...
         if history.name == name:
             return tuple(zip(history.steps, history.values, strict=False))
     return ()
+
+
+def has_masters(facts: RunFacts) -> bool:
+    """Return whether the optimizer holds none of the model's own parameters: it updates copies of them."""
+    path = facts.gradient_path
+    return path is not None and path.num_trainable > 0 and path.num_updated == 0

@@ -17,8 +17,10 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from nanstop.core.gauge import WHOLE
 from nanstop.core.updates import Before, after_update, before_update, trained_by
 from nanstop.records import GradientPath, Probe, RunFacts, StepId
+from nanstop.rules.ns114_no_gradient_path import is_mostly_unreached
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -62,9 +64,10 @@ class EarlyLooks:
         self._unheld: GradientPath | None = None
         """What arrived, where the optimizer holds nothing of the model: to be told if the update uses nothing else."""
 
-    def arrived(self, facts: RunFacts) -> GradientPath | None:
+    def arrived(self, facts: RunFacts, step: Step) -> GradientPath | None:
         """Return how many trainable tensors have a gradient now, None where that was looked at. No device work.
 
+        Where most have none, a micro-batch is run again, undone: those of modules that it does not call count for nothing.
         An optimizer of other tensors alone may hold copies to which the script hands the gradients, after the clip at
         the latest: then ``unheld`` tells.
         """
@@ -77,9 +80,10 @@ class EarlyLooks:
         mine = {n: p for n, p in trained.items() if id(p) in held}
         others = bool(held) and not mine
         mine = mine or trained
-        missing = tuple(name for name, p in mine.items() if p.grad is None)
-        reached = len(mine) - len(missing)
-        found = replace(path, num_tensors=len(mine), num_reached=reached, unreached=missing[:8])
+        found = _reached(path, mine)
+        reached = found.num_reached
+        if reached and is_mostly_unreached(found):
+            found = _reached(path, _called(step, mine))
         self._fed = others and any(p.grad is not None for p in held.values())
         # Gradients that are nowhere may be summed up in tensors that torch's optimizers know nothing of.
         self._unheld = found if others and reached and not self._fed else None
@@ -198,6 +202,36 @@ class EarlyLooks:
             return 0.0
         zero, total = torch.stack(counts).sum(0).tolist()
         return zero / total
+
+
+def _reached(path: GradientPath, trained: Mapping[str, Tensor]) -> GradientPath:
+    missing = tuple(name for name, p in trained.items() if p.grad is None)
+    reached = len(trained) - len(missing)
+    return replace(path, num_tensors=len(trained), num_reached=reached, unreached=missing[:8])
+
+
+def _called(step: Step, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of some parameters whose module, or the one around it, is called by a micro-batch: run again, undone.
+
+    All of them where it cannot be run again. Of a model of images and text the one half has nothing to do with text.
+    """
+    from nanstop.core.module_ranges import module_ranges
+
+    try:
+        called = module_ranges(step).keys()
+    except Exception:  # what cannot be told apart is told
+        return dict(trained)
+    return {
+        name: p
+        for name, p in trained.items()
+        if not called.isdisjoint(_around(name)) or p.grad is not None
+    }
+
+
+def _around(name: str) -> set[str]:
+    """Return the names of the module that holds a parameter and of the one around that, but not the model's own."""
+    owner = name.rpartition(".")[0]
+    return {owner or WHOLE, owner.rpartition(".")[0]}
 
 
 def _held(view: ModelView) -> dict[int, Tensor]:

@@ -181,7 +181,7 @@ class Session:
     def before_update(self, step: Step) -> None:
         """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
         self._window = step.id
-        self._arrived(self._looks.arrived(self.facts), step.id)
+        self._arrived(self._looks.arrived(self.facts, step), step.id)
         share = self._looks.replaced(step.view)
         if share > 0.0:
             self.learned(resume=replace(self.facts.resume or ResumeFacts(), replaced=share))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import nanstop
 
-CALIBRATED = 2
-"""Batches that the plan is made from. It is judged on them, and on one more."""
+CALIBRATED = 3
+"""Batches that the plan is made from: full, padded on the right, padded on the left. It is judged on the others too."""
 LOSS_GAP, COSINE = 1e-3, 0.999
 
 
@@ -22,7 +22,7 @@ LOSS_GAP, COSINE = 1e-3, 0.999
 class Parity:
     """``loss_gap``: the largest, relative to float32. ``cosine``: the smallest, of the whole gradient.
 
-    ``unseen_...``: of a batch that the plan was not made from.
+    ``unseen_...``: of batches that the plan was not made from.
     """
 
     found: bool = False
@@ -63,14 +63,17 @@ def planned(make: Callable[[], nn.Module], seconds: float) -> tuple[Parity, Any]
     if not plan.found:
         return parity, None
     try:
-        *gaps, unseen = [_distance(make, plan, batch) for batch in lesson()[: CALIBRATED + 1]]
+        distances = [_distance(make, plan, batch) for batch in lesson()]
     except Exception as error:  # as above
         parity.reason = short(error)
         return parity, plan
-    parity.loss_gap = max(gap for gap, _ in gaps)
-    parity.cosine = min(cosine for _, cosine in gaps)
-    parity.unseen_loss_gap, parity.unseen_cosine = unseen
+    parity.loss_gap, parity.cosine = _worst(distances[:CALIBRATED])
+    parity.unseen_loss_gap, parity.unseen_cosine = _worst(distances[CALIBRATED:])
     return parity, plan
+
+
+def _worst(distances: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return max(gap for gap, _ in distances), min(cosine for _, cosine in distances)
 
 
 def _distance(make: Callable[[], nn.Module], plan: Any, batch: Batch) -> tuple[float, float]:

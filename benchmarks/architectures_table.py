@@ -65,9 +65,9 @@ _HOW = """\
   scaled so that the module's output passes the largest number of the format by half, and loss or gradients fail. Hooks on all
   modules, which know nothing of nanstop, say in which one the first value was not finite; nanstop has to name exactly
   that module. Once in float16 weights, once under float16 autocast, once in float32.
-- **Plan**: `nanstop.plan` from two batches, a full one and one padded on the right; loss and gradients of the planned model are then measured from outside. Parity
-  is a loss within 1e-3 of float32 and a gradient cosine of at least 0.999 on the batches of the plan; a third batch, padded on the left, which the
-  plan has not seen, is counted apart: where a router chooses other experts for a token, the step is another function.
+- **Plan**: `nanstop.plan` from three batches: full, padded on the right, padded on the left. Loss and gradients of the planned model
+  are then measured from outside. Parity is a loss within 1e-3 of float32 and a gradient cosine of at least 0.999 on those
+  batches; two more, which the plan has not seen, are counted apart: where a router chooses other experts for a token, the step is another function.
 - Sizes are shrunk by the names of a configuration's fields (`benchmarks/architectures_configs.py`); models are
   initialised as transformers does and not trained, so that their values are small and most plans need no float32 region.
 """
@@ -86,7 +86,7 @@ def rates(rows: Rows) -> list[str]:
         _rate("watched runs without a false alarm", sum(map(_silent, healths)), len(healths)),
         _rate("overflows localized to exactly their module", sum(p["exact"] for p in plants), len(plants)),
         _rate("classes with a float16 plan at parity", sum(p["parity"] for p in plans), len(plans)),
-        _rate("the same on a batch that the plan has not seen", sum(p["unseen_parity"] for p in plans), len(plans)),
+        _rate("the same on batches that the plan has not seen", sum(p["unseen_parity"] for p in plans), len(plans)),
     ]  # fmt: skip
 
 

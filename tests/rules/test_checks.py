@@ -83,6 +83,7 @@ ATTENTION = overflow(
 )
 LARGE = stats("float32", name="w", absmax=1e34, absmin_nonzero=1e33)
 MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, dtype="float32")
+HIDING = event(op="aten.add.Tensor", dtype="float32", inputs=(stats("float32"), stats("float32", neginf=4)))  # fmt: skip
 LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
 COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)))  # fmt: skip
 COUNTS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32"), stats("int64", zeros=1)))  # fmt: skip
@@ -298,10 +299,13 @@ FIRES = [
     ("NS402", evidence(UPDATE, half_head()), "certain"),
     ("NS402", evidence(UPDATE, half_head(dtype="float32", state_bits=8)), "likely"),
     ("NS402", evidence(UPDATE, half_head(dtype="float32")), "possible"),
+    ("NS402", evidence(UPDATE, half_head(dtype="float32", eps=0.0)), "likely"),
+    ("NS402", evidence(UPDATE, replace(half_head(), gradient_path=MASTERS)), "possible"),
     ("NS402", evidence(UPDATE, setup(optimizer=adamw(math.nan)).facts), "certain"),
     ("NS501", evidence(batch=[batch_fact("pixels", "float32", num_bad=4)]), "certain"),
     ("NS501", evidence(batch=[batch_fact(), replace(batch_fact("weights", "float32", num_bad=1), shape=(4,))]), "likely"),
     ("NS501", evidence(localization(event(), "from_batch", culprit="batch[pixels]")), "certain"),
+    ("NS501", evidence(localization(HIDING, "from_batch", culprit="batch[allowed]")), "likely"),
     ("NS501", evidence(localization(event()), batch=[batch_fact("p", "float32", num_bad=1)]), "likely"),
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=64.0)]), "likely"),
     ("NS502", evidence(batch=[batch_fact("labels", minimum=-1.0)]), "likely"),
@@ -562,6 +566,14 @@ def test_overflow_in_the_root_module_offers_both():
     offered = remedies(check("NS201", evidence(localization(overflow(module="")), FP16)))
     assert offered[0] == "island(float32->input)"
     assert "fp32_logits" in offered
+
+
+def test_division_by_zero_in_half_precision_offers_a_wider_module():
+    divided = replace(NORMS, inputs=(stats("float16"), stats("float16", zeros=1)))
+    found = check("NS206", evidence(localization(divided)))
+    assert any(remedy.startswith("island") for remedy in remedies(found))
+    assert "eps" in found.lines[0]
+    assert remedies(check("NS206", evidence(localization(NORMS)))) == ["drop_micro(1)"]
 
 
 def test_masked_rows_offer_the_kernel_then_the_samples():

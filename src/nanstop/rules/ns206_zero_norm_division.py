@@ -37,11 +37,13 @@ from __future__ import annotations
 
 import math
 
-from nanstop.records import Atom, Diagnosis, Evidence
+from nanstop.records import Atom, Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
-from nanstop.rules.candidates import Candidates, without_rows
-from nanstop.rules.formats import COUNTS
+from nanstop.rules.candidates import Candidates, islands, without_rows
+from nanstop.rules.formats import COUNTS, HALF
 from nanstop.rules.reading import FORWARD, bad_output, born, counted, op_name, standing
+
+_NO_EPS = "in float16 an eps below 3e-8 is 0, and keeps nothing from being 0"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -61,9 +63,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="division by a norm of 0",
         cause=f"{counted(norms.zeros, 'denominator')} of {num_norms} equal to 0",
         confidence="certain",
-        remedies=(*_zero_tables(evidence), *without_rows(evidence)),
+        lines=(_NO_EPS,) if norms.dtype == "float16" else (),
+        remedies=(*_zero_tables(evidence), *_wider(event, evidence), *without_rows(evidence)),
         where=event.module,
     )
+
+
+def _wider(event: OpEvent, evidence: Evidence) -> Candidates:
+    """Return islands for a denominator in half precision: it, or what was added to it, may not be 0 in float32."""
+    return islands(event, standing(evidence)) if event.inputs[1].dtype in HALF else ()
 
 
 def _zero_tables(evidence: Evidence) -> Candidates:

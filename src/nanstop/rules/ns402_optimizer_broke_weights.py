@@ -47,7 +47,7 @@ import math
 
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
 from nanstop.rules.base import Rule
-from nanstop.rules.candidates import Candidates, fp32_trainables, half_trainables
+from nanstop.rules.candidates import Candidates, fp32_trainables, updated_in_half
 from nanstop.rules.formats import vanishes
 from nanstop.rules.reading import counted, listed, op_name, standing
 
@@ -82,7 +82,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
-    optimizer, formats = facts.optimizer, half_trainables(facts)
+    optimizer, formats = facts.optimizer, updated_in_half(facts)
     name = optimizer.name if optimizer is not None else "the optimizer"
     eps = optimizer.eps if optimizer is not None else None
     if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
@@ -93,6 +93,8 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
                 "certain",
                 f"{name}'s eps {eps:g} rounds to 0 in {dtype}: the update is m / (sqrt(v) + 0)",
             )
+    if eps == 0.0:
+        return "likely", f"{name}'s eps is 0: where no gradient ever came its update is 0 / 0"
     own = _own_arithmetic(event) if event is not None else ""
     if own:
         return "likely", f"{name}'s own arithmetic: {own}"

@@ -35,7 +35,9 @@ from __future__ import annotations
 from nanstop.records import BatchFact, Diagnosis, Evidence
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import without_rows
-from nanstop.rules.reading import counted, failing_batch, listed
+from nanstop.rules.reading import counted, failing_batch, listed, op_name
+
+ADDITIONS = ("add", "sub")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -58,7 +60,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"batch not finite: {listed(names)}" if names else "batch not finite",
         cause=_cause(sum(fact.num_bad for fact in bad)),
         confidence="certain"
-        if (traced or found is None) and not _made_by_script(evidence, bad)
+        if (traced or found is None)
+        and not _made_by_script(evidence, bad)
+        and not _may_hide(evidence)
         else "likely",
         lines=tuple(
             f"`{fact.name}` {fact.dtype} {list(fact.shape)}: {fact.num_bad} not finite"
@@ -67,6 +71,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=without_rows(evidence),
         where=names[0] if names else "",
     )
+
+
+def _may_hide(evidence: Evidence) -> bool:
+    """Return whether what is bad is -inf alone and was added to something: it may be a mask, and another op at fault."""
+    event = evidence.localization.first_bad if evidence.localization is not None else None
+    if event is None or op_name(event.op).rstrip("_") not in ADDITIONS:
+        return False
+    bad = [read for read in event.inputs if not read.finite]
+    return bool(bad) and not any(read.nan or read.posinf for read in bad)
 
 
 def _made_by_script(evidence: Evidence, bad: list[BatchFact]) -> bool:

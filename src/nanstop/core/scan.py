@@ -18,8 +18,9 @@ from torch import Tensor
 from nanstop.core.numerics import format_limit, format_name
 from nanstop.records import FormatFit, TensorStats
 
-CHUNK_BYTES = 960 * 2**10
-"""A chunk and its magnitudes stay in a core's caches; with larger ones each pass would go to memory."""
+CHUNK_BYTES = 1920 * 2**10
+"""A chunk and its magnitudes stay in a core's caches; with larger ones each pass would go to memory, with smaller ones
+threads wait for each other's lines of Python."""
 
 _SUMMED_WORDS = 2**16 - 1
 
@@ -140,6 +141,8 @@ class Meter:
         self._magnitudes, self._spare = scratch.magnitudes.view(kind), scratch.spare.view(kind)
         self._words = scratch.spare.view(torch.int64)
         self._found = Tally()
+        edges = torch.empty(2, dtype=kind)
+        self._edges, self._least_most = (edges[0], edges[1]), edges.numpy()
         self._always = [0] * len(self._asked.always)
         self._in_part = [0] * len(self._asked.in_part)
 
@@ -155,8 +158,8 @@ class Meter:
         if whole > num:
             self._magnitudes[num:whole] = asked.largest
         magnitudes = self._magnitudes[:num]
-        low, high = torch.bitwise_and(bits, asked.largest, out=magnitudes).aminmax()
-        least, most = int(low), int(high)
+        torch.aminmax(torch.bitwise_and(bits, asked.largest, out=magnitudes), out=self._edges)
+        least, most = self._least_most.tolist()
         found.num += num
         if most >= asked.infinity:
             found.add(self._bad(bits, magnitudes, start))
@@ -213,12 +216,13 @@ class Meter:
         """Return how many magnitudes are zero: the rows that hold one are found without writing, and alone counted."""
         in_rows = num - num % _ROW
         rows = self._magnitudes[:in_rows].view(-1, _ROW)
-        holding = (rows.amin(1) == 0).nonzero().flatten()
-        if holding.numel() > len(rows) // _ROWS_WITH_ZEROS:
+        # NumPy from here on: its short calls do not hand the interpreter to the other threads.
+        holding = rows.amin(1).numpy() == 0
+        if holding.sum() > len(rows) // _ROWS_WITH_ZEROS:
             return self._at_most(0, num)
-        count = int((rows[holding] == 0).sum())
-        rest = self._magnitudes[in_rows:num]
-        return count + int((rest == 0).sum()) if rest.numel() else count
+        held = rows.numpy()[holding]
+        rest = self._magnitudes[in_rows:num].numpy()
+        return int((held == 0).sum() + (rest == 0).sum())
 
     def _smallest_above_zero(self, whole: int) -> int:
         """Return the smallest magnitude but zero, above every number where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,9 +72,9 @@ class InSafetensors:
 
             def read(start: int, stop: int) -> Tensor:
                 length, done = (stop - start) * size, 0
-                stream.seek(self.offset + start * size)
                 while done < length:
-                    got = stream.readinto(into[done:length])
+                    place = self.offset + start * size + done
+                    got = os.preadv(stream.fileno(), [into[done:length]], place)
                     if not got:
                         raise NanstopError(f"{self.file}: ends inside `{self.name}`")
                     done += got

@@ -56,7 +56,7 @@ PIECE_BYTES = 16 * 2**20
 """What one thread takes on at a time."""
 _ONE_IN, _OF_CHUNK = 8, 4
 """Of a large tensor, small values are counted in one chunk of so many, and in so small a part of it: 1 value in 32."""
-_WHOLE_CHUNKS = 4
+_WHOLE_CHUNKS = 2
 """A tensor of no more chunks is counted completely."""
 
 

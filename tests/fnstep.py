@@ -59,6 +59,7 @@ class FnStep:
         self.facts = RunFacts()
         self.batches = tuple(batches)
         self.losses = (None,) * len(self.batches)
+        self.rates = ()
         self._loss_fn = loss_fn
         self._rng = note_rng()
 

@@ -88,6 +88,22 @@ def test_a_learning_rate_that_runs_away(tmp_path, lr, dtype):
     assert run_away(tmp_path, lr, dtype)[0][0] == ("NS404", "likely")
 
 
+def test_a_schedule_that_divides_by_zero_is_named_where_it_broke_the_weights(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0 if n < 3 else math.nan)
+    watch = nanstop.watch(model, optimizer, policy="observe", out=tmp_path)
+    with watch:
+        for _ in range(5):
+            watch.step(lambda batch: model(batch["x"]).square().mean(), {"x": torch.randn(4, 8)})
+            watch.update(clip=None)
+            schedule.step()
+    found = watch.incidents[0]
+    assert (found.incident.at.step, found.diagnoses[0].code) == (3, "NS402")
+    assert "learning rate is nan" in found.diagnoses[0].cause
+
+
 def test_a_learning_rate_that_learns_is_left_in_peace(tmp_path):
     assert run_away(tmp_path, 0.01) == []
 

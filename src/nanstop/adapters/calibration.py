@@ -86,7 +86,7 @@ class ScaledStep:
         self._step = step
         self.scale = 1.0
         self.id, self.view, self.facts = step.id, step.view, step.facts
-        self.batches, self.losses = step.batches, step.losses
+        self.batches, self.losses, self.rates = step.batches, step.losses, step.rates
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         with without_chance(self.view.root), _losses_times(self.scale):

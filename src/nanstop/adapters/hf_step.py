@@ -209,6 +209,10 @@ class HfStep:
     def is_local(self) -> bool:
         return self.facts.world_size == 1
 
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return self.window.lrs
+
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         window, host = self.window, self.host
         noted, touched = window.micros[micro], window.touched()
@@ -367,6 +371,7 @@ class EvalStep:
     rng: RngState
     host: Reentry
     predict: Any
+    rates: tuple[float, ...] = ()
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         restore_rng(self.rng)

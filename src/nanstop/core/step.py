@@ -80,6 +80,7 @@ class Step(Protocol):
 
     ``batches``: one prepared micro-batch each, by reference. ``losses``: the raw loss that each first gave (detached,
     before any log filter; None where it raised). ``is_local``: whether a run takes no other process to it.
+    ``rates``: the learning rate of each group in this step, () where there is no update.
     """
 
     id: StepId
@@ -88,6 +89,7 @@ class Step(Protocol):
     batches: tuple[Batch, ...]
     losses: tuple[Tensor | None, ...]
     is_local: bool
+    rates: tuple[Any, ...]
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         """Forward and backward of micro-batch ``micro`` as the host does it, from the RNG state noted then.

@@ -5,6 +5,7 @@ A session imports it with the first failure of a run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -120,6 +121,7 @@ class Failures:
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
                 return self._again(known, now)
             return self._decide(found, now, None)
+        found.facts = _present(found.facts, case.step)
         with case.in_place():
             found.look(case)
             known = self._known.like(found.key)
@@ -249,10 +251,15 @@ def _runs_alone(found: Investigation, step: Step) -> bool:
 
 
 def _present(facts: RunFacts, step: Step | None) -> RunFacts:
-    """Return the facts of a run with what is trained by now: layers may have been unfrozen or cast since it began."""
+    """Return the facts of a run as they are in a step: layers may have been unfrozen or cast, the learning rate moved."""
     if step is None:
         return facts
-    return replace(facts, param_groups=param_groups(step.view.root.named_parameters()))
+    optimizer, rates = facts.optimizer, [r for r in step.rates if isinstance(r, float)]
+    if optimizer is not None and rates:
+        odd = [rate for rate in rates if not math.isfinite(rate)]
+        optimizer = replace(optimizer, lr=(odd or rates)[0])
+    groups = param_groups(step.view.root.named_parameters())
+    return replace(facts, param_groups=groups, optimizer=optimizer)
 
 
 def _resolution(action: Action, case: Case | None, incident: str) -> Resolution:

@@ -87,6 +87,7 @@ HIDING = event(op="aten.add.Tensor", dtype="float32", inputs=(stats("float32"), 
 LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
 COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)))  # fmt: skip
 COUNTS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32"), stats("int64", zeros=1)))  # fmt: skip
+WHOLE_COUNTS = replace(COUNTS, inputs=(stats("float32"), stats("float32", absmax=6.0, absmin_nonzero=1.0, zeros=1)))  # fmt: skip
 HANDED_ON = event(op="aten.mul.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=(), nan=1),))  # fmt: skip
 NORMS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 4}, inputs=(stats("float32"), stats("float32", zeros=1)))  # fmt: skip
 EXPONENTIAL = event(op="aten.exp.default", dtype="float32", wider="finite")
@@ -272,6 +273,7 @@ FIRES = [
     ("NS204", evidence(localization(event(dtype="float32"))), "likely"),
     ("NS205", evidence(localization(COUNT)), "certain"),
     ("NS205", evidence(localization(COUNTS)), "certain"),
+    ("NS205", evidence(localization(WHOLE_COUNTS)), "certain"),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),)))), "certain"),
     ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(1,)),)))), "certain"),
     ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64"), stats("float32", shape=(8,)))))), "certain"),
@@ -459,6 +461,7 @@ SILENT = [
     ("NS204", evidence(localization(SQRT))),
     ("NS205", evidence(localization(NORMS))),
     ("NS206", evidence(localization(COUNTS))),
+    ("NS206", evidence(localization(WHOLE_COUNTS))),
     ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64")))))),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32"),))))),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32", shape=(1,)),))))),

@@ -40,8 +40,7 @@ import math
 from nanstop.records import Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import without_rows
-from nanstop.rules.formats import COUNTS
-from nanstop.rules.reading import FORWARD, bad_output, born, op_name
+from nanstop.rules.reading import FORWARD, bad_output, born, is_count, op_name
 
 STATISTICS = ("mean", "std", "var", "var_mean", "std_mean", "nanmean", "median")
 DEVIATIONS = ("std", "var", "var_mean", "std_mean")
@@ -77,7 +76,7 @@ def _divides_by_zero(event: OpEvent) -> str | None:
         return None
     if num_counts == 1:
         return "the denominator is one number, and it is 0"
-    if count.dtype not in COUNTS:  # a norm or a scale: NS206
+    if not is_count(count):  # a norm or a scale: NS206
         return None
     return f"{count.zeros} of {num_counts} counts in the denominator are 0"
 

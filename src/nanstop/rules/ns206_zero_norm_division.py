@@ -40,8 +40,8 @@ import math
 from nanstop.records import Atom, Diagnosis, Evidence, OpEvent
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, islands, without_rows
-from nanstop.rules.formats import COUNTS, HALF
-from nanstop.rules.reading import FORWARD, bad_output, born, counted, op_name, standing
+from nanstop.rules.formats import HALF
+from nanstop.rules.reading import FORWARD, bad_output, born, counted, is_count, op_name, standing
 
 _NO_EPS = "in float16 an eps below 3e-8 is 0, and keeps nothing from being 0"
 
@@ -56,7 +56,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     norms = event.inputs[1]
     num_norms = math.prod(norms.shape)
-    if num_norms < 2 or not norms.zeros or norms.dtype in COUNTS:
+    if num_norms < 2 or not norms.zeros or is_count(norms):
         return None
     return Diagnosis(
         code="NS206",

@@ -129,7 +129,8 @@ def watch(
 
         if optimizer is not None:
             raise NanstopError("watch(trainer) takes no optimizer: the trainer has its own")
-        if switched_off() or planned() is not None:  # a job stands in for the training
+        job = planned()  # which stands in for the training
+        if switched_off() or (job is not None and not job.keeps_watch):
             return Watch(_Off(), Store(incident_folder(out)))
         known = vars(target).get("_nanstop_watch")
         if known is None:

@@ -82,6 +82,16 @@ def test_a_failing_loop_is_caught_localized_and_finishes(folder):
     assert (folder / "incidents" / row["folder"] / "report.json").is_file()
 
 
+def test_a_warning_inside_an_op_is_shown_at_the_scripts_line(folder):
+    lonely = "loss = net(rows).square().mean() + rows[:1].std(0).nan_to_num().sum()"
+    (folder / "lonely.py").write_text(LOOP.replace("loss = net(rows).square().mean()", lonely))
+    alone = subprocess.run(
+        [sys.executable, "lonely.py"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "UserWarning: std()" in alone.stderr
+    assert run("lonely.py")[:3] == (0, alone.stdout, alone.stderr)
+
+
 def test_a_module_is_watched_as_well(folder):
     code, out, _, rows = run("-m", "loop", "bad")
     assert (code, out, len(rows["incidents"])) == (0, "finite True\n", 1)

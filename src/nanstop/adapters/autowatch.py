@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from nanstop.adapters.script_warnings import show_at_script
 from nanstop.adapters.table import Table
 
 OpenSession = Callable[[Any, Any], Any]
@@ -44,6 +46,7 @@ def install(open_session: OpenSession) -> None:
         _open_session = open_session
         atexit.register(_finish)
         _table.replace(sys, "excepthook", _uncaught)
+        _table.replace(warnings, "showwarning", show_at_script)
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         utils = torch.nn.utils

@@ -34,6 +34,11 @@ class DryPlan:
     out: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def keeps_watch(self) -> bool:
+        """Whether the script's own watch of a trainer stays: to a doctor it is one of the guards."""
+        return self.job == "doctor"
+
 
 def planned(environment: Mapping[str, str] | None = None) -> DryPlan | None:
     """Return the plan that this process runs under, or None in an ordinary run."""

@@ -18,6 +18,7 @@ class Window:
     """One micro-batch of a loop that calls a ``backward`` of its own."""
 
     id, facts, batches, losses = StepId(run="r", step=0), RunFacts(host="loop"), ({},), (None,)
+    rates = (1.0,)
 
     def __init__(self, backward, *, reentrant=None):
         self.layer = torch.nn.Linear(3, 1, bias=False)

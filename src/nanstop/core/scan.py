@@ -143,6 +143,7 @@ class Meter:
         self._found = Tally()
         edges = torch.empty(2, dtype=kind)
         self._edges, self._least_most = (edges[0], edges[1]), edges.numpy()
+        self._values = self._bits = self._taken = self._magnitudes[:0]
         self._always = [0] * len(self._asked.always)
         self._in_part = [0] * len(self._asked.in_part)
 
@@ -153,11 +154,13 @@ class Meter:
         costs most, the small values; where that is not all, a few less.
         """
         asked, found, num = self._asked, self._found, values.numel()
-        bits = values.view(asked.kind)
+        if values is not self._values:
+            self._values, self._bits = values, values.view(asked.kind)
+            self._taken = self._magnitudes[:num]
+        bits, magnitudes = self._bits, self._taken
         whole = -(-num // asked.lanes) * asked.lanes
         if whole > num:
             self._magnitudes[num:whole] = asked.largest
-        magnitudes = self._magnitudes[:num]
         torch.aminmax(torch.bitwise_and(bits, asked.largest, out=magnitudes), out=self._edges)
         least, most = self._least_most.tolist()
         found.num += num

@@ -235,7 +235,7 @@ def _counted(piece: _Piece, scratch: Scratch) -> _Found:
             return _Found(largest_integer=max(_largest(one) for _, one in _chunks(read, piece)))
         meter, norms = Meter(dtype, scratch), []
         for number, (start, values) in enumerate(_chunks(read, piece)):
-            exact = values.to(source)
+            exact = values if values.dtype is source else values.to(source)
             if piece.rows_of:
                 wide = scratch.magnitudes.view(torch.float32)[: len(exact)].copy_(exact)
                 norms.append(row_norms(wide.view(-1, piece.rows_of)))

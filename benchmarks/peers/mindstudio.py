@@ -22,6 +22,8 @@ from torch import nn
 from peers.alarm import Alarm, PeerFailedError, Raise
 from peers.clock import Clock
 
+STACK = 6
+"""Lines of a stack that are kept."""
 LOWERED = {
     "linear": ("linear", "addmm", "mm", "bmm", "matmul", "baddbmm"),
     "matmul": ("matmul", "mm", "bmm", "baddbmm", "mv", "dot"),
@@ -109,5 +111,5 @@ def _alarm(step: int, node: dict[str, Any]) -> Alarm:
             ops = (*ops, *(f"aten.{short}_backward.default" for _ in (0,)))
     where = re.sub(r"^(Module|Cell)\.|^\d+\.", "", inside[-1][1]) if inside else ""
     phase = call[4] if call else None
-    said = json.dumps({"op_name": name, "construct": parents, "stack": node["stack_info"]})
-    return Alarm(step, micro, phase, ops, (where,), said[:1500])
+    said = json.dumps({"op_name": name, "construct": parents, "stack": node["stack_info"][:STACK]})
+    return Alarm(step, micro, phase, ops, (where,), said)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
+from nanstop.adapters import OWN
 from nanstop.adapters.table import Table
 from nanstop.records import Injected
 
@@ -54,9 +55,8 @@ _READERS = frozenset(
     ]
 )
 _MENDERS = frozenset(("nan_to_num", "nan_to_num_"))
-_OWN = str(Path(__file__).parent.parent)
 _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
-_LIBRARIES = tuple({_OWN, *(sysconfig.get_path(name) for name in _PATHS)})
+_LIBRARIES = tuple({OWN, *(sysconfig.get_path(name) for name in _PATHS)})
 _TORCH = str(Path(torch.__file__).parent)
 _WRAPPERS = tuple(str(Path(_TORCH, name)) for name in ("_tensor.py", "overrides.py"))
 
@@ -219,7 +219,7 @@ def users_line(frame: FrameType | None) -> str:
 
 def is_torchs(name: str) -> bool:
     """Return whether a file belongs to torch, or to nanstop that stands in for it."""
-    return name.startswith((_TORCH, _OWN))
+    return name.startswith((_TORCH, OWN))
 
 
 def _is_library(name: str) -> bool:

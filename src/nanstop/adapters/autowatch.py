@@ -14,17 +14,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from nanstop.adapters import OWN
 from nanstop.adapters.script_warnings import show_at_script
 from nanstop.adapters.table import Table
 
 OpenSession = Callable[[Any, Any], Any]
 """Called with (view, facts) when training is about to begin; returns a session."""
 
-_OWN = str(Path(__file__).parent.parent)
 _log = logging.getLogger("nanstop")
 _table = Table()
 _open_session: OpenSession | None = None
@@ -239,7 +238,7 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
 def _without_own(traceback: TracebackType | None) -> TracebackType | None:
     kept = []
     while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(_OWN):
+        if not traceback.tb_frame.f_code.co_filename.startswith(OWN):
             kept.append(traceback)
         traceback = traceback.tb_next
     for each, following in zip(kept, [*kept[1:], None], strict=False):

@@ -16,14 +16,13 @@ from torch.optim import Optimizer
 from nanstop.adapters.loop import named_batch
 from nanstop.adapters.loop_step import LoopStep
 from nanstop.adapters.plain_view import PlainView
+from nanstop.core.batches import IGNORED
 from nanstop.core.rng import RngState, note_rng
 from nanstop.core.snapshot import BufferNotes, ready_scaler
 from nanstop.core.step import Batch, Step
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.remedies.table import applied
-
-IGNORED = -100
 
 Loss = Callable[[Any], Tensor]
 

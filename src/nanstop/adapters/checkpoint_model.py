@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.adapters.calibration import IGNORED, model_loss
+from nanstop.adapters.calibration import model_loss
+from nanstop.core.batches import IGNORED
 from nanstop.errors import NanstopError
 
 RANDOM = "random tokens: real ones may reach further"

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_OWN = str(Path(__file__).parent.parent)
+from nanstop.adapters import OWN
+
 _RECORDER = str(Path(__file__).with_name("tape.py"))
 _RECORDING = "nanstop.adapters.tape"
 
@@ -49,7 +50,7 @@ def _caller() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OWN) and file != warnings.__file__:
+        if not file.startswith(OWN) and file != warnings.__file__:
             return frame
         frame = frame.f_back
     return None

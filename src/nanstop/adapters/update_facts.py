@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.core.batches import IGNORED
 from nanstop.core.rng import restore_rng
 from nanstop.core.step import Batch
 from nanstop.records import AccumulationFacts, ResumeFacts
 
-IGNORED = -100
-"""What ``torch.nn.functional.cross_entropy`` leaves out by default."""
 _MOST_SUMS = 8
 HOOKED = "a hook after gradient accumulation may update weights inside backward"
 

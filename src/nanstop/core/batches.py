@@ -8,7 +8,7 @@ from torch import Tensor
 from nanstop.core.step import Batch
 from nanstop.records import BatchFact
 
-_IGNORED = -100
+IGNORED = -100
 """The label that cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
 
 _FEWEST_SAMPLES = 3
@@ -81,10 +81,10 @@ def _supervised(name: str, value: Tensor) -> Tensor | None:
     if value.dim() == 0 or value.shape[0] == 0:
         return None
     if not value.is_floating_point() and (name == "labels" or _holds_ignored(name, value)):
-        return value != _IGNORED
+        return value != IGNORED
     return value != 0 if name == "completion_mask" else None
 
 
 def _holds_ignored(name: str, value: Tensor) -> bool:
     """Return whether a tensor that its loop gave no name of its own must be labels: no token id is -100."""
-    return "ids" not in name and bool((value == _IGNORED).any())
+    return "ids" not in name and bool((value == IGNORED).any())

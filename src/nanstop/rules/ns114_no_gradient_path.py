@@ -52,7 +52,7 @@ from nanstop.records import (
 )
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import half_trainables
-from nanstop.rules.reading import counted, listed, sighting, standing
+from nanstop.rules.reading import counted, has_masters, listed, sighting, standing
 
 Reason = tuple[Confidence, str, str, str]
 
@@ -118,7 +118,7 @@ def _nothing_trainable(facts: RunFacts) -> Reason | None:
 
 def _held_elsewhere(facts: RunFacts) -> Reason | None:
     path = facts.gradient_path
-    if path is None or path.num_updated != 0 or not path.num_trainable:
+    if path is None or not has_masters(facts):
         return None
     # An engine, and an optimizer for half weights, may hold float32 copies that it writes back itself.
     if facts.world_size > 1 or facts.veto != "yes" or half_trainables(facts):

@@ -92,7 +92,7 @@ class Failures:
             return self._again(self.reports[-1], now)
         self._last_signature = signature
         found = Investigation(
-            facts=_present(self._session.facts, step),
+            facts=self._session.facts,
             at=now.at,
             phase=phase,
             signals=tuple(signals),
@@ -116,12 +116,12 @@ class Failures:
         self, found: Investigation, now: Occasion, rewind: Rewind | None
     ) -> Resolution:
         case = self._case(found, now.step, rewind)
+        found.facts = _present(found.facts, case.step if case is not None else now.step)
         if case is None:
             known = self._known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
                 return self._again(known, now)
             return self._decide(found, now, None)
-        found.facts = _present(found.facts, case.step)
         with case.in_place():
             found.look(case)
             known = self._known.like(found.key)

@@ -13,6 +13,7 @@ from nanstop.core.sentinel import (
     total_norm,
 )
 from nanstop.records import GradientTally
+from work import Elements
 
 
 def parameters(*sizes, dtype=torch.float32):
@@ -73,6 +74,63 @@ def test_names_of_bad_tensors_in_order():
     }
     assert nonfinite(tensors) == ("b", "a", "sparse")
     assert nonfinite({}) == ()
+
+
+def kinds(value):
+    """One tensor of each kind that holds ``value`` among ordinary numbers."""
+    plain = torch.ones(6)
+    plain[4] = value
+    kinds = {str(dtype)[6:]: plain.to(dtype) for dtype in (torch.float64, torch.bfloat16)}
+    if not math.isfinite(value):  # e4m3 has a NaN, and e5m2 both
+        kinds["float8"] = plain.to(torch.float8_e5m2)
+    return kinds | {
+        "real": torch.complex(plain, torch.ones(6)),
+        "imaginary": torch.complex(torch.ones(6), plain).conj(),
+        "transposed": plain.view(2, 3).t(),
+        "strided": plain[::2],
+        "scalar": plain[4],
+        "csr": plain.view(2, 3).to_sparse_csr(),
+        "parameter": torch.nn.Parameter(plain),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_bad_value_is_found_in_tensors_of_every_kind(value):
+    tensors = kinds(value)
+    assert nonfinite(tensors) == tuple(tensors)
+    wide = torch.tensor(1e300, dtype=torch.float64)
+    assert nonfinite(kinds(3e38 if value > 0 else 0.0) | {"wide": wide}) == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+def test_what_holds_no_values_to_look_at_is_no_failure():
+    tensors = {
+        "meta": torch.empty(3, device="meta"),
+        "flags": torch.ones(3, dtype=torch.bool),
+        "whole": torch.full((3,), 2**62),
+        "empty": torch.empty(0, 4),
+        "complex": torch.empty(0, dtype=torch.complex64),
+        "sparse": torch.zeros(4).to_sparse(),
+        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    }
+    assert nonfinite(tensors) == ()
+
+
+def test_entries_of_a_sparse_gradient_count_as_their_sum():
+    twice = torch.sparse_coo_tensor(
+        [[1, 1]], [6e4, 6e4], (4,), dtype=torch.half, check_invariants=True
+    )
+    assert nonfinite({"finite": twice.float(), "overflows": twice}) == ("overflows",)
+
+
+def test_the_check_reads_each_value_once_and_makes_nothing_of_that_size():
+    tensors = {str(dtype): torch.ones(4096, dtype=dtype) for dtype in (torch.float32, torch.half)}
+    with Elements() as work:
+        assert nonfinite(tensors) == ()
+    assert work.num_read < 2 * 4096 + 64
+    assert work.num_made < 64
 
 
 def test_a_norm_that_overflows_names_no_gradient():

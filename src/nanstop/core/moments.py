@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.core.numerics import floats
+from nanstop.core.numerics import floats, has_bad
 from nanstop.records import StateFault
 
 _SUMS_OF_SQUARES = frozenset(
@@ -30,8 +30,8 @@ def state_faults(
 ) -> tuple[StateFault, ...]:
     """Return what is wrong with an optimizer's state, MAX_LISTED at most; ``named``: the model's parameters.
 
-    Packed (integer) states are not looked into. Reads every value once and synchronises once a tensor that it reads;
-    an optimizer that has not stepped yet has none.
+    Packed (integer) states are not looked into. Reads every value up to three times (0.2 ns each), those of a second
+    moment that holds a zero once more (25 ns), and synchronises as often; an optimizer that has not stepped yet has none.
     """
     state = getattr(
         optimizer, "state", None
@@ -62,13 +62,13 @@ def _impossible(name: str, key: str, value: Tensor) -> list[StateFault]:
     if not value.is_floating_point() or value.device.type == "meta":
         return []
     parts = list(floats(value))
-    num_bad = sum(int((~part.isfinite()).sum()) for part in parts)
-    if num_bad:
+    if has_bad(value):
+        num_bad = sum(int((~part.isfinite()).sum()) for part in parts)
         return [StateFault(name=name, kind="nonfinite", num_bad=num_bad)]
-    if key not in _SUMS_OF_SQUARES:
+    if key not in _SUMS_OF_SQUARES or not any(bool(part.amin() < 0) for part in parts):
         return []
     num_negative = sum(int((part < 0).sum()) for part in parts)
-    return [StateFault(name=name, kind="negative", num_bad=num_negative)] if num_negative else []
+    return [StateFault(name=name, kind="negative", num_bad=num_negative)]
 
 
 def _vanished(name: str, key: str, value: Tensor, entries: Mapping[str, Any]) -> list[StateFault]:
@@ -77,7 +77,9 @@ def _vanished(name: str, key: str, value: Tensor, entries: Mapping[str, Any]) ->
     wide = value.dtype in (torch.float32, torch.float64)
     if key != "exp_avg_sq" or not wide or not isinstance(first, Tensor):
         return []
-    if first.shape != value.shape or value.device.type == "meta":
+    if first.shape != value.shape or value.device.type == "meta" or not value.numel():
+        return []
+    if value.amin() > 0:  # in nearly all states
         return []
     moved = first.abs() > _SMALLEST_MOVED
     num_lost = int((moved & (value == 0)).sum())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanstop.core.numerics import floats
+from nanstop.core.numerics import floats, nonfinite_names
 from nanstop.records import GradientTally
 
 
@@ -60,23 +60,8 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
 
 
 def nonfinite(tensors: Mapping[str, Tensor | None]) -> tuple[str, ...]:
-    """Return the names of tensors that hold NaN or Inf, in order.
-
-    Reads every element once and synchronises once a device; integer and packed tensors count as finite.
-    """
-    floats = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor is not None and tensor.is_floating_point() and tensor.numel()
-    }
-    by_device: dict[torch.device, list[str]] = {}
-    for name, tensor in floats.items():
-        by_device.setdefault(tensor.device, []).append(name)
-    bad: set[str] = set()
-    for names in by_device.values():
-        flags = torch.stack([_values(floats[name]).isfinite().all() for name in names])
-        bad.update(name for name, fine in zip(names, flags.tolist(), strict=True) if not fine)
-    return tuple(name for name in tensors if name in bad)
+    """Return the names of tensors that hold NaN or Inf, in order. Cost and synchronisation: see ``nonfinite_names``."""
+    return nonfinite_names((name, t) for name, t in tensors.items() if t is not None)
 
 
 def nonfinite_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
@@ -101,8 +86,3 @@ def tally_gradients(gradients: Iterable[Tensor | None]) -> GradientTally:
         num_inf=sum(infinite for _, infinite, _ in rows),
         num_zero=sum(not nonzero for _, _, nonzero in rows),
     )
-
-
-def _values(tensor: Tensor) -> Tensor:
-    detached = tensor.detach()
-    return detached.coalesce().values() if detached.is_sparse else detached

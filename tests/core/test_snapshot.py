@@ -13,6 +13,7 @@ from nanstop.core.snapshot import (
     Trainable,
     ready_scaler,
 )
+from work import Elements
 
 
 class Training:
@@ -119,6 +120,16 @@ class Window:
     batches: tuple = ({"input_ids": torch.zeros(2, 8, dtype=torch.int64), "note": "text"},)
 
 
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 def indices(keeper: SnapshotKeeper) -> list[int]:
     return [step.index for step in keeper.rewind().steps]
 
@@ -176,16 +187,59 @@ class TestKeeper:
         assert keeper.rewind() is None
         assert "1000 bytes of memory are free" in keeper.reason
 
-    @pytest.mark.parametrize("limit", [{"max_windows": 2}, {"max_window_bytes": 300}])
+    @pytest.mark.parametrize("limit", [{"max_windows": 2}, {"max_window_bytes": 90_000}])
     def test_a_snapshot_that_is_too_far_back_is_dropped_with_a_reason(self, limit):
         run = Training()
-        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, **limit)
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, late_share=1e-12, **limit)
         for step in range(4):
             keeper.before_update(run.trainable, Window(step))
         assert keeper.rewind() is None
         assert keeper.reason == (
-            "3 updates since the last snapshot (384 bytes of batches) are more than are kept"
+            "3 updates since the last snapshot (98688 bytes of batches and notes) "
+            "are more than are kept"
         )
+
+    @pytest.mark.parametrize(
+        ("cost", "covered", "share"),
+        [(0.1, 1.0, 0.005), (1.0, 1.0, 0.005), (4.0, 1.0, 0.01), (20.0, 0.25, 0.01)],
+    )
+    def test_the_next_snapshot_comes_before_the_way_back_ends_where_time_allows(
+        self, cost, covered, share
+    ):
+        """``cost`` of a snapshot in steps; of 20000 updates ``covered`` have a way back."""
+        clock, run, taken, missing = Clock(), Training(), [], 0
+
+        def trainable():
+            taken.append(clock.seconds)
+            clock.seconds += cost / 3 if len(taken) == 1 else cost  # no optimizer state yet
+            return run.trainable()
+
+        run.update()
+        keeper = SnapshotKeeper(lambda: 1 << 30, clock=clock)
+        for step in range(20_000):
+            keeper.before_update(trainable, Window(step, batches=()))
+            missing += keeper.rewind() is None
+            clock.seconds += 1.0
+        assert 1.0 - missing / 20_000 == pytest.approx(covered, abs=0.02)
+        assert cost * (len(taken) - 1) <= share * clock.seconds
+        assert len(taken) > 5
+
+    def test_what_is_noted_beside_the_batches_counts(self):
+        run = Training()
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, late_share=1e-12)
+        for step in range(300):
+            keeper.before_update(run.trainable, Window(step, batches=({},) * 64))
+        assert keeper.rewind() is None
+        assert "bytes of batches" in keeper.reason
+
+    def test_broken_weights_are_not_even_copied(self):
+        run = Training()
+        run.model.weight.data[0] = float("nan")
+        keeper = SnapshotKeeper(lambda: 1 << 30)
+        with Elements() as work:
+            keeper.before_update(run.trainable, Window(0))
+        assert keeper.rewind() is None
+        assert work.num_made < 64
 
     def test_broken_weights_are_never_taken(self):
         run = Training()

@@ -19,7 +19,7 @@ from nanstop.core.rng import restore_rng
 from nanstop.core.step import Batch
 from nanstop.records import AccumulationFacts, ResumeFacts
 
-_MOST_SUMS = 8
+_MOST_SUMS, _MOST_SUMMED = 8, 4096
 HOOKED = "a hook after gradient accumulation may update weights inside backward"
 
 _SECOND = ("exp_avg_sq", "square_avg", "sum")
@@ -110,13 +110,24 @@ def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
 
 
 def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
-    """Return the half format that every one of some gradients fits exactly: float32 sums of many do not. Synchronises."""
+    """Return the half format that every one of some gradients fits exactly: float32 sums of many do not.
+
+    Looks at some thousand elements of the first matrices. Synchronises.
+    """
     matrices = [g for g in gradients if g is not None and g.dim() > 1 and not g.is_sparse]
-    known = [g for g in matrices[:_MOST_SUMS] if g.is_floating_point()]
+    known = [_sample(g) for g in matrices[:_MOST_SUMS] if g.is_floating_point()]
     for half in (torch.bfloat16, torch.float16) if known else ():
         if all(bool(g.any()) and bool((g == g.to(half)).all()) for g in known):
             return str(half).removeprefix("torch.")
     return None
+
+
+def _sample(gradient: Tensor) -> Tensor:
+    """Return up to ``_MOST_SUMMED`` elements that are not 0: a batch reaches a few rows of an embedding."""
+    flat = gradient.detach().reshape(-1)
+    # An odd distance: an even one may meet the same column of every row.
+    spread = flat[:: max(1, flat.numel() // _MOST_SUMMED) | 1]
+    return spread if bool(spread.any()) else flat[flat.nonzero().flatten()[:_MOST_SUMMED]]
 
 
 def seen_accumulation(

@@ -189,19 +189,21 @@ class EarlyLooks:
         return self._open & {"pooling"} if facts.head is not None else set()
 
     def _share_of_zeros(self) -> float:
-        """Return the share of gradients that are exactly 0, without the table of which a batch uses a few rows."""
+        """Return the share of gradients that are exactly 0, without the table of which a batch uses a few rows.
+
+        Reads each value (1 to 2 ns on one core) and synchronises once, at steps 0, 1, 2, 4, 8, ... of float16 runs.
+        """
         table = self._view.embedding()
-        counts: list[Tensor] = []
-        for name, parameter in self._view.root.named_parameters():
-            gradient = parameter.grad
-            if gradient is None or gradient.is_sparse or name.rpartition(".")[0] == table:
-                continue
-            size = torch.full((), gradient.numel(), device=gradient.device)
-            counts.append(torch.stack([(gradient == 0).sum(), size]).cpu())
-        if not counts:
+        gradients = [
+            p.grad
+            for name, p in self._view.root.named_parameters()
+            if p.grad is not None and not p.grad.is_sparse and name.rpartition(".")[0] != table
+        ]
+        total = sum(gradient.numel() for gradient in gradients)
+        if not total:
             return 0.0
-        zero, total = torch.stack(counts).sum(0).tolist()
-        return zero / total
+        nonzero = torch.stack([g.count_nonzero().to(gradients[0].device) for g in gradients]).sum()
+        return 1.0 - int(nonzero) / total
 
 
 def _reached(path: GradientPath, trained: Mapping[str, Tensor]) -> GradientPath:

@@ -200,7 +200,7 @@ class SnapshotKeeper:
     """Keeps a way back: a snapshot, taken before update 0 and then again and again, and the windows since, by reference.
 
     One that lacks what the optimizer trains by now is taken anew. Beside the first, snapshots take ``time_share`` of the
-XX
+    run's time at most, and no less where it can: one that costs as much as a step comes every 200 updates.
     Where the way back would end before the next one is due, because ``max_windows`` updates were made since or the
     batches and notes of the windows hold ``max_window_bytes``, the next may come earlier, as long as all of them take
     ``late_share``: a run whose snapshot costs up to five steps always has a way back of 512 updates. Where that is too

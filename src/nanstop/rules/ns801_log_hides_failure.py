@@ -75,15 +75,24 @@ def _from_losses(
 ) -> tuple[int, Decoded] | None:
     """Return (first step, decoded) of the last window whose raw losses give its logged number through the filter.
 
-    A log at step k covers the steps from the previous log (or 0) up to, but not including, k.
+    A log at step k covers the steps from the previous log (or 0) up to, but not including, k. Each loss is looked at
+    twice at most: a healthy run asks at every log.
     """
-    raw = series_values(evidence, "loss_raw")
+    raw: dict[int, list[float]] = {}
+    first_bad = math.inf
+    for step, loss in series_values(evidence, "loss_raw"):
+        raw.setdefault(step, []).append(loss)
+        if not math.isfinite(loss):
+            first_bad = min(step, first_bad)
+    if first_bad == math.inf:
+        return None
+    first_known = min(raw)
     starts = (0, *(step for step, _ in logs[:-1]))
     for start, (end, logged) in reversed(list(zip(starts, logs, strict=True))):
-        window = [[loss for step, loss in raw if step == at] for at in range(start, end)]
-        if not window or not all(window):
-            continue
-        decoded = decode_logged(logged, window)
+        if end <= first_bad or start < first_known:
+            continue  # a window without a bad loss, or one that is not known as a whole
+        window = [raw.get(at, []) for at in range(start, end)]
+        decoded = decode_logged(logged, window) if window and all(window) else None
         if decoded is not None:
             return start, decoded
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from nanstop.records import Series
@@ -67,11 +68,19 @@ class History:
 
     def records(self) -> tuple[Series, ...]:
         """Return every series as a record. Synchronises the device where values lie on one."""
-        return tuple(
-            Series(
-                name=name,
-                steps=tuple(step for step, _ in rows),
-                values=tuple(float(value) for _, value in rows),
+        return self._records(None)
+
+    def recent(self) -> tuple[Series, ...]:
+        """Return the end of every series, ``_KEPT`` values of it however many are kept. Synchronises as ``records``."""
+        return self._records(_KEPT)
+
+    def _records(self, most: int | None) -> tuple[Series, ...]:
+        found: list[Series] = []
+        for name, rows in sorted(self._rows.items()):
+            last = list(islice(reversed(rows), most))[::-1]
+            steps, values = (
+                tuple(step for step, _ in last),
+                tuple(float(value) for _, value in last),
             )
-            for name, rows in sorted(self._rows.items())
-        )
+            found.append(Series(name=name, steps=steps, values=values))
+        return tuple(found)

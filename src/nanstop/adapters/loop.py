@@ -16,10 +16,12 @@ from torch.optim import Optimizer
 
 from nanstop.adapters import autowatch
 from nanstop.adapters.loop_guard import Guard, OpenSession
-from nanstop.adapters.loop_step import LoopStep, Micro
+from nanstop.adapters.loop_step import LoopStep
+from nanstop.adapters.pieces import pieces, program_of_function
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.signatures import is_numeric
 from nanstop.adapters.tape_calls import autocast_state, tensors, total, version
+from nanstop.adapters.update_facts import accumulation_of
 from nanstop.core.rng import note_rng
 from nanstop.core.sentinel import total_norm
 from nanstop.core.snapshot import BufferNotes, ready_scaler
@@ -35,7 +37,7 @@ class FunctionMicro:
         self.rng = note_rng()
         self.batch = named_batch(batch)
         self._watch = watch
-        self._loss_fn = loss_fn
+        self.loss_fn = loss_fn
         self._given = batch
         self._versions = [(t, version(t)) for t in tensors(self.batch)]
 
@@ -45,7 +47,7 @@ class FunctionMicro:
 
     def rerun(self, batch: Batch | None) -> Tensor:
         given = copy.copy(self._given) if batch is None else _like(self._given, batch)
-        return self._watch.backward(self._loss_fn(given))
+        return self._watch.backward(self.loss_fn(given))
 
 
 def named_batch(batch: Any) -> Batch:
@@ -96,7 +98,7 @@ class LoopWatch:
         self._divisor = accumulation or 1
         self._buffers = BufferNotes(model)
         self._start: Any = None
-        self._micros: list[Micro] = []
+        self._micros: list[FunctionMicro] = []
         self._clip: float | None = None
         self._autocast: str | None = None
 
@@ -190,8 +192,15 @@ class LoopWatch:
         self._autocast = str(dtype).removeprefix("torch.") if on else None
 
     def _open(self) -> None:
-        num_micro = max(1, len(self._micros))
-        self.guard.open(self.view, autocast=self._autocast, clip=self._clip, num_micro=num_micro)
+        programs = [(m, program_of_function(m.loss_fn, m.batch)) for m in self._micros]
+        split = self.accumulation is not None or pieces(programs)
+        self.guard.open(
+            self.view,
+            autocast=self._autocast,
+            clip=self._clip,
+            num_micro=max(1, len(self._micros)),
+            accumulation=accumulation_of(self.view.root) if split else None,
+        )
 
     def _step(self) -> LoopStep:
         return LoopStep(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.adapters.loop_step import Micro
+from nanstop.adapters.pieces import pieces, program_of
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.tape_calls import by_torch_alone
 from nanstop.adapters.taped_micro import TapedMicro
@@ -164,7 +165,15 @@ def update_again(view: PlainView, window: Window) -> None:
 def accumulation_in(window: Window, view: PlainView) -> AccumulationFacts | None:
     """Return how a window's own losses and gradients are made one. Synchronises the device."""
     seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
-    losses = [float(m.loss) for m in seen if m.loss is not None] if len(seen) > 1 else []
+    if len(seen) < 2:
+        return None
+    programs = {id(micro): program_of(micro) for micro in seen}
+    split = pieces((micro, programs[id(micro)]) for micro in seen)
+    program = programs[id(split[0])] if split else None
     updated = parameters_of(view.optimizer) if view.optimizer is not None else []
-    gradients = (parameter.grad for parameter in updated)
-    return seen_accumulation(view.root, [m.batch for m in seen], losses, gradients)
+    return seen_accumulation(
+        program.modules if program is not None else (),
+        [m.batch for m in split],
+        [float(m.loss) for m in split if m.loss is not None],
+        (parameter.grad for parameter in updated),
+    )

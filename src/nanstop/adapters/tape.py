@@ -235,6 +235,7 @@ class Tape(TorchFunctionMode):
             self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
             self._count += 1
         call.count = self._count - call.first
+        call.scalar = isinstance(result, Tensor) and result.dim() == 0
 
     def _prepares(self, operands: list[Operand], result: Any) -> bool:
         """Return whether an outer op wrote in place or made nothing new: its operands are taken as they are later."""

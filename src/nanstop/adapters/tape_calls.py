@@ -59,7 +59,7 @@ class Call:
     """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
 
     ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results (``backward``).
-    ``outer``: no result of a model is among its operands, nor anything made of one.
+    ``outer``: no result of a model is among its operands, nor anything made of one. ``scalar``: its result is one number.
     """
 
     function: Callable[..., Any]
@@ -75,6 +75,7 @@ class Call:
     foreign: str = ""
     keep: bool = False
     outer: bool = False
+    scalar: bool = False
 
     @property
     def obstacle(self) -> str:

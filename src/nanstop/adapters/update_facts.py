@@ -80,10 +80,10 @@ def _step_of(place: Path) -> int:
         return 0
 
 
-def accumulation_of(root: nn.Module) -> AccumulationFacts | None:
-    """Return what of a model depends on how a batch is split, None where nothing does."""
+def accumulation_of(*roots: nn.Module) -> AccumulationFacts | None:
+    """Return what of the models that are called depends on how a batch is split, None where nothing does."""
     kinds = nn.modules.batchnorm._BatchNorm
-    norms = [m for m in root.modules() if isinstance(m, kinds) and m.training]
+    norms = {m for root in roots for m in root.modules() if isinstance(m, kinds) and m.training}
     return AccumulationFacts(batch_norms=len(norms)) if norms else None
 
 
@@ -131,17 +131,19 @@ def _sample(gradient: Tensor) -> Tensor:
 
 
 def seen_accumulation(
-    root: nn.Module,
+    roots: Iterable[nn.Module],
     batches: Sequence[Batch],
     losses: Sequence[float],
     gradients: Iterable[Tensor | None] = (),
 ) -> AccumulationFacts | None:
     """Return how a loop's own losses are divided, as far as those of one window tell; None where nothing does.
 
+    ``roots``: the modules that it called on pieces of one batch, ``batches``; ``gradients``: of the whole window.
+
     Means over tokens are alike however many tokens there are; shares of the window's tokens grow with them.
     """
-    norms = accumulation_of(root)
-    half = sum_format(gradients) if len(losses) > 1 else None
+    norms = accumulation_of(*roots)
+    half = sum_format(gradients)
     if half is not None:
         norms = replace(norms or AccumulationFacts(), sum_format=half)
     counts = [_supervised(labels) for labels in _labels(batches)]

@@ -123,7 +123,8 @@ def _rounded(sums: AccumulationFacts, num_micro: int) -> Reason | None:
 def _normed(sums: AccumulationFacts) -> Reason | None:
     if not sums.batch_norms:
         return None
-    cause = f"{counted(sums.batch_norms, 'BatchNorm')} sees one micro-batch at a time"
+    sees = "sees" if sums.batch_norms == 1 else "see"
+    cause = f"{counted(sums.batch_norms, 'BatchNorm')} {sees} one micro-batch at a time"
     return "possible", "statistics of micro-batches", cause, "freeze its statistics, or GroupNorm"
 
 

@@ -27,6 +27,7 @@ from nanstop.records import (
     ScheduleFacts,
     Signal,
     SourceLine,
+    StepLength,
     TokenRows,
 )
 from nanstop.rules.catalogue import CATALOGUE
@@ -127,6 +128,12 @@ def adamw(lr, **fields):
     return OptimizerFacts(name="AdamW", lr=lr, eps=1e-8, **fields)
 
 
+def moving(lr, weight, name="AdamW", **fields):
+    """An optimizer whose steps are ``lr`` long, beside typical weights of ``weight``."""
+    step = StepLength(lr=lr, length=lr, weight=weight)
+    return OptimizerFacts(name=name, lr=lr, eps=1e-8, step=step, **fields)
+
+
 def large(num_elements):
     """A trainable group of many parameters."""
     return replace(TRAINED, num_elements=num_elements)
@@ -201,11 +208,13 @@ FIRES = [
     ("NS112", evidence(UPDATE, RunFacts(host="loop", scaler=1024.0, sinks=("update",))), "certain"),
     ("NS112", setup(host="loop", autocast="float16", param_groups=(TRAINED,)), "likely"),
     ("NS112", setup(clip=1.0, param_groups=(group("float16", "w"),)), "possible"),
-    ("NS113", setup(optimizer=adamw(0.2)), "likely"),
+    ("NS113", setup(optimizer=moving(0.2, 0.03)), "likely"),
+    ("NS113", setup(optimizer=moving(0.01, 0.02), model_type="llama"), "possible"),
     ("NS113", setup(optimizer=adamw(0.01), model_type="llama"), "possible"),
+    ("NS113", setup(optimizer=adamw(0.2), model_type="llama"), "likely"),
     ("NS113", setup(optimizer=adamw(math.nan)), "certain"),
     ("NS113", setup(optimizer=OptimizerFacts(name="Lion", lr=0.05), model_type="llama"), "possible"),
-    ("NS113", setup(optimizer=OptimizerFacts(name="Adafactor", lr=1.0)), "likely"),
+    ("NS113", setup(optimizer=moving(1.0, 0.05, "Adafactor")), "likely"),
     ("NS113", setup(optimizer=adamw(2e-3), param_groups=(large(7_000_000_000),)), "possible"),
     ("NS113", setup(optimizer=adamw(0.0), schedule=STEPS), "certain"),
     ("NS113", setup(schedule=replace(STEPS, warmup_steps=100)), "certain"),
@@ -394,6 +403,11 @@ SILENT = [
     ("NS113", setup(optimizer=adamw(1e-4), clip=1.0, gradient_path=replace(PATH, num_trainable=70_000_000_000))),
     ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.5))),
     ("NS113", setup(optimizer=adamw(0.01))),
+    ("NS113", setup(optimizer=adamw(1.0))),  # of a model of another kind, whose weights were not looked at
+    ("NS113", setup(optimizer=moving(0.1, 0.03))),
+    ("NS113", setup(optimizer=moving(0.009, 0.02), model_type="llama")),
+    ("NS113", setup(optimizer=moving(5.0, 0.02, "SGD"))),
+    ("NS113", setup(optimizer=adamw(0.0, scheduled=1e-3), schedule=STEPS)),
     ("NS113", setup(optimizer=OptimizerFacts(name="Adafactor", lr=0.01), model_type="t5")),
     ("NS113", setup(optimizer=adamw(0.0))),
     ("NS113", setup(optimizer=adamw(5e-5), schedule=ScheduleFacts(scheduler="linear"), clip=None)),

@@ -25,12 +25,14 @@ from nanstop.records import RunFacts
 def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFacts:
     """Return everything that is known of a trainer's run before its first step; ``resumed``: from which checkpoint."""
     args, model, processor = trainer.args, view.model, _tokenizer(trainer)
+    schedule = schedule_of(args, trainer.train_dataset, _compat.world_size(trainer))
     known = structure(
         view,
         model,
         pads=getattr(processor, "pad_token_id", None) is not None,
         reentrant=_compat.will_recompute_reentrantly(args),
         will_require=_compat.will_require_input_grads(args, model),
+        warms_up=schedule.warmup_steps > 0,
     )
     if known["optimizer"] is None:
         known["optimizer"] = planned_optimizer(args, model)
@@ -52,7 +54,7 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
         "veto": _veto(trainer, view),
         "resume": resumed_from(resumed, view.optimizer, scaled=view.scaler is not None),
         "precision": precision_of(args),
-        "schedule": schedule_of(args, trainer.train_dataset, _compat.world_size(trainer)),
+        "schedule": schedule,
         "objective": objective_of(args),
     }
     vocab = _vocab(processor)

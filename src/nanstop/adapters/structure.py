@@ -21,7 +21,7 @@ from nanstop.adapters.update_facts import accumulation_of, resumed_state, veto_o
 from nanstop.core.moments import state_faults
 from nanstop.core.rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.core.step import ModelView
-from nanstop.core.weights import odd_weights, param_groups
+from nanstop.core.weights import longest_step, odd_weights, param_groups
 from nanstop.records import OptimizerFacts, TokenRows
 
 _TASKS = (
@@ -42,12 +42,14 @@ def structure(
     pads: bool = False,
     reentrant: bool = False,
     will_require: bool = False,
+    warms_up: bool = False,
 ) -> dict[str, Any]:
     """Return fields of ``RunFacts``. ``model``: the one that carries the config, under any wrapper.
 
     ``pads``: the host knows a padding token. ``reentrant``: it will switch on reentrant checkpointing, and with
-    ``will_require`` make the embedding's output require gradients for it. Reads every weight once for its range, embedding
-    and head once more for their rows' norms.
+    ``will_require`` make the embedding's output require gradients for it. ``warms_up``: its learning rates rise to those
+    that its schedule multiplies. Reads every weight once for its range, embedding and head once more for their rows'
+    norms, and moments of a restored optimizer: 0.2 to 0.5 ns an element each, on one core.
     """
     config = getattr(model, "config", None)
     rows, task = _table_rows(view), _task(model)
@@ -63,7 +65,7 @@ def structure(
         "quantization": _quantization(view),
         "peft": _peft(view.root),
         "task": task,
-        "optimizer": _optimizer(view.optimizer, view.root),
+        "optimizer": _optimizer(view.optimizer, view.root, warms_up=warms_up),
         "vocab": getattr(config, "vocab_size", None) or rows,
         "table_rows": rows,
         "token_rows": _token_rows(view, getattr(config, "pad_token_id", None)),
@@ -106,16 +108,23 @@ def _task(model: nn.Module) -> str | None:
     return next((task for ending, task in _TASKS if name.endswith(ending)), None)
 
 
-def _optimizer(optimizer: Optimizer | None, root: nn.Module) -> OptimizerFacts | None:
+def _optimizer(
+    optimizer: Optimizer | None, root: nn.Module, *, warms_up: bool
+) -> OptimizerFacts | None:
     if optimizer is None:
         return None
-    group = optimizer.param_groups[0]
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    if warms_up:
+        groups = [group | {"lr": group.get("initial_lr", group.get("lr"))} for group in groups]
+    group = groups[0]
     name = type(optimizer).__name__
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     betas = group.get("betas")
     return OptimizerFacts(
         name=name,
         lr=_number(group.get("lr")),
+        scheduled=_number(group.get("initial_lr")),
+        step=longest_step(name, groups),
         eps=_number(group.get("eps")),
         betas=(float(betas[0]), float(betas[1])) if betas and len(betas) == 2 else None,
         weight_decay=_number(group.get("weight_decay")),

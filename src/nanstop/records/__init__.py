@@ -32,6 +32,7 @@ from nanstop.records.facts import (
     RangeRow,
     RunFacts,
     StateFault,
+    StepLength,
     TokenRows,
     UpdateRow,
 )
@@ -177,6 +178,7 @@ __all__ = [
     "StateFault",
     "StateRow",
     "StepId",
+    "StepLength",
     "TensorScan",
     "TensorStats",
     "TokenRows",

@@ -55,10 +55,28 @@ class StateFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepLength:
+    """The group of parameters whose weights are the smallest beside its learning rate.
+
+    ``weight``: the size of a typical one (root mean square), in the tensors whose size carries a signal. ``length``: by
+    how much a step moves a weight, where it moves each by the rate, or by that share of the weights' size.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    lr: float
+    length: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     lr: float | None = None
+    scheduled: float | None = None
+    """The rate that a schedule multiplies, None where there is none."""
+    step: StepLength | None = None
+    """None where no weight has a size to compare."""
     eps: float | None = None
     betas: tuple[float, float] | None = None
     weight_decay: float | None = None

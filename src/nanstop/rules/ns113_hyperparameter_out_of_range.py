@@ -47,18 +47,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
+from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts, StepLength
 from nanstop.rules.base import Rule
 from nanstop.rules.reading import counted, standing
-
-TYPICAL_WEIGHT = 0.02
-"""Spread of the weights of a language model: what most of them are initialised with."""
 
 PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
 """Parameters and peak learning rate of GPT-3 (Brown et al., 2020, table 2.1)."""
 
 MOVES_BY_THE_RATE = ("adam", "lion", "adafactor")
 """Optimizers that divide the gradient by its own size or take its sign: a step is the rate, whatever the gradient is."""
+
+LONG, VERY_LONG = 0.5, 5.0
+"""Steps in sizes of a typical weight: of a language model, and of any."""
 
 TIMES_PUBLISHED = 10.0
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
@@ -98,29 +98,48 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     if optimizer is None or optimizer.lr is None:
         return
     rate, setting = optimizer.lr, f"learning rate {optimizer.lr:g}"
-    if rate == 0.0 and facts.schedule is not None:  # a loop may set its rate before each step
+    # A loop may set its rate before each step, and a schedule may begin at 0.
+    if rate == 0.0 and not optimizer.scheduled and facts.schedule is not None:
         yield Oddity("certain", setting, "no update moves anything")
     if not math.isfinite(rate):
         yield Oddity("certain", setting, "an update makes every weight NaN")
     if not any(family in optimizer.name.lower() for family in MOVES_BY_THE_RATE):
         return
-    # Small networks of other kinds have larger weights, and are trained at 0.01; so does Adafactor train, which clips.
-    usual = facts.model_type is not None and "adafactor" not in optimizer.name.lower()
-    if rate >= (TYPICAL_WEIGHT / 2 if usual else 5 * TYPICAL_WEIGHT):
-        moved = f"a step of {optimizer.name} moves each weight by about {rate:g}, typical weights are {TYPICAL_WEIGHT:g}"
-        yield Oddity("likely" if rate >= 5 * TYPICAL_WEIGHT else "possible", setting, moved)
-    elif (most := _largest_rate(facts)) is not None and rate > most:
-        effect = f"models of this size were trained from scratch at {most / TIMES_PUBLISHED:.1g}"
-        yield Oddity("possible", setting, effect)
+    too_long = list(_step(facts, optimizer.name, optimizer.step))
+    yield from too_long
+    most = _largest_rate(facts)
+    if not too_long and most is not None and rate > most:
+        effect = f"models of this kind were trained from scratch at {most / TIMES_PUBLISHED:.1g}"
+        yield Oddity("likely" if rate > TIMES_PUBLISHED * most else "possible", setting, effect)
+
+
+def _step(facts: RunFacts, name: str, step: StepLength | None) -> Iterator[Oddity]:
+    """Yield a step that is long beside the weights that there are."""
+    if step is None:
+        return
+    # Networks of other kinds are trained with steps of half their weights' size; so does Adafactor train, which clips.
+    usual = facts.model_type is not None and "adafactor" not in name.lower()
+    if step.length >= (LONG if usual else VERY_LONG) * step.weight:
+        moved = f"a step of {name} moves each weight by about {step.length:.2g}, typical weights here are {step.weight:.1g}"
+        sure = step.length >= VERY_LONG * step.weight
+        yield Oddity("likely" if sure else "possible", f"learning rate {step.lr:g}", moved)
 
 
 def _largest_rate(facts: RunFacts) -> float | None:
-    """Return ten times the published rate for as many trained parameters; None below the smallest that is published."""
-    trained = sum(group.num_elements for group in facts.param_groups if group.trainable)
-    if facts.adapter is not None or trained < PRETRAINING_RATES[0][0]:
+    """Return ten times the published rate for as many trained parameters; None below the smallest that is published.
+
+    Of a language model whose weights are not there yet, that of the smallest.
+    """
+    optimizer, groups = facts.optimizer, facts.param_groups
+    if optimizer is None or "adafactor" in optimizer.name.lower():
+        return None
+    trained = sum(group.num_elements for group in groups if group.trainable)
+    unseen = optimizer.step is None and not any(group.num_elements for group in groups)
+    large = facts.adapter is None and trained >= PRETRAINING_RATES[0][0]
+    if not large and not (unseen and facts.model_type is not None):
         return None
     rates = [rate for size, rate in PRETRAINING_RATES if size <= trained]
-    return TIMES_PUBLISHED * rates[-1]
+    return TIMES_PUBLISHED * (rates or [PRETRAINING_RATES[0][1]])[-1]
 
 
 def _warm_up(facts: RunFacts) -> Iterator[Oddity]:

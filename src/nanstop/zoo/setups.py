@@ -102,8 +102,8 @@ def scored(head: str) -> Specimen:
 
 
 def adam_at(rate: float) -> Specimen:
-    """Four steps of Adam at this learning rate, from weights of 0.02."""
-    model = Model(layer=diagonal(0.02))
+    """Four steps of Adam at this learning rate, from weights of 0.1."""
+    model = Model(layer=diagonal(0.1))
     return Specimen(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=rate),

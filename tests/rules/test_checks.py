@@ -25,6 +25,7 @@ from nanstop.records import (
     ResumeFacts,
     RunFacts,
     ScheduleFacts,
+    Series,
     Signal,
     SourceLine,
     StepLength,
@@ -126,6 +127,14 @@ def lora(**fields):
 
 def adamw(lr, **fields):
     return OptimizerFacts(name="AdamW", lr=lr, eps=1e-8, **fields)
+
+
+def still(norms, elsewhere, at=None):
+    """Gradient norms, and the largest gradient that was seen with other weights, in the last step by default."""
+    seen = Series(
+        name="grad_elsewhere", steps=(len(norms) - 1 if at is None else at,), values=(elsewhere,)
+    )
+    return series("grad_norm", norms), seen
 
 
 def moving(lr, weight, name="AdamW", **fields):
@@ -330,8 +339,8 @@ FIRES = [
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.0] * 3, reward=[0.5] * 3), "certain"),
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
     ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
-    ("NS701", Evidence(facts=PREFERENCE, series=(series("grad_norm", [0.0] * 4),)), "likely"),
-    ("NS701", Evidence(series=(series("grad_norm", [0.3, *[0.0] * 16]),)), "possible"),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 4, 0.0)), "likely"),
+    ("NS701", Evidence(series=still([0.3, *[0.0] * 64], 0.0)), "possible"),
     ("NS702", evidence(localization(LOG_RATIO), RunFacts(objective=POLICY)), "certain"),
     ("NS702", evidence(localization(replace(LOG_RATIO, phase="forward", module="model", source=SourceLine(file="m.py", line=1, function="f", text="ratio = (logp - old_logp).exp()")))), "certain"),
     ("NS702", logged(kl=[0.02, 31.0]), "likely"),
@@ -515,9 +524,14 @@ SILENT = [
     ("NS701", logged(frac_reward_zero_std=[1.0, 1.0, 0.5], reward_std=[0.0, 0.0, 0.1])),
     ("NS701", logged(frac_reward_zero_std=[0.5, 1.0], reward_std=[0.1, 0.0])),
     ("NS701", Evidence(facts=GRPO, series=(series("loss_logged", [0.0] * 8), series("grad_norm", [0.4] * 8)))),
-    ("NS701", Evidence(series=(series("grad_norm", [0.3, 0.0, 0.0, 0.0, 0.0]),))),
-    ("NS701", Evidence(facts=FP16, series=(series("grad_norm", [0.0] * 8),))),
-    ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, num_reached=0)), series=(series("grad_norm", [0.0] * 8),))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.3, 0.0, 0.0, 0.0, 0.0], 0.0))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 80, 0.01))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 80, math.nan))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0, 0.0, 0.3, *[0.0] * 80], 0.0, at=1))),
+    ("NS701", Evidence(facts=PREFERENCE, series=(series("grad_norm", [0.0] * 80),))),
+    ("NS701", Evidence(series=still([0.0] * 63, 0.0))),
+    ("NS701", Evidence(facts=FP16, series=still([0.0] * 80, 0.0))),
+    ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, num_reached=0)), series=still([0.0] * 80, 0.0))),
     ("NS702", evidence(localization(EXPONENTIAL))),
     ("NS702", evidence(localization(LOG_RATIO))),
     ("NS702", logged(kl=[0.02, 0.4, -1.5, 6.0])),

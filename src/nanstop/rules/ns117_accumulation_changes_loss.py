@@ -33,7 +33,8 @@ Changes training: the gradient becomes that of the whole batch. A learning rate 
 
 ## Not to be confused with
 NS113, a learning rate that is out of range as written. NS503, rows without any supervised token. Losses that are a mean
-over rows or pairs (DPO, reward models): those do not depend on the split while the micro-batches are of one size.
+over rows or pairs (DPO, reward models): those do not depend on the split while the micro-batches are of one size. Two
+losses of one step, as of real and of generated samples: they are no pieces of one batch, and are not told.
 
 ## References
 - https://github.com/huggingface/transformers/issues/24725

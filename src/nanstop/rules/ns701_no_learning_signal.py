@@ -29,6 +29,8 @@ All of these change training: from nothing to something.
 ## Not to be confused with
 NS802: a loss of 0 with rewards that differ and a gradient that is not 0. NS114: no path leads from the loss to the weights.
 NS303: the gradient exists in float32 and is flushed to zero in float16. NS113: `num_generations=1`.
+A loss that is at its least for now, as that of a value network of zeros before its first reward: with other weights it
+has a gradient. That is tried first.
 
 ## References
 - https://github.com/huggingface/trl/issues/3857
@@ -46,6 +48,8 @@ FROM_THE_START = 4
 """Steps without any difference from which a run that never had one is told of it."""
 LATER = 16
 """The same of a run that has had some: rewards that are rarely won may pause."""
+OF_ANY = 64
+"""Updates without a gradient after which a loop is told, whose objective is not known: its first reward may be late."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -78,14 +82,21 @@ def _no_gradient(evidence: Evidence) -> Diagnosis | None:
     facts = standing(evidence)
     path = facts.gradient_path
     reached = path is None or path.num_reached != 0
+    asks = facts.objective is not None
+    least = (FROM_THE_START if always else LATER) if asks else OF_ANY
     # A scaler that is too low, and float16, flush gradients to zero: another finding.
-    if num_steps < (FROM_THE_START if always else LATER) or not reached or _may_flush(evidence):
+    if num_steps < least or not reached or _may_flush(evidence):
+        return None
+    since = next((step for step, norm in reversed(norms) if norm != 0.0), -1)
+    elsewhere = [value for step, value in series_values(evidence, "grad_elsewhere") if step > since]
+    # What has a gradient with other weights is at its least now: a fit, or a value network before its first reward.
+    if not elsewhere or elsewhere[-1] != 0.0:
         return None
     return Diagnosis(
         code="NS701",
         title="the objective has no gradient",
-        cause=f"the gradient norm was exactly 0 in {counted(num_steps, 'update')} in a row",
-        confidence="likely" if facts.objective is not None else "possible",
+        cause=f"the gradient was exactly 0 in {counted(num_steps, 'update')} in a row, and is with other weights, too",
+        confidence="likely" if asks else "possible",
         lines=("look for advantages, weights or masks of the loss that are all 0",),
         where="gradient",
     )

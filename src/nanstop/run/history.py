@@ -66,6 +66,11 @@ class History:
             kept = (row for row in rows if row[0] != step)
             self._rows[name] = deque(kept, maxlen=rows.maxlen)
 
+    def last(self, name: str) -> Any:
+        """Return the last value of a series as it was added, None where there is none."""
+        rows = self._rows.get(name)
+        return rows[-1][1] if rows else None
+
     def records(self) -> tuple[Series, ...]:
         """Return every series as a record. Synchronises the device where values lie on one."""
         return self._records(None)

@@ -34,6 +34,7 @@ from nanstop.run.history import WHOLE, History
 from nanstop.run.policy import Policy
 from nanstop.run.resolution import Resolution
 from nanstop.run.sampled_ranges import SampledRanges
+from nanstop.run.standstill import ELSEWHERE, Standstill
 from nanstop.run.store import Store
 from nanstop.run.summary import Summary, by_weight, finding_row, summary_row
 
@@ -87,6 +88,7 @@ class Session:
         self._began = clock()
         self._gauge = Gauge(view, clock)
         self._looks = EarlyLooks(view)
+        self._standstill = Standstill()
         self._adopted = ExitStack()
         self._in_force: tuple[Atom, ...] = ()
         self._steps = 0
@@ -181,6 +183,7 @@ class Session:
     def before_update(self, step: Step) -> None:
         """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
         self._window = step.id
+        self._standstill.note(self.series.last("grad_norm"))
         self._arrived(self._looks.arrived(self.facts, step), step.id)
         share = self._looks.replaced(step.view)
         if share > 0.0:
@@ -194,6 +197,7 @@ class Session:
     def gauge_due(self, step: int) -> bool:
         """Return whether a healthy micro-batch should be run once more for a closer look."""
         due = self._ranges.due(step) or self._gauge.wide_due(self.facts)
+        due = due or self._standstill.due(self.facts)
         return due or self._looks.due(step, self.facts)
 
     def gauge(self, step: Step) -> None:
@@ -204,6 +208,8 @@ class Session:
                 self._ranges.take(step)
             if self._gauge.wide_due(self.facts):
                 place = self._gauge.wide(step)
+            if self._standstill.due(self.facts):
+                self.series.add(ELSEWHERE, step.id.step, self._standstill.take(step))
             if self._looks.due(step.id.step, self.facts):
                 self._look(lambda: self._looks.again(step, self.facts))
         except Exception as error:  # an instrument must not end a healthy run

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanstop.zoo.parts import Model, diagonal, ones
 from nanstop.zoo.specimen import Batch, Specimen, run_plain
 
-NUM_STEPS = 5
+NUM_STEPS = 64
 
 
 def _policy(value: float = 0.5) -> Model:

@@ -108,7 +108,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "947f8ab3d4a36f00")
+REPORT_FORM = (1, "be955b14d534ff55")
 
 
 def test_names():

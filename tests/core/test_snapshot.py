@@ -232,6 +232,25 @@ class TestKeeper:
         assert keeper.rewind() is None
         assert "bytes of batches" in keeper.reason
 
+    def test_a_later_snapshot_uses_the_memory_of_the_one_before(self):
+        run = Training()
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
+        places = []
+        for step in range(3):
+            if step == 2:
+                run.model.bias.data = torch.zeros(8, dtype=torch.float64)
+            keeper.before_update(run.trainable, Window(step))
+            before = run.state()
+            places.append({n: k.copy.data_ptr() for n, k in keeper.snapshot.parameters.items()})
+            if step < 2:
+                run.update()
+        assert places[0] == places[1]
+        assert places[1]["weight"] == places[2]["weight"]
+        assert keeper.snapshot.parameters["bias"].copy.dtype == torch.float64
+        run.model.weight.data.zero_()
+        keeper.rewind().restore()
+        assert run.state() == before
+
     def test_broken_weights_are_not_even_copied(self):
         run = Training()
         run.model.weight.data[0] = float("nan")

@@ -14,6 +14,7 @@ import torch
 from loop_scripts import run_script
 from nanstop.adapters.facts import facts_of_loop
 from nanstop.adapters.plain_view import PlainView
+from nanstop.core import flight
 from nanstop.core.snapshot import SnapshotKeeper, Trainable
 from nanstop.records import Evidence, RunFacts, Series, StepId
 from nanstop.rules.diagnose import examine
@@ -140,7 +141,7 @@ class FakeStep:
 
 
 def test_a_step_of_a_session_costs_and_holds_as_much_at_its_end_as_at_its_beginning(tmp_path):
-    early, late = 1500, 6000
+    early, late = 1500, 4000
     looks, net = Looks(early, late), torch.nn.Linear(4, 4)
     net(torch.ones(1, 4)).sum().backward()
     optimizer = torch.optim.AdamW(net.parameters())
@@ -169,3 +170,15 @@ def test_a_step_of_a_loop_costs_and_holds_as_much_at_its_end_as_at_its_beginning
     looks = Looks(1100, 10_000)
     watched(tmp_path, looks, 10_000 + NUM_LOOKS)
     looks.are_alike()
+
+
+def test_a_script_that_makes_modules_in_every_step_fills_no_memory(monkeypatch):
+    monkeypatch.setattr(flight, "MAX_PLACES", 40)
+    notes, made = [], []
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    with flight.FlightRecorder(lambda *op: notes.append(op[2]) or 0, lambda _: None) as recorder:
+        for _ in range(200):
+            made.append(torch.nn.ReLU())
+            made[-1](net(torch.ones(1, 4)))
+    assert len(recorder._places._names) <= 50
+    assert notes[-4:].count("0") + notes[-4:].count("1") >= 2

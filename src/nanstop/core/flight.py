@@ -91,14 +91,18 @@ class _RunPlaces(Places):
     def __init__(self) -> None:
         super().__init__(nn.Module())
         self._has_model = False
+        self._first: dict[int, str] = {}
 
     def _adopt(self, module: nn.Module) -> None:
         if self._has_model or next(module.children(), None) is None:
+            if len(self._names) > MAX_PLACES:  # a script that makes modules in every step
+                self._names = dict(self._first)
             super()._adopt(module)
             return
         self._has_model = True
         for name, part in module.named_modules():
             self._names.setdefault(id(part), name)
+        self._first = dict(self._names)
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
         super()._left(module, args, output)

@@ -7,7 +7,7 @@ experiment tells them apart: a micro-batch run again, undone, with other weights
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,7 @@ class Standstill:
 
 @contextmanager
 @torch.no_grad()
-def _moved(parameters: list[Tensor]) -> Iterator[int]:
+def _moved(parameters: Sequence[Tensor]) -> Iterator[int]:
     """Have other weights inside, in storages of their own; yield how many."""
     generator, left = torch.Generator().manual_seed(0), MOST_MOVED
     held: list[tuple[Tensor, Tensor]] = []

@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all lint format bench architectures scoreboard scoreboard-peers clean
+.PHONY: demo test test-all test-machines lint format bench architectures scoreboard scoreboard-peers clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(PY) -m pytest -q -W error -n 2 --dist loadfile -m "not gpu"
+
+# Of the last commit, in five clones: folders of any name, kernels of other CPUs, two threads, other seeds.
+test-machines: $(VENV)/.dev
+	$(PY) tools/test_machines.py
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks

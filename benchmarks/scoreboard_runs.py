@@ -142,11 +142,11 @@ def environment() -> dict[str, str]:
 
 def _injection() -> dict[str, str]:
     """Return what makes a process follow torch as those below ``nanstop run`` do."""
-    from nanstop.run.opening import INJECTION
+    from nanstop.run.opening import injection
 
     return {
         "NANSTOP_RUN": "warm",
-        "PYTHONPATH": os.pathsep.join((str(INJECTION), environment()["PYTHONPATH"])),
+        "PYTHONPATH": os.pathsep.join((str(injection()), environment()["PYTHONPATH"])),
     }
 
 

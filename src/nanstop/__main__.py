@@ -7,6 +7,9 @@ import sys
 
 def main() -> int:
     """Run the command line and return its exit code. No exception leaves."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a console need not have every letter
     words = sys.argv[1:]
     if words[:1] != ["run"] or words[1:2] == [] or words[1].startswith("-"):
         from nanstop import cli

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nanstop.rules import catalogue
 from nanstop.rules.base import Rule
-from nanstop.rules.catalogue import CATALOGUE
 from nanstop.suggest import unknown
 
 LANGUAGES = ("en", "zh")
@@ -24,10 +24,10 @@ def find_rule(code: str) -> Rule:
 
     Errors: ``NanstopError`` NS001 for one that does not exist, with the nearest.
     """
-    for rule in CATALOGUE:
+    for rule in catalogue.CATALOGUE:
         if code.upper() == rule.code or code.lower() == rule.slug:
             return rule
-    names = [name for rule in CATALOGUE for name in (rule.code, rule.slug)]
+    names = [name for rule in catalogue.CATALOGUE for name in (rule.code, rule.slug)]
     raise unknown("finding", code.upper() if code[:2].upper() == "NS" else code, names)
 
 
@@ -42,7 +42,7 @@ def page(rule: Rule, lang: str = "en") -> Page:
         return Page(rule.title, rule.page.strip())
     from importlib.resources import files
 
-    file = files("nanstop.rules") / lang / f"{rule.code}.md"
+    file = files(catalogue.__package__) / lang / f"{rule.code}.md"
     heading, _, text = file.read_text(encoding="utf-8").partition("\n")
     return Page(heading.partition(": ")[2], text.strip())
 

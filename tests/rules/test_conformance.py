@@ -158,7 +158,8 @@ def test_fault_shows_its_sign_and_the_twin_does_not(code):
 def test_twin_trains_without_any_failure(code):
     run = run_plain(ZOO[code].healthy())
     assert run.healthy
-    assert run.num_nonzero_gradients > 0
+    # One that is 0 in theory is of the size of rounding, or 0, as the machine has it.
+    assert run.largest_gradient > 1e-5
 
 
 @pytest.mark.parametrize("code", [code for code in ZOO if code not in HEALTHY_WITHOUT_FAILURE])

@@ -78,6 +78,17 @@ def test_long_names_and_many_operands_fit(tmp_path):
     assert set(op.operands[:-1]) <= set(many)
 
 
+@pytest.mark.parametrize(
+    ("folder", "read_as"),
+    [("/home/" + "deep/" * 70, "/home/" + "deep/" * 70), ("/家/" + "很深的文件夹/" * 40, "")],
+)
+def test_half_a_path_is_never_given_for_a_path(tmp_path, folder, read_as):
+    file = FlightFile(tmp_path / "1.flight", num_ops=2)
+    file.op("forward", "aten.mm", "", f"{folder}train.py:7 forward", ())
+    (op,) = read(file.path).ops
+    assert op.source == f"{read_as}train.py:7 forward"
+
+
 def test_the_end_is_noted(tmp_path):
     file = FlightFile(tmp_path / "1.flight")
     file.ended("OutOfMemoryError", "CUDA out of memory. " + "x" * 5000)

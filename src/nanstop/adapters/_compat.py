@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,12 @@ def free_host_bytes() -> int:
         with Path("/proc/meminfo").open(encoding="ascii") as lines:
             fields = dict(line.split(":", 1) for line in lines)
         return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        return pages * size
+    except (OSError, KeyError, ValueError):  # another system than Linux
+        try:
+            import psutil  # accelerate needs it
+        except ImportError:
+            return 0
+        return psutil.virtual_memory().available
 
 
 def declared_dtype(config: Any) -> str | None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nanstop.adapters.audit_parts import Reads, is_torchs
+from nanstop.core.own_code import lies_in
 
-_UPDATERS = tuple(
-    str(Path(torch.__file__).parent / name) for name in ("optim", "amp/grad_scaler.py")
-)
+_UPDATERS = ("torch.optim", "torch.amp.grad_scaler")
 
 Key = tuple[str, str, int]
 """A call: function, caller's line, and how often it came before in this micro-batch."""
@@ -98,7 +95,7 @@ def _is_loss(result: Any) -> bool:
 def _is_updating(frame: FrameType | None) -> bool:
     """Return whether an optimizer or a loss scaler is at work."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_UPDATERS):
+        if lies_in(frame.f_code.co_filename, *_UPDATERS):
             return True
         frame = frame.f_back
     return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -18,8 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from nanstop.adapters import OWN
 from nanstop.adapters.table import Table
+from nanstop.core.numerics import in_float64
+from nanstop.core.own_code import is_library, is_own, lies_in
 from nanstop.records import Injected
 
 LOSSES: Mapping[Injected, float] = {"nan_loss": float("nan"), "inf_loss": float("inf")}
@@ -55,10 +55,6 @@ _READERS = frozenset(
     ]
 )
 _MENDERS = frozenset(("nan_to_num", "nan_to_num_"))
-_PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
-_LIBRARIES = tuple({OWN, *(sysconfig.get_path(name) for name in _PATHS)})
-_TORCH = str(Path(torch.__file__).parent)
-_WRAPPERS = tuple(str(Path(_TORCH, name)) for name in ("_tensor.py", "overrides.py"))
 
 
 class PoisonedLoss(torch.autograd.Function):
@@ -112,7 +108,8 @@ def distance(parameters: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
     """Return how far the finite elements have gone at most. Synchronises the device."""
     far = 0.0
     for name, parameter in parameters.items():
-        gone = (parameter.detach().double() - before[name].to(parameter.device).double()).abs()
+        now = in_float64(parameter.detach())
+        gone = (now - in_float64(before[name]).to(now.device)).abs()
         gone = gone[gone.isfinite()]
         far = max(far, float(gone.max()) if gone.numel() else 0.0)
     return far
@@ -210,20 +207,18 @@ class Reads(TorchFunctionMode):
 
 def users_line(frame: FrameType | None) -> str:
     """Return ``FILE:LINE`` of the code that called torch, or nothing where a library did, torch itself included."""
-    while frame is not None and frame.f_code.co_filename.startswith(_WRAPPERS):
+    while frame is not None and lies_in(
+        frame.f_code.co_filename, "torch._tensor", "torch.overrides"
+    ):
         frame = frame.f_back
-    if frame is None or _is_library(frame.f_code.co_filename):
+    if frame is None or is_library(frame.f_code.co_filename):
         return ""
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def is_torchs(name: str) -> bool:
     """Return whether a file belongs to torch, or to nanstop that stands in for it."""
-    return name.startswith((_TORCH, OWN))
-
-
-def _is_library(name: str) -> bool:
-    return name.startswith((*_LIBRARIES, _TORCH, "<frozen")) or "site-packages" in name
+    return is_own(name) or lies_in(name, "torch")
 
 
 def _is_bad(value: Any) -> bool:

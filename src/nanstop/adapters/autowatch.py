@@ -17,9 +17,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from nanstop.adapters import OWN
 from nanstop.adapters.script_warnings import show_at_script
 from nanstop.adapters.table import Table
+from nanstop.core.own_code import is_own
 
 OpenSession = Callable[[Any, Any], Any]
 """Called with (view, facts) when training is about to begin; returns a session."""
@@ -238,7 +238,7 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
 def _without_own(traceback: TracebackType | None) -> TracebackType | None:
     kept = []
     while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(OWN):
+        if not is_own(traceback.tb_frame.f_code.co_filename):
             kept.append(traceback)
         traceback = traceback.tb_next
     for each, following in zip(kept, [*kept[1:], None], strict=False):

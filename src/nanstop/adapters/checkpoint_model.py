@@ -136,7 +136,7 @@ def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, T
     Errors: ``NanstopError`` that names the line for what is no id of the vocabulary.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise NanstopError(f"cannot read {path}: {error}") from error
     found = [

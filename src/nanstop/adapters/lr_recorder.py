@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from nanstop.adapters.table import Table
 from nanstop.run.files import write_whole
 from nanstop.run.lr_range import VARIABLE, SweepPlan
-from nanstop.run.lr_sweep import set_rates, shares_of
+from nanstop.run.lr_sweep import set_rates, shares_of, sweep
 from nanstop.search.lr_range import has_diverged, rates
 
 _WRITERS = (
@@ -30,6 +30,8 @@ _WRITERS = (
     ("accelerate", "Accelerator", "save_model"),
 )
 """(module, class or nothing, name) of what writes weights; looked for where the module is imported."""
+
+_BY_HAND = "(step, model, optimizer) tests a step of your own"
 
 
 def planned() -> SweepPlan:
@@ -66,6 +68,7 @@ class LrRecorder:
     def write(self) -> None:
         """Write what was measured as JSON; losses are strings, as non-finite ones have to be."""
         measured = {"losses": [repr(loss) for loss in self.losses], "problem": self.problem}
+        measured["hint"] = f"{sweep.__module__}.{sweep.__name__}{_BY_HAND}"
         write_whole(Path(self.plan.out), json.dumps(measured).encode())
 
 

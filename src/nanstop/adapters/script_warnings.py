@@ -5,14 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from nanstop.adapters import OWN
-
-_RECORDER = str(Path(__file__).with_name("tape.py"))
-_RECORDING = "nanstop.adapters.tape"
+from nanstop.core.own_code import is_own
 
 
 def show_at_script(
@@ -27,14 +23,15 @@ def show_at_script(
     """Stand in for ``warnings.showwarning``; ``shown`` is what it was.
 
     C code warns at the innermost Python frame: that of the recorder, which hands the op on. The warning is given once
-    more at the frame before it, under the filters and the registry of the module there.
+    more at the script's frame before it, under the filters and the registry of the module there.
     """
-    frame = _caller() if filename == _RECORDER else None
-    if frame is None:
+    warned = _innermost(sys._getframe(1), filename.__eq__) if is_own(filename) else None
+    frame = _innermost(warned, lambda file: not is_own(file))
+    if warned is None or frame is None:
         shown(message, category, filename, lineno, *rest, **options)
         return
     # What was shown once at the recorder's line has not been shown at every line that it stands for.
-    vars(sys.modules[_RECORDING]).get("__warningregistry__", {}).clear()
+    warned.f_globals.get("__warningregistry__", {}).clear()
     warnings.warn_explicit(
         message,
         category,
@@ -45,12 +42,8 @@ def show_at_script(
     )
 
 
-def _caller() -> FrameType | None:
-    """Return the innermost frame that is neither nanstop's nor that of the ``warnings`` module."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(OWN) and file != warnings.__file__:
-            return frame
+def _innermost(frame: FrameType | None, wanted: Callable[[str], bool]) -> FrameType | None:
+    """Return the innermost frame from this one on whose file is wanted."""
+    while frame is not None and not wanted(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame

@@ -7,7 +7,6 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
 from inspect import CO_OPTIMIZED
 from types import CodeType, FunctionType
 from typing import Any
@@ -15,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.core.own_code import is_wrapper
 from nanstop.core.rng import RngState, restore_rng
 
 by_torch_alone = torch._C.DisableTorchFunction
 """Reading a tensor's attributes is a call that function modes of the script would see."""
-
-_LIBRARIES = (torch.__path__[0], "/nanstop/", "/accelerate/", "/transformers/utils/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ def user_line() -> tuple[CodeType, int] | None:
     """Return code and line of the innermost frame that belongs to the script."""
     frame = sys._getframe(1)
     while frame is not None:
-        if _is_script(frame.f_code.co_filename):
+        if not is_wrapper(frame.f_code.co_filename):
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
@@ -173,7 +171,7 @@ def variable_names() -> dict[int, str]:
     found: dict[int, str] = {}
     frame = sys._getframe(1)
     while frame is not None:
-        if _is_script(frame.f_code.co_filename):
+        if not is_wrapper(frame.f_code.co_filename):
             variables = frame.f_locals
             for name, value in variables.items():
                 entries = value.items() if type(value) is dict else ((name, value),)
@@ -185,11 +183,6 @@ def variable_names() -> dict[int, str]:
                 variables.clear()
         frame = frame.f_back
     return found
-
-
-@lru_cache(maxsize=1024)
-def _is_script(file: str) -> bool:
-    return not any(part in file for part in _LIBRARIES)
 
 
 def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:

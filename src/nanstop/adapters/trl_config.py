@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nanstop.adapters import _compat
 from nanstop.adapters.options import objective_of, planned_optimizer, precision_of, schedule_of
+from nanstop.core import accelerator
 from nanstop.errors import NanstopError
 from nanstop.records import AdapterFacts, HeadFacts, ParamGroup, QuantizedFacts, RunFacts
 from nanstop.run.environment import environment
@@ -97,7 +96,7 @@ def _launch_options() -> set[str]:
 def _parsed(path: Path, parser: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the training arguments and the model's config, made by TRL's own parser."""
     given = {key: value for key, value in settings.items() if key not in _OWN}
-    if not torch.cuda.is_available():
+    if accelerator.kind() is None:
         given["use_cpu"] = True  # options that this machine has no device for are not refused here
     said = io.StringIO()
     try:
@@ -136,7 +135,7 @@ def _facts(command: str, args: Any, model: Any, *, uses_cpu: bool) -> RunFacts:
         model_type=saved.get("model_type"),
         declared_dtype=_compat.dtype_of(saved),
         nan_inf_filter=bool(args.logging_nan_inf_filter),
-        device="cpu" if uses_cpu else "cuda" if torch.cuda.is_available() else "",
+        device="cpu" if uses_cpu else accelerator.kind() or "",
         precision=precision_of(args),
         quantized=quantized,
         adapter=_adapter(model) if adapted else None,

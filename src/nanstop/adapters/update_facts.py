@@ -75,7 +75,9 @@ def resumed_from(
 
 def _step_of(place: Path) -> int:
     try:
-        return int(json.loads((place / "trainer_state.json").read_text())["global_step"])
+        return int(
+            json.loads((place / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 

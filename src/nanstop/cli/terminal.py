@@ -53,7 +53,7 @@ def crashed(error: Exception) -> int:
     details = "".join(traceback.format_exception(error))
     try:
         handle, place = tempfile.mkstemp(prefix="nanstop-bug-", suffix=".txt")
-        with os.fdopen(handle, "w") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(f"{shlex.join(sys.argv)}\n{details}")
     except OSError:
         place = "nowhere: no temporary file could be written"

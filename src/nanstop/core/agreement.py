@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.core.eager import eager
-from nanstop.core.numerics import floats, format_name, has_bad
+from nanstop.core.numerics import floats, format_name, has_bad, in_float64
 from nanstop.core.probe import Formats
 from nanstop.core.step import Step
 from nanstop.records import GradientRow, LogitGap
@@ -150,8 +150,9 @@ def gradient_rows(
 
 
 def _gradient_row(name: str, exact: Tensor, kept: Tensor, dtype: str, scale: float) -> GradientRow:
+    exact = in_float64(exact)
     nonzero = (exact != 0) & exact.isfinite()
-    unscaled = exact.double() / scale
+    unscaled, kept = exact / scale, kept.to(exact.device)
     rounded = unscaled.to(getattr(torch, dtype))
     counts = [nonzero, nonzero & (kept == 0), nonzero & (rounded == 0)]
     num_nonzero, flushed, flushed_unscaled = torch.stack([c.sum() for c in counts]).tolist()

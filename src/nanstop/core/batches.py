@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nanstop.core.numerics import in_float64
 from nanstop.core.step import Batch
 from nanstop.records import BatchFact
 
@@ -67,7 +68,7 @@ def _outlier(value: Tensor) -> tuple[int | None, float | None]:
     """
     if not value.is_floating_point() or value.dim() == 0 or value.shape[0] < _FEWEST_SAMPLES:
         return None, None
-    rows = value.reshape(value.shape[0], -1).double().nan_to_num(0.0, 0.0, 0.0)
+    rows = in_float64(value.reshape(value.shape[0], -1)).nan_to_num(0.0, 0.0, 0.0)
     if rows.shape[1] == 0:
         return None, None
     largest = rows.abs().amax(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from nanstop.core import optable
 from nanstop.core.eager import eager
 from nanstop.core.localize import Scene, known_tensors
-from nanstop.core.numerics import format_name
+from nanstop.core.numerics import format_name, in_float64
 from nanstop.core.step import Step
 from nanstop.core.trace import Op, Recorder, Trace, Value
 from nanstop.records import CoarseRow
@@ -61,9 +61,9 @@ class _Counts:
         self.exact: set[int] = set()
 
     def __call__(
-        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        exact = _exact(optable.traits(func).base, args, kwargs)
+        exact = _exact(optable.traits(func).base, args)
         if exact is None:
             return None
 
@@ -72,20 +72,21 @@ class _Counts:
                 return
             if result.numel() != exact.numel():
                 return
-            kept = result.double().flatten()
-            if torch.equal(kept, exact.flatten()):
+            kept = in_float64(result).flatten()
+            meant = exact.to(kept.device).flatten()
+            if torch.equal(kept, meant):
                 self.exact.add(index)
             elif kept.unique().numel() < exact.unique().numel():
-                off = (kept - exact.flatten()).abs().nan_to_num(posinf=float(exact.abs().max()))
+                off = (kept - meant).abs().nan_to_num(posinf=float(exact.abs().max()))
                 self.seen[index] = (float(exact.abs().max()), float(off.max()))
 
         return done
 
 
-def _exact(base: str, args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+def _exact(base: str, args: Any) -> Tensor | None:
     """Return the whole numbers, in float64, that an op is about to write; None if it writes no such thing."""
     if base == "arange":
-        return torch.arange(*args[:3], dtype=torch.float64, device=kwargs.get("device"))
+        return torch.arange(*args[:3], dtype=torch.float64, device="cpu")
     source = args[0] if args and isinstance(args[0], Tensor) else None
     if base == "copy_" and len(args) > 1:
         source = args[1] if isinstance(args[1], Tensor) else None
@@ -93,9 +94,9 @@ def _exact(base: str, args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
         return None
     if base in optable.CASTS:
         whole = not source.is_floating_point() and not source.is_complex()
-        return source.double() if whole and source.dtype is not torch.bool else None
+        return in_float64(source) if whole and source.dtype is not torch.bool else None
     if base == "cumsum" and source.dtype in (*_HALF, torch.bool):
-        wide = source.double()
+        wide = in_float64(source)
         return wide.cumsum(args[1]) if bool((wide == wide.round()).all()) else None
     return None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanstop.core import optable
 from nanstop.core.eager import eager
 from nanstop.core.localize import Scene, known_tensors
-from nanstop.core.numerics import floats, format_name
+from nanstop.core.numerics import floats, format_name, in_float64
 from nanstop.core.probe import Under, keyed
 from nanstop.core.step import Step
 from nanstop.core.trace import Op, Recorder
@@ -93,10 +93,10 @@ class _Look:
 def _sample(values: Tensor) -> Tensor:
     flat = values.flatten()
     if flat.numel() <= _NUM_SAMPLES:
-        return flat.double()
+        return in_float64(flat)
     generator = torch.Generator().manual_seed(flat.numel())
     places = torch.randint(flat.numel(), (_NUM_SAMPLES,), generator=generator)
-    return flat[places.to(flat.device)].double()
+    return in_float64(flat[places.to(flat.device)])
 
 
 def _compared(op: Op, own: Samples, wide: Samples) -> DriftRow | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -34,6 +35,21 @@ def widened(formats: Iterable[torch.dtype]) -> dict[torch.dtype, torch.dtype]:
     if short:
         return dict.fromkeys(present & (short | {torch.bfloat16}), torch.float32)
     return dict.fromkeys(present, torch.float64)
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64: MPS does not."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, on the host where its device has none."""
+    return (tensor if has_float64(tensor.device) else tensor.cpu()).double()
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -105,7 +121,7 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():
         absmax, zeros = (
-            values.to(torch.float64).abs().max(),
+            in_float64(values).abs().max(),
             values.numel() - values.count_nonzero(),
         )
         return TensorStats(**known, absmax=float(absmax), zeros=int(zeros), name=name)

@@ -6,10 +6,8 @@ node, whose sequence number was given out when the forward op was dispatched.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,6 +16,8 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn.modules import module as hooks
 
+from nanstop.core.own_code import is_wrapper
+
 _sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 current_node = torch._C._current_autograd_node
 graph_task = torch._C._current_graph_task_id
@@ -25,11 +25,6 @@ graph_task = torch._C._current_graph_task_id
 _ENGINE = "_engine_run_backward"
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _MODULE_CALL = hooks.Module._call_impl.__code__
-_PACKAGE = Path(__file__).parent.parent
-_OWN = tuple(str(_PACKAGE / part) for part in ("adapters", "core", "remedies", "run", "facade.py"))
-_BEGINNING = str(Path(__file__).with_name("localize.py"))
-_WRAPPERS = ("torch", "bitsandbytes", "accelerate", "transformers.utils")
-"""Packages whose frames stand around the line that a user would want to see."""
 _REACH = 2
 """How many numbers count as a node's own: a write through a view gives its second to ``CopySlices``."""
 
@@ -58,14 +53,15 @@ class Places:
         self._made: dict[tuple[int, int], Place] = {}
         self._parent: dict[int, int] = {-1: -1}
         self._recomputing = -1
-        self._is_wrapper: dict[CodeType, bool] = {}
-        self._wrapper_folders = (*_OWN, *filter(None, map(_folder, _WRAPPERS)))
+        self._beginning: CodeType | None = None
         # Several models that a script calls by itself have a holder, which is never called.
         self._called = tuple(root.children()) if type(root) is nn.Module else (root,)
         self.left_root = False
         """Whether a model has been run: what follows outside of any is the script's own."""
 
-    def attach(self) -> None:
+    def attach(self, beginning: CodeType | None = None) -> None:
+        """Follow modules from here on. ``beginning``: whose lines asked for the whole run and for none of its ops."""
+        self._beginning = beginning
         self._handles = [
             hooks.register_module_forward_pre_hook(self._entered),
             hooks.register_module_forward_hook(self._returned, always_call=True),
@@ -141,11 +137,14 @@ class Places:
         return NOWHERE
 
     def line(self) -> tuple[CodeType, int] | None:
-        """Return the innermost (code, line) that is no wrapper's; what called the replay asked for none of its ops."""
+        """Return the innermost (code, line) that is no wrapper's, up to where nanstop began the run."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename != _BEGINNING:
-            if not self._wrapper(frame.f_code):
-                return frame.f_code, frame.f_lineno
+        while frame is not None:
+            code = frame.f_code
+            if not is_wrapper(code.co_filename):
+                return code, frame.f_lineno
+            if code is self._beginning:
+                break
             frame = frame.f_back
         return None
 
@@ -161,19 +160,7 @@ class Places:
         while frame is not None and frame.f_code.co_name != _ENGINE:
             code = frame.f_code
             anew = anew or code is _MODULE_CALL or code.co_filename == _CHECKPOINT
-            if found is None and not self._wrapper(code):
+            if found is None and not is_wrapper(code.co_filename):
                 found = code, frame.f_lineno
             frame = frame.f_back
         return found, anew
-
-    def _wrapper(self, code: CodeType) -> bool:
-        known = self._is_wrapper.get(code)
-        if known is None:
-            known = self._is_wrapper[code] = code.co_filename.startswith(self._wrapper_folders)
-        return known
-
-
-def _folder(package: str) -> str:
-    module = sys.modules.get(package)
-    paths = list(getattr(module, "__path__", ()))
-    return paths[0] + os.sep if paths else ""

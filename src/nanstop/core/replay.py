@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nanstop.core import accelerator
 from nanstop.core.eager import eager
-from nanstop.core.numerics import floats, has_bad, nonfinite_names
+from nanstop.core.numerics import floats, has_bad, in_float64, nonfinite_names
 from nanstop.core.step import Batch, Step
 from nanstop.records import Fidelity, Finiteness, Replay
 
@@ -60,9 +61,10 @@ def attempt(
     began = clock()
     loss: Tensor | None = None
     error: BaseException | None = None
-    cuda = torch.cuda.is_initialized()
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
+    device = accelerator.in_use()
+    measured = hasattr(device, "max_memory_allocated")
+    if measured:
+        device.reset_peak_memory_stats()
     with step.isolated(with_update=update), under():
         try:
             if update or window:
@@ -86,7 +88,7 @@ def attempt(
         digest=digest,
         seconds=clock() - began,
         grads=kept,
-        peak_bytes=torch.cuda.max_memory_allocated() if cuda else None,
+        peak_bytes=device.max_memory_allocated() if measured else None,
     )
 
 
@@ -107,9 +109,9 @@ def _bad(loss: Tensor | None, grads: list[tuple[str, Tensor]]) -> tuple[str, ...
 
 def _digest(loss: Tensor | None, grads: list[Tensor]) -> str:
     """Return a digest of the loss and of each gradient's norm and sum, bit for bit; every NaN counts as the same."""
-    scalars = [loss.detach().sum().double()] if loss is not None else []
+    scalars = [in_float64(loss.detach().sum())] if loss is not None else []
     for part in (part for grad in grads for part in floats(grad)):
-        scalars += [torch.linalg.vector_norm(part).double(), part.sum().double()]
+        scalars += [in_float64(torch.linalg.vector_norm(part)), in_float64(part.sum())]
     values = torch.stack([s.to(scalars[0].device) for s in scalars]).tolist() if scalars else []
     packed = b"".join(b"nan" if math.isnan(v) else struct.pack("<d", v) for v in values)
     return hashlib.sha256(packed).hexdigest()[:16]

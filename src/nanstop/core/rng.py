@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.core.accelerator import random_states, set_random_states
+
 
 @dataclass(frozen=True, slots=True)
 class RngState:
-    """``torch``: uint8 CPU tensor; ``devices``: one tensor for each initialised CUDA device."""
+    """``torch``: uint8 CPU tensor; ``devices``: one tensor for each device of the accelerator in use."""
 
     torch: Tensor
     python: tuple[Any, ...]
@@ -22,13 +24,13 @@ class RngState:
 
 
 def note_rng() -> RngState:
-    """Return the state of every default generator. CUDA generators live on the host: no device synchronisation."""
+    """Return the state of every default generator. No device synchronisation."""
     numpy = sys.modules.get("numpy")
     return RngState(
         torch=torch.get_rng_state(),
         python=random.getstate(),
         numpy=numpy.random.get_state() if numpy is not None else None,
-        devices=tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else (),
+        devices=random_states(),
     )
 
 
@@ -38,5 +40,4 @@ def restore_rng(state: RngState) -> None:
     random.setstate(state.python)
     if state.numpy is not None:
         sys.modules["numpy"].random.set_state(state.numpy)
-    if state.devices:
-        torch.cuda.set_rng_state_all(list(state.devices))
+    set_random_states(state.devices)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from nanstop.records import Environment, Evidence, OpEvent, RunFacts
@@ -18,8 +17,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
-
-TABLE = Path(__file__).with_name("known_stacks.toml")
 
 _CLAUSE = re.compile(r"^(>=|<=|==|<|>)(\d+(?:\.\d+)*)$")
 _RELEASE = re.compile(r"^\d+(?:\.\d+)*")
@@ -100,7 +97,10 @@ class Stack:
 @cache
 def stacks() -> tuple[Stack, ...]:
     """Return the rows of the table, in its order."""
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["stack"]
+    from importlib.resources import files
+
+    table = files(__name__.rpartition(".")[0]) / "known_stacks.toml"
+    rows = tomllib.loads(table.read_text(encoding="utf-8"))["stack"]
     return tuple(
         Stack(
             **{name: row[name] for name in ("id", "title", "cause", "cure", "source")},

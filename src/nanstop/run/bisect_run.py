@@ -37,7 +37,7 @@ from nanstop.run.trial_store import (
     read_end,
 )
 from nanstop.search.bisect import Bisection, Request, Verdict, bisect
-from nanstop.search.isolate import ERRORS, End
+from nanstop.search.isolate import ERRORS, End, require_bounds
 
 FOLDER = "bisect"
 
@@ -88,8 +88,9 @@ def run_bisect(
 
     ``folder``: the incident folder, ``$NANSTOP_DIR`` or ``.nanstop`` by default; trials live in ``bisect`` below it.
     ``where``: name of the executor (see ``executors``). ``announce`` gets a line for each trial. Interrupted, it ends the running trials and raises ``KeyboardInterrupt``;
-    the finished ones are used again by the next call. Errors: ``NanstopError`` NS001 where trials cannot be written.
+    the finished ones are used again by the next call. Errors: ``NanstopError`` NS001 where trials cannot be written, or not be bounded here.
     """
+    require_bounds(limits.memory_bytes)
     place = (Path(folder) if folder is not None else incident_folder()).absolute() / FOLDER
     store = TrialStore(place, pair.words())
     began = time.monotonic()

@@ -181,7 +181,9 @@ def _typed() -> bool:
     """Return whether a SIGINT now comes from the terminal, which sends it to the whole foreground group."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
+    except AttributeError:  # Windows: Ctrl-C reaches every process of the console
+        return True
+    except (OSError, ValueError):
         return False
 
 

@@ -37,7 +37,7 @@ class Live:
         self.file = FlightFile(stem.with_suffix(".flight"), num_ops=num_ops)
         self.recorder: Any = None
         self._facts_path = stem.with_suffix(".facts.json")
-        self._stacks = stem.with_suffix(".stacks").open("w")
+        self._stacks = stem.with_suffix(".stacks").open("w", encoding="utf-8")
         if not faulthandler.is_enabled():  # the user's own, or PYTHONFAULTHANDLER, comes first
             faulthandler.enable(self._stacks, all_threads=True)
         if STACKS_SIGNAL > 0 and signal.getsignal(STACKS_SIGNAL) == signal.SIG_DFL:
@@ -53,7 +53,7 @@ class Live:
         rank = int(os.environ.get("RANK", "0") or 0)
         known = TrainingFacts(facts=session.facts, environment=session.environment, rank=rank)
         fresh = self._facts_path.with_suffix(".new")
-        fresh.write_text(to_json(known))
+        fresh.write_text(to_json(known), encoding="utf-8")
         fresh.replace(self._facts_path)
 
     def _beat(self, step: int | None) -> None:

@@ -24,7 +24,6 @@ VARIABLE = "NANSTOP_LR_RANGE"
 RESULT = "lr_range.json"
 
 _STDERR = 2
-_BY_HAND = "nanstop.run.lr_sweep.sweep(step, model, optimizer) tests a step of your own"
 _NO_TRAINING = (
     "nanstop waits for train() of a transformers or TRL trainer, or for a loop's optimizer steps"
 )
@@ -71,7 +70,7 @@ def lr_range(
     finally:
         measured.unlink(missing_ok=True)
     if said.get("problem"):
-        raise NanstopError(f"this loop cannot be swept: {said['problem']}", hint=_BY_HAND)
+        raise NanstopError(f"this loop cannot be swept: {said['problem']}", hint=said["hint"])
     losses = [float(each) for each in said.get("losses", ())]
     if len(losses) < 2:
         raise _nothing_measured(code, losses)

@@ -19,7 +19,7 @@ def num_oom_kills(
     mounted as the root.
     """
     try:
-        lines = membership.read_text().splitlines()
+        lines = membership.read_text(errors="replace").splitlines()
     except OSError:
         return None
     counts = []
@@ -37,7 +37,7 @@ def num_oom_kills(
 
 def _count(file: Path) -> int | None:
     try:
-        found = _COUNT.search(file.read_text())
+        found = _COUNT.search(file.read_text(errors="replace"))
     except OSError:
         return None
     return int(found.group(1)) if found else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     OpenSession = Callable[[ModelView, RunFacts], Session]
 
-INJECTION = Path(__file__).parent.parent / "adapters" / "injection"
-"""The folder that holds nothing but ``sitecustomize.py``."""
+_INJECTED = "nanstop.adapters.injection.sitecustomize"
+"""What Python imports first in every process that is watched."""
 
 FOLDER = ".nanstop"
 SERIES_VARIABLE = "NANSTOP_SERIES"
@@ -49,10 +50,18 @@ def switched_off(environment: Mapping[str, str] | None = None) -> bool:
     return given.get("NANSTOP", "").lower() in ("off", "0", "false")
 
 
+def injection() -> Path:
+    """Return the folder that holds nothing but the ``sitecustomize.py`` that is injected."""
+    spec = find_spec(_INJECTED)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
 def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -> dict[str, str]:
     """Return the environment variables under which every Python process below is watched."""
     return {
-        "PYTHONPATH": os.pathsep.join(part for part in (str(INJECTION), python_path) if part),
+        "PYTHONPATH": os.pathsep.join(part for part in (str(injection()), python_path) if part),
         "NANSTOP_RUN": run_id,
         "NANSTOP_DIR": str(folder),
         "NANSTOP_ON_FAILURE": policy.on_failure,

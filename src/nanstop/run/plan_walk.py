@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.core.eager import eager
+from nanstop.core.numerics import in_float64
 from nanstop.core.step import Step
 from nanstop.errors import NanstopError
 from nanstop.run.plan_shown import LOSS_TOLERANCE, MIN_COSINE, loss_gap
@@ -124,10 +125,15 @@ class Walker:
     def _descent(self, moved: Mapping[str, Tensor]) -> float:
         """Return how far parameters went along float32's gradients, which tell steps that matter from Adam's noise."""
         return sum(
-            float((moved[name].double() * gradient.double().to(moved[name].device)).sum())
+            _product(moved[name], gradient)
             for exact in self._gradients
             for name, gradient in exact.items()
         )
+
+
+def _product(first: Tensor, second: Tensor) -> float:
+    wide = in_float64(first)
+    return float((wide * in_float64(second).to(wide.device)).sum())
 
 
 def _turn(parameter: nn.Parameter, chance: torch.Generator) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from nanstop.errors import NanstopError
 
 MAGIC = b"NSFLIGHT"
-VERSION = 1
+VERSION = 2
 NUM_OPS = 256
 NUM_STEPS = 64
 MAX_OPS = 2**16
@@ -34,10 +34,11 @@ _OP = struct.Struct("<qB")
 _RESTING = -1
 _STEP_BYTES = 32
 _END_BYTES = 1024
-_OP_BYTES = 512  # its last byte says whether the operation returned
+_OP_BYTES = 1024  # its last byte says whether the operation returned
 _STEPS_AT = 64
 _END_AT = _STEPS_AT + NUM_STEPS * _STEP_BYTES
 _OPS_AT = 4096
+_MAX_SOURCE = 500
 _FIELD, _OPERAND = "\x1f", "\x1e"
 
 Operand = tuple[str, tuple[int, ...]]
@@ -97,9 +98,9 @@ class FlightFile:
         blank = bytes(_OPS_AT + num_ops * _OP_BYTES - _HEADER.size)
         fresh = self.path.with_suffix(".new")
         fresh.write_bytes(head + struct.pack("<I", zlib.crc32(head)) + blank)
-        with fresh.open("r+b") as stream:
-            self._map = mmap.mmap(stream.fileno(), 0)
         fresh.replace(self.path)  # nobody ever meets a file without its header
+        with self.path.open("r+b") as stream:  # Windows does not rename a file that is mapped
+            self._map = mmap.mmap(stream.fileno(), 0)
 
     def step(self, step: int) -> None:
         """Note that optimizer step ``step`` is complete."""
@@ -124,7 +125,9 @@ class FlightFile:
         self._num_ops_seen += 1
         at = _OPS_AT + self._num_ops_seen % self._num_ops * _OP_BYTES
         shown = _OPERAND.join(f"{dtype}:{','.join(map(str, shape))}" for dtype, shape in operands)
-        text = _FIELD.join((op, module[-160:], source[-140:], shown)).encode()
+        if len(source.encode()) > _MAX_SOURCE:  # half a path would be that of another file
+            source = source.rpartition(os.sep)[2][-_MAX_SOURCE:]
+        text = _FIELD.join((op, module[-160:], source, shown)).encode()
         limit = _OP_BYTES - _SEAL.size - _OP.size - 1
         body = _OP.pack(self._step, PHASES.index(phase)) + text[:limit]
         self._map[at + _OP_BYTES - 1] = 0

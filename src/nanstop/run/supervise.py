@@ -30,6 +30,9 @@ ARMED = "record-next-run"
 """A file of this name in the incident folder: a run died without a word, and the next one is recorded."""
 STACKS = "stacks.txt"
 
+_FOR_GOOD = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""Ends a process that does not end when it is asked to; on Windows every signal does."""
+
 MIN_STEPS = 4
 """Completed steps before anything is known of how long one takes."""
 
@@ -168,7 +171,7 @@ class Supervisor:
         before, message = self._hung
         same = (one for one in collect(self._folder) if one.flight.pid == before.flight.pid)
         self._hung = next(same, before), message
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, _FOR_GOOD):
             for pid in dict.fromkeys((child.pid, *pids)):
                 with suppress(OSError):
                     os.kill(pid, number)
@@ -204,6 +207,8 @@ def _is_training(one: Remains) -> bool:
 
 
 def _alive(pid: int) -> bool:
+    if _FOR_GOOD == signal.SIGTERM:  # without POSIX signals, 0 would end the process
+        return True
     try:
         os.kill(pid, 0)
     except OSError:
@@ -226,11 +231,12 @@ def _ask_for_stacks(pid: int, folder: Path) -> None:
             done = subprocess.run(
                 [spy, "dump", "--pid", str(pid)],
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=15,
                 check=False,
             )
-            file.write_text(done.stdout)
+            file.write_text(done.stdout, encoding="utf-8")
 
 
 def _within(seconds: float, happened: Callable[[], bool]) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nanstop.core.batches import num_samples
 from nanstop.core.localize import localize
+from nanstop.core.numerics import in_float64
 from nanstop.core.replay import Attempt
 from nanstop.core.step import ModelView
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
@@ -209,8 +210,8 @@ def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     names = [name for name in first if name in second]
     dot = norm_first = norm_second = 0.0
     for name in names:
-        a = first[name].double().flatten()
-        b = second[name].to(a.device).double().flatten()
+        a = in_float64(first[name]).flatten()
+        b = in_float64(second[name]).to(a.device).flatten()
         dot += float(a @ b)
         norm_first += float(a @ a)
         norm_second += float(b @ b)

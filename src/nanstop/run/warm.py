@@ -23,10 +23,11 @@ from select import select
 from types import TracebackType
 from typing import Any
 
+from nanstop.run import warm_server
 from nanstop.run.script_imports import Imports
 from nanstop.search.isolate import Child, LostError, require_bounds
 
-SERVER = "from nanstop.run.warm_server import main; main()"
+_SERVER = f"from {warm_server.__name__} import main; main()"
 
 _IMPORT_SECONDS = 300.0
 _ANSWER_SECONDS = 30.0
@@ -57,7 +58,7 @@ class WarmParent:
         plan = json.dumps([imports.modules, imports.defaults, imports.variables, imports.folder])
         try:
             self._server = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(theirs), str(ours), plan],
+                [sys.executable, "-c", _SERVER, str(theirs), str(ours), plan],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -18,15 +18,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from nanstop.errors import NanstopError
 from nanstop.records import CONFIG
-from nanstop.search.guard import DONE
+from nanstop.search import guard
 
 EndKind = Literal["clean", "exception", "exit", "signal", "oom", "timeout", "stopped", "lost"]
 
 OUTPUT, ERRORS = "out.txt", "err.txt"
-GUARD = Path(__file__).with_name("guard.py")
 
 _TAIL_BYTES = 64 * 1024
 _GRACE_SECONDS = 2.0
+_RSS_BYTES = 1 if sys.platform == "darwin" else 1024
+"""The unit of ``ru_maxrss``: https://developer.apple.com/library/archive/documentation/System/Conceptual/ManPages_iPhoneOS/man2/getrusage.2.html"""
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _TELLING = re.compile(r"abort|assert|error|fatal|terminate|what\(\)", re.IGNORECASE)
@@ -151,7 +152,12 @@ def spawn(
 
 
 def require_bounds(memory_bytes: int | None) -> None:
-    """Errors: ``NanstopError`` NS001 where memory is to be bounded and cannot be."""
+    """Errors: ``NanstopError`` NS001 where a command cannot be ended whole, or memory is to be bounded and cannot be."""
+    if not hasattr(os, "fork"):
+        raise NanstopError(
+            "a trial cannot be ended with all that it started: this system has no process groups",
+            hint="bisect needs Linux, macOS or, on Windows, WSL",
+        )
     if memory_bytes is not None and not sys.platform.startswith("linux"):
         raise NanstopError("the memory of a trial can be bounded on Linux only")
 
@@ -166,12 +172,12 @@ class _Spawned:
         environment: Mapping[str, str],
         memory_bytes: int | None,
     ) -> None:
-        guard = [sys.executable, "-I", "-S", str(GUARD)]
+        bounded = [sys.executable, "-I", "-S", guard.__file__]
         reading, self._alive = os.pipe()
         try:
             with (folder / OUTPUT).open("wb") as out, (folder / ERRORS).open("wb") as err:
                 self._process = subprocess.Popen(
-                    [*guard, str(reading), str(memory_bytes or 0), *command],
+                    [*bounded, str(reading), str(memory_bytes or 0), *command],
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -194,7 +200,7 @@ class _Spawned:
         if ended is not None:
             self._process.returncode = ended[0]
             with suppress(OSError):
-                os.write(self._alive, DONE)
+                os.write(self._alive, guard.DONE)
             os.close(self._alive)
         return ended
 
@@ -209,7 +215,7 @@ def reap(pid: int, *, wait: bool) -> tuple[int, int] | None:
     if not found:
         return None
     signal_group(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+    return os.waitstatus_to_exitcode(status), usage.ru_maxrss * _RSS_BYTES
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
@@ -268,7 +274,7 @@ def _tail(file: Path) -> str:
 def _num_oom_kills() -> int:
     """Return how often the kernel killed for memory in this control group; 0 where that cannot be read."""
     with suppress(OSError, ValueError):
-        for line in _OOM_EVENTS.read_text().splitlines():
+        for line in _OOM_EVENTS.read_text(encoding="ascii").splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
                 return int(count)

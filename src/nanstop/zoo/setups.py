@@ -82,7 +82,8 @@ def packed_base(rank: int) -> Specimen:
     return Specimen(
         model=model,
         optimizer=torch.optim.SGD(learning, lr=1e-4),
-        loss_fn=lambda batch: (model(batch["x"]) - 2.0).pow(2).mean(),
+        # Of one element: the norm leaves nothing to learn about the length of all.
+        loss_fn=lambda batch: (model(batch["x"])[..., 0] - 2.0).pow(2).mean(),
         batches=({"x": ones()},),
     )
 

@@ -39,7 +39,7 @@ class Specimen:
 class PlainRun:
     """What a run without nanstop shows. Names are those of the model's parameters, at the first step that has any.
 
-    ``scales``: of the GradScaler, before the first step and after each.
+    ``scales``: of the GradScaler, before the first step and after each. The last two numbers are of the last step.
     """
 
     losses: tuple[float, ...]
@@ -48,6 +48,7 @@ class PlainRun:
     """Parameters that an update with finite gradients made non-finite."""
     scales: tuple[float, ...]
     num_nonzero_gradients: int
+    largest_gradient: float
     error: str
 
     @property
@@ -63,7 +64,7 @@ def run_plain(specimen: Specimen) -> PlainRun:
     scales = [_scale(specimen)]
     bad_gradients: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
-    num_nonzero, error = 0, ""
+    num_nonzero, largest, error = 0, 0.0, ""
     for batch in specimen.batches:
         specimen.optimizer.zero_grad()
         try:
@@ -74,9 +75,9 @@ def run_plain(specimen: Specimen) -> PlainRun:
         losses.append(loss.item())
         _scaled(specimen, loss).backward()
         bad_gradients = bad_gradients or _bad(specimen.model, gradients=True)
-        num_nonzero = sum(
-            int(p.grad.count_nonzero()) for p in specimen.model.parameters() if p.grad is not None
-        )
+        grads = [p.grad for p in specimen.model.parameters() if p.grad is not None]
+        num_nonzero = sum(int(grad.count_nonzero()) for grad in grads)
+        largest = max((float(grad.abs().max()) for grad in grads), default=0.0)
         was_finite = not _bad(specimen.model) and not bad_gradients
         _update(specimen)
         if was_finite:
@@ -88,6 +89,7 @@ def run_plain(specimen: Specimen) -> PlainRun:
         broken=broken,
         scales=tuple(scales),
         num_nonzero_gradients=num_nonzero,
+        largest_gradient=largest,
         error=error,
     )
 

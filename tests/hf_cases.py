@@ -40,11 +40,8 @@ def build(
     if precision == "fp16":
         # AdamW's eps of 1e-8 is 0 in float16: its first update would break the weights.
         settings = {"optim": "sgd"} | settings
-    args = tiny.training_args(out, **({"max_steps": 5} | settings)) | {
-        "activation_checkpointing": checkpointing is not None
-    }
-    if checkpointing is not None:
-        args["activation_checkpointing_kwargs"] = {"use_reentrant": checkpointing}
+    args = tiny.training_args(out, **({"max_steps": 5} | settings))
+    args |= tiny.checkpointing(checkpointing)
     model = model_for(kind, out)
     if precision in ("bf16", "fp16"):
         model = model.to(torch.bfloat16 if precision == "bf16" else torch.float16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 
@@ -13,7 +15,11 @@ def tokenizer():
     inner = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     outer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
     )
     outer.chat_template = "{% for m in messages %}{{m['content']}} {% endfor %}"
     return outer
@@ -36,6 +42,23 @@ def llama(seed: int = 0, **overrides):
         "bos_token_id": 1,
     }
     return LlamaForCausalLM(LlamaConfig(**(settings | overrides)))
+
+
+def checkpointing(reentrant: bool | None) -> dict[str, object]:
+    """The training arguments that switch checkpointing on, off with None, in this version's words."""
+    from transformers import TrainingArguments
+
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in names)
+    if reentrant is None:
+        return {name: False}
+    return {name: True, f"{name}_kwargs": {"use_reentrant": reentrant}}
+
+
+def recompute(model, *, reentrant: bool) -> None:
+    """Switch a model's checkpointing on."""
+    later = getattr(model, "activation_checkpointing_enable", None)
+    (later or model.gradient_checkpointing_enable)({"use_reentrant": reentrant})
 
 
 class TokenRows(torch.utils.data.Dataset):

@@ -99,6 +99,8 @@ def under_autocast(dtype):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_healthy_models_are_silent(name, kernel):
     """Left padding, then right: float16 weights with the first, bfloat16 with the second, autocast with both."""
+    if kernel == "sdpa" and not ARCHITECTURES[name][0]._supports_sdpa:
+        pytest.skip(f"{name} has no SDPA in this version of transformers")
     for side, dtype in (("left", torch.float16), ("right", torch.bfloat16)):
         batch = padded_batch(side)
         model = build(name, kernel)
@@ -182,11 +184,12 @@ def test_opt_half_mask_arithmetic():
 def test_parameter_of_an_expert(name):
     model = build(name)
     weights = dict(model.named_parameters())
-    expert = next(n for n in weights if "layers.1" in n and "experts" in n and "down" in n)
+    experts = (n for n in weights if "layers.1" in n and "experts" in n)
+    expert = next(n for n in experts if "down" in n or "w2" in n)
     weights[expert].data.fill_(NAN)
     found = located(model)
     assert (found.origin, found.culprit) == ("from_param", expert)
-    assert found.key.module.startswith("model.layers.1.mlp")
+    assert found.key.module.startswith(expert.partition("experts")[0].removesuffix("."))
 
 
 def test_t5_relative_bias():

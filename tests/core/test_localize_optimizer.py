@@ -5,6 +5,7 @@ import torch
 from torch import nn, optim
 
 from planted import INF, NAN, Net, called, located, op_of, text_batch
+from versions import needs
 
 KINDS = {
     "loop": ({"foreach": False}, "sqrt"),
@@ -82,6 +83,7 @@ def test_weights_were_bad_before_the_update():
     assert (found.origin, found.culprit) == ("from_param", "spare")
 
 
+@needs("bitsandbytes", "0.50", "8-bit optimizers on the CPU")
 @pytest.mark.filterwarnings("ignore")
 def test_eight_bit_optimizer():
     import bitsandbytes as bnb

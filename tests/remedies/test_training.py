@@ -6,6 +6,7 @@ import torch
 from nanstop.records import Atom
 from nanstop.remedies.table import TABLE, applied, reference, span_of
 from remedies.views import View
+from versions import needs
 
 
 def problem(dtype=torch.float32, optimizer=torch.optim.AdamW, **options):
@@ -146,6 +147,7 @@ def test_swap_of_float32_adamw_is_the_same_training():
     )
 
 
+@needs("bitsandbytes", "0.50", "8-bit optimizers on the CPU")
 def test_swap_goes_on_from_eight_bit_moments():
     import bitsandbytes as bnb
 

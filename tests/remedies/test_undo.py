@@ -11,6 +11,7 @@ from nanstop.records import Atom
 from nanstop.remedies.table import TABLE, applied, reference
 from nanstop.rules.cures import CURES
 from remedies.views import IDS, SETTINGS, View, packed_view, run, state_of
+from versions import needs
 
 
 def half_of(view):
@@ -57,12 +58,18 @@ def atoms_for(view):
     return found
 
 
+BIAS = needs(
+    "bitsandbytes", "0.50", "earlier layers cast their own bias to the format of each input"
+)
+UNDONE = [pytest.param(s, marks=[BIAS] if s == "4-bit with bias" else []) for s in SETTINGS]
+
+
 def test_same_names_as_the_cures_in_the_same_order():
     assert list(TABLE) == list(CURES)
     assert all(remedy.name == name for name, remedy in TABLE.items())
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", UNDONE)
 def test_each_remedy_is_undone_bitwise(setting):
     view = SETTINGS[setting]()
     loss, gradients = run(view)

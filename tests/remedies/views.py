@@ -131,7 +131,7 @@ def four_bit(model, dtype=torch.bfloat16, storage=torch.uint8):
 
 
 def checkpointed(model, *, reentrant):
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    tiny.recompute(model, reentrant=reentrant)
     model.enable_input_require_grads()
     return model
 

@@ -16,6 +16,7 @@ from nanstop.rules.cures import CURES
 from nanstop.zoo.specimen import run_plain
 from nanstop.zoo.table import ZOO
 from rules.test_checks import FIRES, SILENT
+from versions import older_than
 
 ROOT = Path(__file__).parents[2]
 HEADINGS = (
@@ -117,6 +118,8 @@ def test_page_is_wrapped(rule):
 def test_generated_documents_are_up_to_date():
     files = generated()
     for path, text in files.items():
+        if path.name == "report.schema.json" and older_than("pydantic", "2.14"):
+            continue  # which leave out what the records say of themselves
         assert (ROOT / "docs" / path).read_text(encoding="utf-8") == text, (
             "run `python tools/generate_docs.py`"
         )

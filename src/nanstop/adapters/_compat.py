@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def optimizers_of(trainer: Any) -> tuple[Any, ...]:
     return tuple(trainer.accelerator._optimizers) or (trainer.optimizer,)
 
 
+def own_clip(trainer: Any) -> Callable[[nn.Module], Any] | None:
+    """Return the trainer's own way to clip, None where it does not clip or has no method for it (transformers < 5.3)."""
+    limit = trainer.args.max_grad_norm
+    return getattr(trainer, "_clip_grad_norm", None) if limit is not None and limit > 0 else None
+
+
 def world_size(trainer: Any) -> int:
     return int(trainer.accelerator.num_processes)
 
@@ -74,9 +81,15 @@ def base_model(model: nn.Module) -> nn.Module:
     return get() if callable(get) else model
 
 
+def position(trainer: Any) -> int | None:
+    """Return which slice of its buffer a trainer takes next (GRPO, RLOO); None for one without a buffer."""
+    step = getattr(trainer, "_step", None)
+    return step if isinstance(step, int) else None
+
+
 def advance_position(trainer: Any) -> None:
-    """Move on to the next buffered slice where ``training_step`` counts them itself and did not get that far (GRPO)."""
-    if isinstance(getattr(trainer, "_step", None), int):
+    """Move on to the next buffered slice. TRL does so in ``_prepare_inputs`` before 1.0, since then in ``training_step``."""
+    if position(trainer) is not None:
         trainer._step += 1
 
 
@@ -144,7 +157,7 @@ def recomputes(args: Any, model: nn.Module) -> bool:
 def will_recompute_reentrantly(args: Any) -> bool:
     """Return whether the options switch on reentrant checkpointing; the default was reentrant before transformers 5."""
     asked, options = _checkpointing(args)
-    return asked and bool(options.get("use_reentrant", not hasattr(args, _CHECKPOINTING)))
+    return asked and bool(options.get("use_reentrant", _transformers_major() < 5))
 
 
 def will_require_input_grads(args: Any, model: nn.Module) -> bool:
@@ -153,13 +166,20 @@ def will_require_input_grads(args: Any, model: nn.Module) -> bool:
     transformers 5 does so for every model that reads token ids, earlier versions for adapters of their own only.
     """
     asked, _ = _checkpointing(args)
-    always = callable(getattr(model, "activation_checkpointing_enable", None))
+    always = callable(getattr(model, "gradient_checkpointing_enable", None))
     reads_ids = always and getattr(model, "main_input_name", "") == "input_ids"
-    return asked and bool(reads_ids or getattr(model, "_hf_peft_config_loaded", False))
+    everyone = reads_ids and _transformers_major() >= 5
+    return asked and bool(everyone or getattr(model, "_hf_peft_config_loaded", False))
+
+
+def _transformers_major() -> int:
+    import transformers
+
+    return int(transformers.__version__.partition(".")[0])
 
 
 def _checkpointing(args: Any) -> tuple[bool, dict[str, Any]]:
-    """Return whether checkpointing is asked for, and how (the option was renamed in transformers 5)."""
+    """Return whether checkpointing is asked for, and how (later versions of transformers 5 renamed the option)."""
     name = _CHECKPOINTING if hasattr(args, _CHECKPOINTING) else "gradient_checkpointing"
     return bool(getattr(args, name)), dict(getattr(args, f"{name}_kwargs", None) or {})
 

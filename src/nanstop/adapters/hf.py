@@ -1,7 +1,8 @@
 """Watches a transformers or TRL trainer: every patch is on the instance, stands in one table and is undone by ``close``.
 
 Two seams carry it: ``_prepare_inputs``, whose output a replay starts from, and ``accelerator.clip_grad_norm_``, the
-window's end, where the losses and the norm are read before the update and a window can be redone or skipped.
+window's end, where the losses and the norm are read before the update and a window can be redone or skipped. A trainer
+that clips by means of its own, or not at all, comes to that end when its callbacks hear of the update.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,7 @@ class TrainerWatch:
         self._open_session = open_session
         self._train = trainer.train
         self._clip: Any = None
-        self._clip_method = trainer._clip_grad_norm
+        self._logged = torch.zeros(())
         self._window: Window | None = None
         self._training = False
         self._attached = False
@@ -76,11 +78,12 @@ class TrainerWatch:
         self._resumed_from: str | None = None
 
     def install(self) -> None:
-        """Put every patch in place; ``accelerator.clip_grad_norm_`` follows when training begins."""
+        """Put every patch in place; those of the window's end follow when training begins."""
         self.patches.set(self.trainer, "train", self._on_train)
         self.patches.set(self.trainer, "training_step", self._on_training_step)
         self.patches.set(self.trainer, "_prepare_inputs", self.host.prepare)
-        self.patches.set(self.trainer, "_clip_grad_norm", self._on_clip_method)
+        log = self.trainer._maybe_log_save_evaluate
+        self.patches.set(self.trainer, "_maybe_log_save_evaluate", partial(self._on_log, log))
         self.objective.install(self.patches)
         EvaluationGuard(self).install()
         CheckpointGuard(self).install()
@@ -138,12 +141,16 @@ class TrainerWatch:
 
     def _on_train(self, *args: Any, **kwargs: Any) -> Any:
         self._training, self._window, self._attached, exit_code = True, None, False, 0
+        self._logged = torch.zeros((), device=self.trainer.args.device)
         given = args[0] if args else kwargs.get("resume_from_checkpoint")
         self._resumed_from = _compat.checkpoint_path(self.trainer, given)
         accelerator = self.trainer.accelerator
         if not self.patches.holds(accelerator, "clip_grad_norm_"):
             self._clip = accelerator.clip_grad_norm_
             self.patches.set(accelerator, "clip_grad_norm_", self._on_clip)
+            callbacks = self.trainer.callback_handler
+            hear = partial(self._on_update, callbacks.on_pre_optimizer_step)
+            self.patches.set(callbacks, "on_pre_optimizer_step", hear)
         try:
             return self._train(*args, **kwargs)
         except BaseException:
@@ -190,24 +197,33 @@ class TrainerWatch:
             return norm
         norm = self._close(window, parameters, norm_type)
         # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be NaN, for every gradient.
-        if not window.skip and math.isfinite(max_norm):
+        if not math.isfinite(max_norm):
+            self._clip_as_the_host(window)
+        elif not window.skip:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
-    def _on_clip_method(self, model: Any) -> Any:
-        norm = self._clip_method(model)
+    def _on_update(self, tell: Any, *args: Any) -> Any:
         window = self._window
         unseen = window is not None and window.closed and not self.host.busy
-        if window is None or not unseen or not _compat.is_plain(self.trainer):
-            return norm
-        # A trainer that clips by means of its own.
-        self._window, self._pending = None, window.index
-        self._close(window, list(model.parameters()), 2.0)
-        if not window.redone or window.skip:
-            return norm
-        # Reading the new gradients has unscaled them, which the trainer's own method does as well, and may do once.
-        self.carrier.redo(self._step(window), {}, num_logged=len(window.micros))
-        return self._clip_method(model)
+        if window is not None and unseen and _compat.is_plain(self.trainer):
+            self._window, self._pending = None, window.index
+            self._close(window, list(window.micros[-1].model.parameters()), 2.0)
+            self._clip_as_the_host(window)
+        return tell(*args)
+
+    def _clip_as_the_host(self, window: Window) -> None:
+        """Clip the gradients of a window that was redone by the trainer's own means, where it has such."""
+        clip = _compat.own_clip(self.trainer)
+        if clip is not None and window.redone and not window.skip:
+            # Reading the new gradients has unscaled them, which the trainer's own method does as well, and may do once.
+            self.carrier.redo(self._step(window), {})
+            clip(window.micros[-1].model)
+
+    def _on_log(self, log: Any, total: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.carrier.mend_sum(total)
+        log(total, *args, **kwargs)
+        self._logged = total.clone()
 
     # ---- the window
 
@@ -230,7 +246,7 @@ class TrainerWatch:
             self._step_done()
             self.carrier.begin_window()
             rates = self.host.learning_rates()
-            window = self._window = Window(index, rates, self.trainer._tr_loss.clone())
+            window = self._window = Window(index, rates, self._logged)
         return window
 
     def _step(self, window: Window) -> HfStep:
@@ -276,7 +292,7 @@ class TrainerWatch:
                 if window.replayable and self.session.gauge_due(window.index):
                     self.session.gauge(self._step(window))
                 return norm, reading
-            if not self._carry(window, verdict, num_logged=len(window.micros)):
+            if not self._carry(window, verdict):
                 if verdict.error is not None:
                     raise verdict.error
                 return norm, reading
@@ -298,14 +314,13 @@ class TrainerWatch:
             self.report(None, self.judge.of_exception(error, "generate", index))
             return False
         verdict = self.judge.of_exception(error, phase_of(error), index)
-        if not self._carry(window, verdict, num_logged=index):
+        if not self._carry(window, verdict):
             return False
         if window.skip:
-            _compat.advance_position(self.trainer)
-            micro.loss = torch.zeros((), device=self.trainer.args.device)
+            micro.loss = self.host.leave_out(micro)
         return True
 
-    def _carry(self, window: Window, verdict: Verdict, *, num_logged: int) -> bool:
+    def _carry(self, window: Window, verdict: Verdict) -> bool:
         """Report, carry out the resolution, and return whether there was one; a skip is left to the window's end."""
         step = self._step(window)
         rewind = self.keeper.rewind()
@@ -316,15 +331,10 @@ class TrainerWatch:
         window.redone = again is not None and resolution.kind in ("redo", "rollback")
         try:
             if window.redone and resolution.kind == "redo":
-                self.carrier.redo(step, resolution.atoms, num_logged=num_logged)
+                self.carrier.redo(step, resolution.atoms)
                 return True
             if window.redone and rewind is not None:
-                self.carrier.rollback(
-                    step,
-                    rewind,
-                    lambda: self.session.adopt(resolution.adopt),
-                    num_logged=num_logged,
-                )
+                self.carrier.rollback(step, rewind, lambda: self.session.adopt(resolution.adopt))
                 return True
         except Exception as error:
             # A remedy that fails must not end the run that it was to save.

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from nanstop.adapters import _compat
@@ -32,14 +33,14 @@ class Carrier:
         self.host = host
         self.trainer = host.trainer
         self._overflow_set: list[Any] = []
+        self._summed_anew: Window | None = None
         self._until_update = ExitStack()
 
-    def redo(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]], *, num_logged: int) -> None:
+    def redo(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
         """Run the window again from zero gradients, each micro-batch under its remedies.
 
         Afterwards gradients, losses, random state and the trainer's books are those of a run that met no fault.
         Remedies of an earlier redo of this window stay. A window that nothing is left of is skipped.
-        ``num_logged``: how many of its losses the loop has already added to its running sum.
         """
         window = step.window
         self._prepare()
@@ -52,14 +53,14 @@ class Carrier:
             if standing:
                 self.after_update(stack.pop_all().close)
         window.skip = step.left_out == frozenset(range(len(window.micros)))
-        self._relog(window, num_logged)
+        self._summed_anew = window
 
     def skip(self, window: Window) -> None:
         """Let the host take this step without an update: no moment, no weight and no learning rate moves."""
         scaler = _compat.run_scaler(self.trainer)
         self._mend_buffers(window)
         if not self.trainer.args.logging_nan_inf_filter:
-            self._relog(window, len(window.micros), leave_out_bad=True)
+            self._summed_anew = window
         if scaler is None:
             clear_gradients(self.host.root)
             for optimizer in _compat.optimizers_of(self.trainer):
@@ -69,9 +70,7 @@ class Carrier:
         else:
             self._force_overflow(scaler)
 
-    def rollback(
-        self, step: HfStep, rewind: Rewind, adopt: Callable[[], None], *, num_logged: int
-    ) -> None:
+    def rollback(self, step: HfStep, rewind: Rewind, adopt: Callable[[], None]) -> None:
         """Go back to the snapshot, ``adopt`` the cure, apply the updates since then again, then redo this window."""
         rewind.restore()
         adopt()
@@ -82,7 +81,7 @@ class Carrier:
                 earlier.update()
                 clear_gradients(self.host.root)
         self.host.set_learning_rates(step.window.lrs)
-        self.redo(step, {}, num_logged=num_logged)
+        self.redo(step, {})
 
     def begin_window(self) -> None:
         """Take back the overflow flag of a skipped step, or the learning rate would wait for good."""
@@ -91,10 +90,31 @@ class Carrier:
             optimizer._is_overflow = False
         self._overflow_set.clear()
         self.host.position = None
+        self._summed_anew = None
 
     def after_update(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, when the host's next optimizer step is over, or at ``close`` if none comes."""
         self._until_update.callback(_once(self.trainer.optimizer, "step", callback))
+
+    def mend_sum(self, total: Tensor) -> None:
+        """Bring the loop's running sum of losses up to what was redone or skipped: in its order, by its rule for bad ones.
+
+        ``total`` is what the loop is about to log from, once it has added every loss of the window. Changed in place.
+        """
+        window, self._summed_anew = self._summed_anew, None
+        if window is None:
+            return
+        mended, is_filtered = window.logged.clone(), self.trainer.args.logging_nan_inf_filter
+        since = 1 + window.index - self.trainer._globalstep_last_logged
+        for micro in window.micros:
+            assert micro.loss is not None
+            if math.isfinite(micro.loss.item()):
+                mended += micro.loss
+            elif is_filtered:
+                mended += mended / since
+            elif not window.skip:
+                mended += micro.loss
+        total.copy_(mended)
 
     def close(self) -> None:
         """Undo what was to last until an update that does not come any more: training was broken off."""
@@ -108,20 +128,6 @@ class Carrier:
     def _mend_buffers(self, window: Window) -> None:
         if window.micros[0].buffers and nonfinite(dict(self.host.root.named_buffers())):
             self.host.buffers.restore(window.micros[0].buffers)
-
-    def _relog(self, window: Window, num_logged: int, *, leave_out_bad: bool = False) -> None:
-        """Add the window's losses to the running sum again, in the loop's order and by its rule for bad ones."""
-        trainer, total = self.trainer, window.logged.clone()
-        since = 1 + window.index - trainer._globalstep_last_logged
-        for micro in window.micros[:num_logged]:
-            assert micro.loss is not None
-            if math.isfinite(micro.loss.item()):
-                total += micro.loss
-            elif trainer.args.logging_nan_inf_filter:
-                total += total / since
-            elif not leave_out_bad:
-                total += micro.loss
-        trainer._tr_loss.copy_(total)
 
     def _force_overflow(self, scaler: Any) -> None:
         """Make the scaler skip this step, and leave its scale and growth tracker as they were."""

@@ -26,7 +26,7 @@ class Micro:
     """One call of ``training_step``. Noted between its ``_prepare_inputs`` and its loss: replays start there.
 
     ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch`` is a shallow copy of
-    what ``_prepare_inputs`` returned, None where it raised.
+    what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it moved on to the next buffered slice as well.
     """
 
     model: nn.Module
@@ -34,6 +34,7 @@ class Micro:
     num_items: Any
     sync: bool
     batch: Any = None
+    advanced: bool = False
     rng: RngState | None = None
     before: ledger.Notes = field(default_factory=dict)
     after: ledger.Notes = field(default_factory=dict)
@@ -133,14 +134,22 @@ class Reentry:
             assert micro.rng is not None
             restore_rng(micro.rng)
             return copy.copy(batch)
+        position = _compat.position(self.trainer)
         prepared = self.prepare_inputs(inputs)
         micro = self._recording
         if micro is not None and micro.batch is None:
             micro.batch = copy.copy(prepared)
+            micro.advanced = _compat.position(self.trainer) != position
             micro.before = ledger.note(self.trainer)
             micro.buffers = self.buffers.note()
             micro.rng = self._noted_rng()
         return prepared
+
+    def leave_out(self, micro: Micro) -> Tensor:
+        """Return the loss of a micro-batch that is not run, or not to its end; the next one has its own inputs."""
+        if not micro.advanced:
+            _compat.advance_position(self.trainer)
+        return torch.zeros((), device=self.trainer.args.device)
 
     def _noted_rng(self) -> RngState:
         """Return the random state; Python's, 20 KB of numbers that seldom change, is shared between notes."""
@@ -233,8 +242,7 @@ class HfStep:
         atoms = window.atoms.get(micro, ())
         try:
             if micro in self.left_out:
-                _compat.advance_position(host.trainer)
-                return torch.zeros((), device=host.trainer.args.device)
+                return host.leave_out(noted)
             with under(self.view, atoms):
                 return host.replay(noted, self._kept(micro, atoms) if batch is None else batch)
         finally:
@@ -258,9 +266,9 @@ class HfStep:
         optimizer = _compat.inner_optimizer(trainer.optimizer)
         assert optimizer is not None
         trainer.accelerator.unscale_gradients()
-        if trainer.args.max_grad_norm > 0:
-            parameters = list(self.host.root.parameters())
-            torch.nn.utils.clip_grad_norm_(parameters, trainer.args.max_grad_norm)
+        limit = trainer.args.max_grad_norm
+        if limit is not None and limit > 0:
+            torch.nn.utils.clip_grad_norm_(list(self.host.root.parameters()), limit)
         present = tuple(float(group["lr"]) for group in optimizer.param_groups)
         # A rate that no window of this run had is a remedy's; it stays.
         rates = self.window.lrs if present in self.host.plain_lrs else present

@@ -60,6 +60,9 @@ class CalibrationMicro:
     def rerun(self, batch: Batch | None) -> Tensor:
         return self.objective.backward(self.given if batch is None else batch)
 
+    def leaves(self) -> tuple[Tensor, ...]:
+        return ()
+
 
 class CalibrationStep(LoopStep):
     """A window of calibration batches; see ``run.planning.ScaledStep``."""

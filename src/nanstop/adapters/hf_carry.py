@@ -23,6 +23,7 @@ from nanstop.adapters.hf_step import (
 )
 from nanstop.core.sentinel import nonfinite
 from nanstop.core.snapshot import Rewind, ready_scaler
+from nanstop.core.untouched import versions_kept
 from nanstop.records import Atom
 
 
@@ -43,6 +44,17 @@ class Carrier:
         Remedies of an earlier redo of this window stay. A window that nothing is left of is skipped.
         """
         window = step.window
+        notes = [micro.buffers for micro in window.micros]
+        with (
+            versions_kept(self.host.parameters()),
+            self.host.buffers.rewritten(*notes),
+        ):
+            self._run_anew(step, atoms)
+        window.skip = step.left_out == frozenset(range(len(window.micros)))
+        self._summed_anew = window
+
+    def _run_anew(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
+        window = step.window
         self._prepare()
         standing = tuple(atom for atom in _union(atoms) if spans_update(atom))
         with ExitStack() as stack:
@@ -52,8 +64,6 @@ class Carrier:
                 micro.loss = step.run(index)
             if standing:
                 self.after_update(stack.pop_all().close)
-        window.skip = step.left_out == frozenset(range(len(window.micros)))
-        self._summed_anew = window
 
     def skip(self, window: Window) -> None:
         """Let the host take this step without an update: no moment, no weight and no learning rate moves."""
@@ -62,7 +72,7 @@ class Carrier:
         if not self.trainer.args.logging_nan_inf_filter:
             self._summed_anew = window
         if scaler is None:
-            clear_gradients(self.host.root)
+            clear_gradients(self.host.parameters())
             for optimizer in _compat.optimizers_of(self.trainer):
                 if getattr(optimizer, "_is_overflow", None) is False:
                     optimizer._is_overflow = True
@@ -72,14 +82,15 @@ class Carrier:
 
     def rollback(self, step: HfStep, rewind: Rewind, adopt: Callable[[], None]) -> None:
         """Go back to the snapshot, ``adopt`` the cure, apply the updates since then again, then redo this window."""
+        windows = [earlier.window for earlier in rewind.steps if isinstance(earlier, HfStep)]
         rewind.restore()
         adopt()
-        with isolation(self.host, with_update=False, keep_scaler=False):
+        with isolation(self.host, windows, with_update=False, keep_scaler=False):
             for earlier in rewind.steps:
                 for micro in range(len(earlier.batches)):
                     earlier.run(micro)
                 earlier.update()
-                clear_gradients(self.host.root)
+                clear_gradients(self.host.parameters())
         self.host.set_learning_rates(step.window.lrs)
         self.redo(step, {})
 
@@ -121,13 +132,15 @@ class Carrier:
         self._until_update.close()
 
     def _prepare(self) -> None:
-        clear_gradients(self.host.root)
+        clear_gradients(self.host.parameters())
         ready_scaler(_compat.run_scaler(self.trainer))
         self.host.position = None
 
     def _mend_buffers(self, window: Window) -> None:
         if window.micros[0].buffers and nonfinite(dict(self.host.root.named_buffers())):
-            self.host.buffers.restore(window.micros[0].buffers)
+            notes = window.micros[0].buffers
+            with self.host.buffers.rewritten(notes):
+                self.host.buffers.restore(notes)
 
     def _force_overflow(self, scaler: Any) -> None:
         """Make the scaler skip this step, and leave its scale and growth tracker as they were."""

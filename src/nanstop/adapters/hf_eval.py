@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from nanstop.adapters.hf_step import EvalStep
+from nanstop.adapters.hf_step import Reentry, isolation
 from nanstop.adapters.hf_verdict import Verdict
+from nanstop.adapters.run_again import run_again
 from nanstop.adapters.signatures import is_numeric
-from nanstop.core.rng import note_rng
-from nanstop.records import Signal
+from nanstop.core.rng import RngState, note_rng, restore_rng
+from nanstop.core.step import Batch, ModelView
+from nanstop.records import RunFacts, Signal, StepId
 
 if TYPE_CHECKING:
     from nanstop.adapters.hf import TrainerWatch
@@ -83,3 +88,33 @@ class EvaluationGuard:
         watch = self._watch
         signal = Signal(source="loss", name="eval_loss", value=loss, at=watch.step_id())
         return watch.judge.with_weights((signal,), "evaluate")
+
+
+@dataclass(slots=True)
+class EvalStep:
+    """One evaluation batch as a step of one micro-batch: forward and loss only, no gradient, no update."""
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    batches: tuple[Batch, ...]
+    losses: tuple[Tensor | None, ...]
+    rng: RngState
+    host: Reentry
+    predict: Any
+    rates: tuple[float, ...] = ()
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        restore_rng(self.rng)
+        inputs = copy.copy(self.batches[micro] if batch is None else batch)
+        self.host.root.eval()
+        with run_again(self.host.root, (), compiled=self.facts.compiled):
+            return self.predict(inputs)
+
+    def update(self) -> None:
+        """Evaluation updates nothing."""
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        with isolation(self.host, with_update=with_update):
+            yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.adapters import _compat, ledger
+from nanstop.adapters.run_again import run_again
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
 from nanstop.core.step import Batch, ModelView
 from nanstop.core.unheard import unheard
+from nanstop.core.untouched import versions_kept
 from nanstop.records import Atom, RunFacts, StepId
 
 
@@ -175,10 +177,18 @@ class Reentry:
             self._replaying = outer
             state._set_sync_gradients(sync)
 
+    def parameters(self) -> list[Tensor]:
+        """Return every parameter of the model and of the optimizer once."""
+        optimizer = _compat.inner_optimizer(self.trainer.optimizer)
+        groups = optimizer.param_groups if optimizer is not None else ()
+        updated = (p for group in groups for p in group["params"])
+        return list({id(p): p for p in (*self.root.parameters(), *updated)}.values())
+
     def trainable(self) -> Trainable:
-        parameters = {n: p for n, p in self.root.named_parameters() if p.requires_grad}
+        names = {id(p): n for n, p in self.root.named_parameters()}
+        trained = (p for p in self.parameters() if p.requires_grad)
         return Trainable(
-            parameters,
+            {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(trained)},
             _compat.inner_optimizer(self.trainer.optimizer),
             _compat.run_scaler(self.trainer),
         )
@@ -243,7 +253,12 @@ class HfStep:
         try:
             if micro in self.left_out:
                 return host.leave_out(noted)
-            with under(self.view, atoms):
+            kept, leaves = ledger.tensors(noted.before), host.parameters()
+            compiled = self.facts.compiled
+            with (
+                under(self.view, atoms),
+                run_again(host.root, leaves, compiled=compiled, own=kept),
+            ):
                 return host.replay(noted, self._kept(micro, atoms) if batch is None else batch)
         finally:
             state.global_step = present
@@ -284,34 +299,39 @@ class HfStep:
 
     @contextmanager
     def isolated(self, *, with_update: bool = False) -> Iterator[None]:
-        with isolation(self.host, with_update=with_update):
+        with isolation(self.host, (self.window,), with_update=with_update):
             yield
 
 
 @contextmanager
-def isolation(host: Reentry, *, with_update: bool, keep_scaler: bool = True) -> Iterator[None]:
-    """Undo on exit what replays change: see ``core.step.Step.isolated``."""
+def isolation(
+    host: Reentry,
+    windows: Iterable[Window] = (),
+    *,
+    with_update: bool,
+    keep_scaler: bool = True,
+) -> Iterator[None]:
+    """Undo on exit what replays of ``windows`` change: see ``core.step.Step.isolated``."""
     trainer, root = host.trainer, host.root
-    scaler = _compat.run_scaler(trainer)
+    parameters, scaler = host.parameters(), _compat.run_scaler(trainer)
+    earlier = [micro.buffers for window in windows for micro in window.micros]
     with ExitStack() as undo:
         undo.enter_context(unheard())
         undo.callback(restore_rng, note_rng())
-        notes = ledger.note(trainer)
-        undo.callback(
-            lambda: ledger.restore(trainer, notes, ledger.changed(notes, ledger.note(trainer)))
-        )
-        undo.callback(host.buffers.restore, host.buffers.note())
-        undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
-        undo.callback(_set_gradients, [(p, p.grad) for p in root.parameters()])
-        undo.callback(_set_overflow, [(o, o._is_overflow) for o in _wrapped(trainer)])
-        undo.callback(setattr, host, "position", host.position)
+        undo.enter_context(ledger.kept((trainer,)))
         kept = (
             host.trainable()
             if with_update
             else Trainable({}, None, scaler if keep_scaler else None)
         )
+        undo.enter_context(versions_kept((*parameters, *kept.tensors())))
+        undo.enter_context(host.buffers.kept(*earlier))
+        undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
+        undo.callback(_set_gradients, [(p, p.grad) for p in parameters])
+        undo.callback(_set_overflow, [(o, o._is_overflow) for o in _wrapped(trainer)])
+        undo.callback(setattr, host, "position", host.position)
         undo.callback(Snapshot(kept).restore)
-        clear_gradients(root)
+        clear_gradients(parameters)
         ready_scaler(scaler)
         host.position = None
         yield
@@ -342,9 +362,9 @@ def spans_update(atom: Atom) -> bool:
     return TABLE[atom.remedy].span == "window"
 
 
-def clear_gradients(root: nn.Module) -> None:
+def clear_gradients(parameters: Iterable[Tensor]) -> None:
     """Set every gradient to None: the state at the start of a window."""
-    for parameter in root.parameters():
+    for parameter in parameters:
         parameter.grad = None
 
 
@@ -357,7 +377,7 @@ def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
         module.training = training
 
 
-def _set_gradients(gradients: list[tuple[nn.Parameter, Tensor | None]]) -> None:
+def _set_gradients(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
     for parameter, gradient in gradients:
         parameter.grad = gradient
 
@@ -365,32 +385,3 @@ def _set_gradients(gradients: list[tuple[nn.Parameter, Tensor | None]]) -> None:
 def _set_overflow(flags: list[tuple[Any, bool]]) -> None:
     for optimizer, flag in flags:
         optimizer._is_overflow = flag
-
-
-@dataclass(slots=True)
-class EvalStep:
-    """One evaluation batch as a step of one micro-batch: forward and loss only, no gradient, no update."""
-
-    id: StepId
-    view: ModelView
-    facts: RunFacts
-    batches: tuple[Batch, ...]
-    losses: tuple[Tensor | None, ...]
-    rng: RngState
-    host: Reentry
-    predict: Any
-    rates: tuple[float, ...] = ()
-
-    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
-        restore_rng(self.rng)
-        inputs = copy.copy(self.batches[micro] if batch is None else batch)
-        self.host.root.eval()
-        return self.predict(inputs)
-
-    def update(self) -> None:
-        """Evaluation updates nothing."""
-
-    @contextmanager
-    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
-        with isolation(self.host, with_update=with_update):
-            yield

@@ -7,11 +7,14 @@ tensors. Nothing here knows which attributes a trainer class has: what changed i
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from nanstop.core.untouched import versions_kept
 
 _MAPPINGS = (dict, defaultdict, OrderedDict, Counter)
 _SEQUENCES = (list, deque)
@@ -60,6 +63,11 @@ def note(host: object) -> Notes:
     return {name: _note(value, 0) for name, value in vars(host).items()}
 
 
+def tensors(notes: Notes) -> Iterator[torch.Tensor]:
+    """Return the tensors that were copied."""
+    return (noted.ref for noted in notes.values() if isinstance(noted, _Tensor))
+
+
 def changed(before: Notes, after: Notes) -> set[str]:
     """Return names of attributes that differ between two notes of one object."""
     names = before.keys() | after.keys()
@@ -74,6 +82,19 @@ def restore(host: object, notes: Notes, names: Iterable[str]) -> None:
             attributes[name] = _put(notes[name])
         else:
             attributes.pop(name, None)
+
+
+@contextmanager
+def kept(hosts: Iterable[object], *, but: Collection[str] = ()) -> Iterator[None]:
+    """Undo on exit what changes on the hosts inside, versions of their tensors included; not the attributes ``but``."""
+    notes = [(host, note(host)) for host in hosts]
+    with versions_kept(t for _, before in notes for t in tensors(before)):
+        try:
+            yield
+        finally:
+            for host, before in notes:
+                names = changed(before, note(host)).difference(but)
+                restore(host, before, names)
 
 
 def advance(host: object, before: Notes, after: Notes, names: Iterable[str]) -> None:

@@ -49,6 +49,9 @@ class FunctionMicro:
         given = copy.copy(self._given) if batch is None else _like(self._given, batch)
         return self._watch.backward(self.loss_fn(given))
 
+    def leaves(self) -> list[Tensor]:
+        return [t for t in tensors(self.batch) if t.requires_grad and t.is_leaf]
+
 
 def named_batch(batch: Any) -> Batch:
     """Return a batch by name: a mapping as it is, positions as ``arg0``, ``arg1``, ..."""

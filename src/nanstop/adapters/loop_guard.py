@@ -21,6 +21,7 @@ from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.signatures import phase_of
 from nanstop.core.sentinel import Reading, nonfinite, read_window, tally_gradients
 from nanstop.core.snapshot import Rewind, SnapshotKeeper
+from nanstop.core.untouched import versions_kept
 from nanstop.errors import NanstopError
 from nanstop.records import RunFacts, Signal, StepId
 
@@ -128,9 +129,13 @@ class Guard:
             self.session.gauge(step)
 
     def _rewind(self) -> Rewind | None:
-        """Return the way back, if every window since the snapshot can be run again."""
+        """Return the way back, if every window since the snapshot can be run again, with what the snapshot holds."""
         rewind = self._keeper.rewind()
-        return None if rewind is None or any(s.obstacle() for s in rewind.steps) else rewind
+        if rewind is None or any(s.obstacle() for s in rewind.steps):
+            return None
+        # The state of an optimizer that takes turns with the snapshot's is not in it: its updates cannot be undone.
+        held = rewind.snapshot.trainable.optimizer
+        return rewind if all(s.view.optimizer is held for s in rewind.steps) else None
 
     def _make_anew(self, step: LoopStep, resolution: Any, rewind: Rewind | None) -> Verdict:
         """Redo the window; before it, where that was resolved, every update since the snapshot."""
@@ -138,10 +143,11 @@ class Guard:
             # All that an investigation needs comes with it, which a healthy run has no use for.
             from nanstop.run.case import apply_update
 
-            rewind.restore()
-            self.session.adopt(resolution.adopt)
-            for earlier in rewind.steps:
-                apply_update(earlier)
+            with versions_kept(rewind.snapshot.trainable.tensors()):
+                rewind.restore()
+                self.session.adopt(resolution.adopt)
+                for earlier in rewind.steps:
+                    apply_update(earlier)
             step.set_rates()
         problem = step.obstacle() or step.redo(resolution.atoms, self._until_update)
         if problem:
@@ -253,7 +259,8 @@ def _bad_weights(view: PlainView) -> tuple[str, ...]:
 def _mend_buffers(step: LoopStep) -> None:
     """Put buffers back where a bad forward has left NaN in them: running statistics would keep it for good."""
     if nonfinite(dict(step.view.root.named_buffers())):
-        step.buffers.restore(step.start)
+        with step.buffers.rewritten(step.start):
+            step.buffers.restore(step.start)
 
 
 def _bad_gradients(step: LoopStep) -> tuple[str, ...]:

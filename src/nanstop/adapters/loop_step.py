@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.adapters.run_again import run_again
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
 from nanstop.core.step import Batch, ModelView
 from nanstop.core.unheard import unheard
+from nanstop.core.untouched import versions_kept
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, RunFacts, StepId
 
@@ -51,6 +53,10 @@ class Micro(Protocol):
         """Run forward and backward again from the present random state; gradients are added."""
         ...
 
+    def leaves(self) -> Iterable[Tensor]:
+        """Return tensors of the script, parameters or not, that its backward may give a gradient."""
+        ...
+
 
 class UnseenMicro:
     """Stands for gradients whose making was not seen: ``autograd.grad``, a loss without a model call."""
@@ -66,6 +72,9 @@ class UnseenMicro:
 
     def rerun(self, batch: Batch | None) -> Tensor:  # noqa: ARG002  (never reached: there is an obstacle)
         raise NanstopError(self._reason, code="NS000")
+
+    def leaves(self) -> Iterable[Tensor]:
+        return ()
 
 
 @dataclass(slots=True)
@@ -107,7 +116,9 @@ class LoopStep:
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         noted = self.micros[micro]
         restore_rng(noted.rng)
-        with torch.enable_grad():  # sinks such as clip_grad_norm_ run without gradients
+        # Sinks such as clip_grad_norm_ run without gradients.
+        root, compiled = self.view.root, self.facts.compiled
+        with torch.enable_grad(), run_again(root, self._leaves(), compiled=compiled):
             return noted.rerun(batch)
 
     def update(self) -> None:
@@ -128,6 +139,9 @@ class LoopStep:
     def trainable(self) -> Trainable:
         """Return what the update changes."""
         named = {n: p for n, p in self.view.root.named_parameters() if p.requires_grad}
+        known = {id(p) for p in named.values()}
+        others = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        named |= {f"parameter {i}": p for i, p in enumerate(others)}
         return Trainable(named, self.view.optimizer, self.view.scaler)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -138,24 +152,31 @@ class LoopStep:
                 found.update((id(p), p) for p in group["params"])
         return list(found.values())
 
+    def _leaves(self) -> list[Tensor]:
+        """Return every tensor that a backward of this window may give a gradient, once."""
+        found = {id(p): p for p in self.parameters()}
+        found.update((id(t), t) for micro in self.micros for t in micro.leaves())
+        return list(found.values())
+
     @contextmanager
     def isolated(self, *, with_update: bool = False) -> Iterator[None]:
         obstacle = self.obstacle()
         if obstacle:
             raise NanstopError(f"not replayable: {obstacle}", code="NS000")
-        parameters = self.parameters()
+        leaves = self._leaves()
         root, scaler = self.view.root, self.view.scaler
+        kept = self.trainable() if with_update else Trainable({}, None, scaler)
         with ExitStack() as undo:
             undo.enter_context(unheard())
             undo.callback(restore_rng, note_rng())
-            undo.callback(_set_gradients, [(p, p.grad) for p in parameters])
-            undo.callback(self.buffers.restore, self.buffers.note())
+            undo.enter_context(versions_kept((*leaves, *kept.tensors())))
+            undo.callback(_set_gradients, [(p, p.grad) for p in leaves])
+            undo.enter_context(self.buffers.kept(self.start))
             undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
-            kept = self.trainable() if with_update else Trainable({}, None, scaler)
             undo.callback(Snapshot(kept).restore)
             self.buffers.restore(self.start)
-            for parameter in parameters:
-                parameter.grad = None
+            for leaf in leaves:
+                leaf.grad = None
             ready_scaler(scaler)
             yield
 
@@ -165,13 +186,23 @@ class LoopStep:
         The random state stays as it is. Where it goes wrong, gradients and buffers are as before. Gradients keep their
         storage. Remedies that act on the update are entered on ``until_update``, which the caller closes after it.
         """
+        before = [(p, p.grad) for p in self._leaves()]
+        tensors = [t for pair in before for t in pair]
+        with versions_kept(tensors), self.buffers.rewritten(self.start):
+            return self._redo(atoms, until_update, before)
+
+    def _redo(
+        self,
+        atoms: Mapping[int, tuple[Atom, ...]],
+        until_update: ExitStack,
+        before: list[tuple[Tensor, Tensor | None]],
+    ) -> str:
         state, present = note_rng(), self.buffers.note()
-        before = [(p, p.grad) for p in self.parameters()]
         self.buffers.restore(self.start)
         try:
             standing = self._enter_standing(atoms, until_update)
-            for parameter, _ in before:
-                parameter.grad = None
+            for leaf, _ in before:
+                leaf.grad = None
             for place in range(len(self.micros)):
                 mine = tuple(a for a in atoms.get(place, ()) if a not in standing)
                 self._redo_micro(place, mine)
@@ -182,8 +213,8 @@ class LoopStep:
             return f"{type(error).__name__}: {error}"
         finally:
             restore_rng(state)
-        for parameter, old in before:
-            _keep_storage(parameter, old)
+        for leaf, old in before:
+            _keep_storage(leaf, old)
         return ""
 
     def _enter_standing(
@@ -225,10 +256,10 @@ def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> Non
             group["lr"] = rate
 
 
-def _keep_storage(parameter: nn.Parameter, old: Tensor | None) -> None:
+def _keep_storage(leaf: Tensor, old: Tensor | None) -> None:
     """Put the new gradient where the old one was: loops and wrappers may hold on to that tensor."""
-    new = parameter.grad
-    if old is None or old.is_sparse:
+    new = leaf.grad
+    if old is None or old.is_sparse or old.requires_grad:
         return
     if new is None:
         # The window did not reach it: it had zeros from `zero_grad(set_to_none=False)`.
@@ -237,12 +268,12 @@ def _keep_storage(parameter: nn.Parameter, old: Tensor | None) -> None:
         old.copy_(new)
     else:
         return
-    parameter.grad = old
+    leaf.grad = old
 
 
-def _set_gradients(gradients: list[tuple[nn.Parameter, Tensor | None]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
+def _set_gradients(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
+    for leaf, gradient in gradients:
+        leaf.grad = gradient
 
 
 def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:

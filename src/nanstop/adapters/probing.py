@@ -122,19 +122,13 @@ def put_back(trainer: Any) -> Iterator[None]:
     hosts += [trainer.accelerator, trainer.accelerator.gradient_state, *root.modules()]
     if trainer.optimizer is not None:
         hosts.append(trainer.optimizer)
-    notes = [(host, ledger.note(host)) for host in hosts if host is not None]
     buffers = BufferNotes(root)
     with ExitStack() as undo:
         undo.callback(restore_rng, note_rng())
-        undo.callback(_put_back, notes)
-        undo.callback(buffers.restore, buffers.note())
+        undo.enter_context(ledger.kept(host for host in hosts if host is not None))
+        undo.enter_context(buffers.kept())
         undo.callback(_set_gradients, [(p, p.grad) for p in root.parameters()])
         yield
-
-
-def _put_back(notes: list[tuple[Any, ledger.Notes]]) -> None:
-    for host, before in notes:
-        ledger.restore(host, before, ledger.changed(before, ledger.note(host)))
 
 
 def _set_gradients(gradients: list[tuple[nn.Parameter, Any]]) -> None:

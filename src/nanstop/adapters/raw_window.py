@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,6 +45,24 @@ class BufferGroup:
     def restore(self, noted: Sequence[Any]) -> None:
         for notes, values in noted:
             notes.restore(values)
+
+    @contextmanager
+    def kept(self, *noted: Sequence[Any]) -> Iterator[None]:
+        with ExitStack() as scope:
+            for notes, values in self._each(noted):
+                scope.enter_context(notes.kept(*values))
+            yield
+
+    @contextmanager
+    def rewritten(self, *noted: Sequence[Any]) -> Iterator[None]:
+        with ExitStack() as scope:
+            for notes, values in self._each(noted):
+                scope.enter_context(notes.rewritten(*values))
+            yield
+
+    def _each(self, noted: Sequence[Sequence[Any]]) -> Iterator[tuple[BufferNotes, list[Any]]]:
+        for notes in list(self._known.values()):
+            yield notes, [values for each in noted for known, values in each if known is notes]
 
 
 @dataclass(slots=True)

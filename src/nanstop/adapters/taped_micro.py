@@ -70,6 +70,11 @@ class TapedMicro:
             call.play(values, replaced)
         return total(values[slot] for slot in self.tape.losses)
 
+    def leaves(self) -> list[Tensor]:
+        calls = self.tape.calls
+        held = (c.tensor for call in calls for c in leaves(call.args, call.kwargs, kind=Constant))
+        return [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf]
+
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
         """Yield names and tensors: the model's inputs as its forward calls them, those of the loss as the script does."""
         needed = self.tape.needed()

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from nanstop.core.sentinel import nonfinite
 from nanstop.core.step import Step
+from nanstop.core.untouched import Held, copy_of, holds, versions_kept, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,12 @@ class Trainable:
         """Return the bytes a snapshot would take now (optimizer state as far as it exists yet)."""
         tensors = [*self.parameters.values(), *self.state_tensors().values()]
         return sum(t.numel() * t.element_size() for t in tensors)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all that it holds."""
+        scaler = vars(self.scaler).values() if self.scaler is not None else ()
+        of_scaler = [value for value in scaler if isinstance(value, Tensor)]
+        return [*self.parameters.values(), *self.state_tensors().values(), *of_scaler]
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the optimizer's tensors as ``PARAMETER:KEY``."""
@@ -86,7 +93,7 @@ class Snapshot:
         self.parameters = {name: keep(p) for name, p in trainable.parameters.items()}
         optimizer = trainable.optimizer
         self._state = (
-            {p: {k: keep(v) for k, v in e.items()} for p, e in optimizer.state.items()}
+            {p: (e, {k: keep(v) for k, v in e.items()}) for p, e in optimizer.state.items()}
             if optimizer is not None
             else {}
         )
@@ -114,7 +121,7 @@ class Snapshot:
         return _trained(self.trainable.optimizer) == self._trained
 
     def restore(self) -> None:
-        """Put everything back bitwise, into the same tensors; state made since then goes.
+        """Put everything back bitwise, into the same tensors, at the versions that they have; state made since then goes.
 
         Groups that the optimizer was given since then stay as they are.
         """
@@ -123,10 +130,12 @@ class Snapshot:
         optimizer = self.trainable.optimizer
         if optimizer is not None:
             optimizer.state.clear()
-            for parameter, entries in self._state.items():
-                optimizer.state[parameter] = {
-                    k: v.put_back() if isinstance(v, _Kept) else v for k, v in entries.items()
-                }
+            for parameter, (state, entries) in self._state.items():
+                state.clear()
+                state.update(
+                    {k: v.put_back() if isinstance(v, _Kept) else v for k, v in entries.items()}
+                )
+                optimizer.state[parameter] = state
             for group, values in zip(optimizer.param_groups, self._groups, strict=False):
                 group.update(values)
         if self._scaler is not None:
@@ -136,7 +145,7 @@ class Snapshot:
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """Be at the snapshot inside the context and back at the present state, bitwise, after it."""
-        with self._trained_as_then():
+        with self._trained_as_then(), versions_kept(self.trainable.tensors()):
             present = Snapshot(self.trainable)
             self.restore()
             try:
@@ -341,11 +350,15 @@ _RETRY = 64
 _UNSEEN = frozenset({"running_mean", "running_var"})
 """Buffers that a kernel writes without moving the version counter (``torch.native_batch_norm``)."""
 
+_COMPARED = 4
+"""Notes that find out which others are written so."""
+
 
 class BufferNotes:
     """Copies of a model's buffers that follow those a forward moves, at the cost of a version read each.
 
-    Returns to an earlier note put back values that a bad forward left behind (running statistics).
+    Returns to an earlier note put back values that a bad forward left behind (running statistics). The first notes
+    compare values as well, which synchronises the device: what is written through ``data`` is always copied from then on.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -355,23 +368,61 @@ class BufferNotes:
             for name, buffer in module._buffers.items()
             if buffer is not None and not buffer.is_inference()
         ]
+        self._unseen = {i for i, (_, name) in enumerate(self._places) if name in _UNSEEN}
+        self._num_compared = 0
         self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
 
     def note(self) -> tuple[_BufferNote, ...]:
         """Return the buffers as they are now; only those that moved since the last note are copied."""
+        if self._num_compared < _COMPARED:
+            self._num_compared += 1
+            self._compare()
         for index, (holder, name) in enumerate(self._places):
-            if name in _UNSEEN or self._seen[index].moved(holder[name]):
+            if index in self._unseen or self._seen[index].moved(holder[name]):
                 self._seen[index] = _BufferNote.of(holder[name])
         return tuple(self._seen)
 
     def restore(self, notes: Sequence[_BufferNote]) -> None:
-        """Put back every buffer that moved since ``notes`` were taken."""
+        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions."""
         for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
-            if name in _UNSEEN or note.moved(holder[name]):
-                holder[name] = note.tensor
-                with torch.no_grad():
-                    note.tensor.copy_(note.copy)
-                self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
+            holder[name] = note.tensor
+            write(note.tensor, note.copy)
+            self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
+
+    @contextmanager
+    def kept(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
+        """Undo on exit what is done to the buffers inside, and to tensors of earlier ``notes`` that take their place."""
+        present, seen = [holder[name] for holder, name in self._places], list(self._seen)
+        tensors = self._tensors(*notes)
+        held = [Held.of(tensor) for tensor in tensors]
+        try:
+            with versions_kept(tensors):
+                yield
+        finally:
+            for (holder, name), tensor in zip(self._places, present, strict=True):
+                holder[name] = tensor
+            for one in held:
+                one.put_back()
+            self._seen = seen
+
+    @contextmanager
+    def rewritten(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
+        """Let last what is done to the buffers inside, as if the script's own run had left it: at their versions now."""
+        with versions_kept(self._tensors(*notes)):
+            yield
+        # Versions say no more what has moved.
+        self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
+
+    def _tensors(self, *notes: Sequence[_BufferNote]) -> list[Tensor]:
+        present = [holder[name] for holder, name in self._places]
+        earlier = [note.tensor for each in notes for note in each]
+        return list({id(t): t for t in (*present, *earlier) if t is not None}.values())
+
+    def _compare(self) -> None:
+        for index, (holder, name) in enumerate(self._places):
+            seen, present = self._seen[index], holder[name]
+            if not seen.moved(present) and not holds(seen.tensor, seen.copy):
+                self._unseen.add(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +434,7 @@ class _BufferNote:
     @classmethod
     def of(cls, tensor: Tensor | None) -> _BufferNote:
         assert tensor is not None
-        return cls(tensor, tensor._version, tensor.detach().clone())
+        return cls(tensor, tensor._version, copy_of(tensor))
 
     def moved(self, present: Tensor | None) -> bool:
         return present is not self.tensor or self.tensor._version != self.version

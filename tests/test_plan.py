@@ -5,6 +5,7 @@ import torch
 
 import nanstop
 import plan_models as models
+from nanstop.core.held import kept_awake
 from nanstop.demo import tiny
 from nanstop.demo.dpo import PLANTED, massive_gemma3
 
@@ -284,7 +285,9 @@ def bf16_run(tmp_path, *, steps, plan=None, float32=False):
             losses.append(float(w.step(lambda ids: model(input_ids=ids, labels=ids).loss, ids)))
             w.update()
         exact = tiny.qwen2()
-        exact.load_state_dict({name: t.float() for name, t in model.state_dict().items()})
+        with kept_awake(model):  # a state_dict has what is stored: bfloat16
+            weights = {name: p.detach().float() for name, p in model.named_parameters()}
+        exact.load_state_dict({**exact.state_dict(), **weights})
     return losses, float(exact(input_ids=ids, labels=ids).loss.detach())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanstop.adapters.autowatch import opened
+from nanstop.core.tracebacks import passes_through
 from nanstop.errors import NanstopError
 from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.run.announce import announcer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from nanstop.adapters.planned import Applied, Plan
     from nanstop.report.run_report import RunReport
+
+__tracebackhide__ = passes_through
 
 
 class Watch:

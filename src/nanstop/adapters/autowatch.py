@@ -20,6 +20,9 @@ from typing import Any
 from nanstop.adapters.script_warnings import show_at_script
 from nanstop.adapters.table import Table
 from nanstop.core.own_code import is_own
+from nanstop.core.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 OpenSession = Callable[[Any, Any], Any]
 """Called with (view, facts) when training is about to begin; returns a session."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
+from nanstop.core.held import at_rest
 from nanstop.core.sentinel import nonfinite
+from nanstop.core.tracebacks import passes_through
 from nanstop.records import PrecisionPlan
 from nanstop.run.plan_file import load_plan, save_plan
 
 if TYPE_CHECKING:
     from nanstop.adapters.hf import TrainerWatch
+
+__tracebackhide__ = passes_through
 
 
 PLAN = "nanstop-plan.yaml"
@@ -68,29 +68,11 @@ class CheckpointGuard:
             if bad:
                 self._refuse(path, bad)
             else:
-                with self._in_the_users_formats():
+                with at_rest(self._watch.host.root):
                     save()
                 self._last_good = path
         finally:
             self._inside = False
-
-    @contextmanager
-    def _in_the_users_formats(self) -> Iterator[None]:
-        """Have every parameter in the format that it had when watching began, whatever remedy holds it in another."""
-        parameters = dict(self._watch.host.root.named_parameters())
-        held: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for name, dtype in self._watch.host.formats.items():
-            parameter = parameters.get(name)
-            if parameter is not None and parameter.dtype != dtype:
-                held.append((parameter, parameter.data, parameter.grad))
-                parameter.grad = None
-                parameter.data = parameter.data.to(dtype)
-        try:
-            yield
-        finally:
-            for parameter, data, gradient in held:
-                parameter.data = data
-                parameter.grad = gradient
 
     def _bad_parameters(self) -> tuple[str, ...]:
         root = self._watch.host.root
@@ -111,7 +93,7 @@ class CheckpointGuard:
         snapshot = watch.keeper.snapshot
         if kept is None and snapshot is not None and path.name:
             kept = path.with_name(f"{path.name}-last-good")
-            with snapshot.loaded(), self._in_the_users_formats():
+            with snapshot.loaded(), at_rest(self._watch.host.root):
                 self._save_model(str(kept), True)
         if not watch.session.checkpoint_refused(str(path), bad, str(kept or "")):
             watch.trainer.control.should_training_stop = True

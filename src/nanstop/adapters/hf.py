@@ -30,8 +30,11 @@ from nanstop.adapters.patches import Patches
 from nanstop.adapters.signatures import is_numeric, phase_of
 from nanstop.core.sentinel import Reading, total_norm
 from nanstop.core.snapshot import SnapshotKeeper
+from nanstop.core.tracebacks import passes_through
 from nanstop.errors import NanstopError
 from nanstop.records import RunFacts, StepId
+
+__tracebackhide__ = passes_through
 
 OpenSession = Callable[[HfView, RunFacts], Any]
 

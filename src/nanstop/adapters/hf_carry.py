@@ -23,8 +23,11 @@ from nanstop.adapters.hf_step import (
 )
 from nanstop.core.sentinel import nonfinite
 from nanstop.core.snapshot import Rewind, ready_scaler
+from nanstop.core.tracebacks import passes_through
 from nanstop.core.untouched import versions_kept
 from nanstop.records import Atom
+
+__tracebackhide__ = passes_through
 
 
 class Carrier:

@@ -17,10 +17,13 @@ from nanstop.adapters.run_again import run_again
 from nanstop.adapters.signatures import is_numeric
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.step import Batch, ModelView
+from nanstop.core.tracebacks import passes_through
 from nanstop.records import RunFacts, Signal, StepId
 
 if TYPE_CHECKING:
     from nanstop.adapters.hf import TrainerWatch
+
+__tracebackhide__ = passes_through
 
 
 class EvaluationGuard:

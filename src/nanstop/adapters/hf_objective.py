@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nanstop.core.tracebacks import passes_through
 from nanstop.records import Signal, StepId
 from nanstop.rules.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
 
 if TYPE_CHECKING:
     from nanstop.adapters.patches import Patches
+
+__tracebackhide__ = passes_through
 
 _REWARDS, _LOGPS = "_calculate_rewards", "_get_per_token_logps_and_entropies"
 Note = Callable[[str, Any], None]

@@ -15,12 +15,16 @@ from torch import Tensor, nn
 
 from nanstop.adapters import _compat, ledger
 from nanstop.adapters.run_again import run_again
+from nanstop.core.held import kept_awake
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
 from nanstop.core.step import Batch, ModelView
+from nanstop.core.tracebacks import passes_through
 from nanstop.core.unheard import unheard
 from nanstop.core.untouched import versions_kept
 from nanstop.records import Atom, RunFacts, StepId
+
+__tracebackhide__ = passes_through
 
 
 @dataclass(slots=True)
@@ -88,7 +92,6 @@ class Reentry:
         self.buffers = BufferNotes(self.root)
         self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
         self.position: tuple[Window, int] | None = None
-        self.formats: dict[str, torch.dtype] = {}
         self._python_rng: tuple[Any, ...] = ()
         self._recording: Micro | None = None
         self._replaying: tuple[Micro, Any] | None = None
@@ -96,7 +99,6 @@ class Reentry:
     def attach(self) -> None:
         """Take the model that is there now: preparation may have moved or replaced it."""
         self.root = _compat.unwrapped(self.trainer.model)
-        self.formats = {n: p.dtype for n, p in self.root.named_parameters()}
         self.buffers = BufferNotes(self.root)
 
     def learning_rates(self) -> tuple[float, ...]:
@@ -317,6 +319,7 @@ def isolation(
     earlier = [micro.buffers for window in windows for micro in window.micros]
     with ExitStack() as undo:
         undo.enter_context(unheard())
+        undo.enter_context(kept_awake(root))
         undo.callback(restore_rng, note_rng())
         undo.enter_context(ledger.kept((trainer,)))
         kept = (

@@ -26,7 +26,10 @@ from nanstop.core.rng import note_rng
 from nanstop.core.sentinel import total_norm
 from nanstop.core.snapshot import BufferNotes, ready_scaler
 from nanstop.core.step import Batch
+from nanstop.core.tracebacks import passes_through
 from nanstop.errors import NanstopError
+
+__tracebackhide__ = passes_through
 
 
 class FunctionMicro:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.adapters.run_again import run_again
+from nanstop.core.held import kept_awake
 from nanstop.core.rng import RngState, note_rng, restore_rng
 from nanstop.core.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
 from nanstop.core.step import Batch, ModelView
@@ -168,6 +169,7 @@ class LoopStep:
         kept = self.trainable() if with_update else Trainable({}, None, scaler)
         with ExitStack() as undo:
             undo.enter_context(unheard())
+            undo.enter_context(kept_awake(root))
             undo.callback(restore_rng, note_rng())
             undo.enter_context(versions_kept((*leaves, *kept.tensors())))
             undo.callback(_set_gradients, [(p, p.grad) for p in leaves])

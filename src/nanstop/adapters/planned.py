@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,9 +24,11 @@ from nanstop.adapters.calibration import (
     taken,
 )
 from nanstop.adapters.plain_view import PlainView
+from nanstop.core.stand_in import standing_in
 from nanstop.errors import NanstopError
 from nanstop.records import Calibration, PrecisionPlan
-from nanstop.remedies.plan import atoms_of, planned
+from nanstop.remedies.lasting import lasting
+from nanstop.remedies.plan import atoms_of
 from nanstop.report.plan_text import render
 from nanstop.run.plan_file import load_plan, save_plan
 from nanstop.run.planning import plan_precision
@@ -82,14 +85,18 @@ class Plan:
 
 
 class Applied:
-    """A plan in force."""
+    """A plan in force, as long as its model is there or until ``close``, whether anybody keeps this object or not."""
 
     def __init__(self, view: Any, record: PrecisionPlan) -> None:
         self._undo = ExitStack()
-        self._undo.enter_context(planned(view, record))
+        self._undo.enter_context(lasting(view, atoms_of(record, view)))
+        self._undo.enter_context(standing_in(view.root, "_nanstop_plan", self))
+        # Left to the end of the interpreter, generators would be finished when their modules are gone.
+        self._at_exit = weakref.finalize(view.root, _close, weakref.ref(self))
 
     def close(self) -> None:
         """Undo the plan; calling it again does nothing."""
+        self._at_exit.detach()
         self._undo.close()
 
     def __enter__(self) -> Applied:
@@ -97,6 +104,12 @@ class Applied:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self.close()
+
+
+def _close(plan: weakref.ref[Applied]) -> None:
+    applied = plan()
+    if applied is not None:
+        applied.close()
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

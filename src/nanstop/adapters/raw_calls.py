@@ -33,12 +33,13 @@ from nanstop.adapters.tape import Tape
 from nanstop.adapters.tape_calls import by_torch_alone, tensors, total
 from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.core.rng import note_rng
+from nanstop.core.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 MAX_MICROS = 256
 """Micro-batches of a window that are kept: a loop whose updates are not seen must not fill the memory."""
-
 NO_MODEL = "no model call was seen before this backward"
-
 _OP_SECONDS = 6e-6
 _TIME_SHARE = 0.01
 _FREE_SECONDS = 250e-6

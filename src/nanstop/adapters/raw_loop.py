@@ -40,8 +40,11 @@ from nanstop.adapters.signatures import is_numeric
 from nanstop.adapters.table import Table
 from nanstop.adapters.tape_calls import total
 from nanstop.adapters.taped_micro import TapedMicro
+from nanstop.core.tracebacks import passes_through
 from nanstop.core.weights import param_groups
 from nanstop.errors import NanstopError
+
+__tracebackhide__ = passes_through
 
 _INSIDE = "a hook on gradients updates the weights inside backward"
 _log = logging.getLogger("nanstop")

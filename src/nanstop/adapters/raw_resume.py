@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from nanstop.adapters.facts import facts_of_loop
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.table import Table
+from nanstop.core.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 SCALER = "scaler"
 

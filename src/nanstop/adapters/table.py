@@ -6,6 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from nanstop.core.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
 
 class Table:
     """Attributes of classes and modules that were replaced, and hooks that were registered."""

@@ -29,6 +29,9 @@ from nanstop.adapters.tape_calls import (
 )
 from nanstop.core.numerics import has_bad
 from nanstop.core.rng import RngState
+from nanstop.core.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 MAX_CALLS = 4096
 """Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""

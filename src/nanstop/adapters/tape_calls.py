@@ -16,6 +16,9 @@ from torch import Tensor
 
 from nanstop.core.own_code import is_wrapper
 from nanstop.core.rng import RngState, restore_rng
+from nanstop.core.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 by_torch_alone = torch._C.DisableTorchFunction
 """Reading a tensor's attributes is a call that function modes of the script would see."""

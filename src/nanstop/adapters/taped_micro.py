@@ -13,6 +13,9 @@ from nanstop.adapters.tape import Tape
 from nanstop.adapters.tape_calls import Call, Constant, leaves, total, variable_names
 from nanstop.core.rng import RngState
 from nanstop.core.step import Batch
+from nanstop.core.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 
 class TapedMicro:

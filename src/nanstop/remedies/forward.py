@@ -1,20 +1,27 @@
 """Another format for a module's forward: callables that stand in for ``module.forward`` on the instance.
 
-They are picklable and copy with their module, keep the signature of what they wrap, leave parameters, state_dict and
-optimizer untouched, and are entered again when gradient checkpointing recomputes.
+They stay behind when their module is copied or pickled, keep the signature of what they wrap, leave parameters,
+state_dict and optimizer untouched, and are entered again when gradient checkpointing recomputes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nanstop.remedies.storage import HALF, round_into
+from nanstop.core.held import awake, round_into
+from nanstop.core.stand_in import standing_in
+from nanstop.core.tracebacks import passes_through
+from nanstop.remedies.storage import HALF
+
+__tracebackhide__ = passes_through
 
 Forward = Callable[..., Any]
 
@@ -22,18 +29,39 @@ Forward = Callable[..., Any]
 @contextmanager
 def forward_replaced(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
     """Let ``wrapper`` be called in place of ``module.forward``; what stood on the instance is put back on exit."""
-    attributes = vars(module)
-    own = "forward" in attributes
-    inner = module.forward
-    wrapper.bind(module, inner)
-    attributes["forward"] = wrapper
-    try:
+    wrapper.bind(module, module.forward)
+    with standing_in(module, "forward", _method_for(wrapper)):
         yield
-    finally:
-        if own:
-            attributes["forward"] = inner
-        else:
-            del attributes["forward"]
+
+
+def wrapper_of(forward: Any) -> Wrapper | None:
+    """Return the wrapper that is called in place of a module's forward, the outermost, if there is one."""
+    return getattr(forward, "wrapper", None)
+
+
+def _method_for(wrapper: Wrapper) -> Forward:
+    """Return what calls the wrapper: a method, or a function where one stands on the instance.
+
+    It looks like what it stands for to those who take methods apart: ``inspect`` follows ``__wrapped__`` (Trainer reads
+    column names so), ``torch.jit.script`` reads that source and looks names up in the globals.
+    """
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # the globals of this frame are the script's
+        return wrapper(*args, **kwargs)
+
+    def method(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # the globals of this frame are the script's
+        return wrapper(*args, **kwargs)
+
+    inner: Any = wrapper.inner
+    bound = getattr(inner, "__self__", None) is wrapper.module
+    made, stood_for = (method, inner.__func__) if bound else (forward, inner)
+    known = getattr(stood_for, "__globals__", made.__globals__)
+    function = FunctionType(made.__code__, known, "forward", None, made.__closure__)
+    functools.update_wrapper(function, stood_for)
+    vars(function).update(wrapper=wrapper)
+    return MethodType(function, wrapper.module) if bound else function
 
 
 def callable_modules(root: nn.Module) -> Iterator[nn.Module]:
@@ -41,19 +69,42 @@ def callable_modules(root: nn.Module) -> Iterator[nn.Module]:
     return (part for part in root.modules() if type(part).forward is not nn.Module.forward)
 
 
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
+"""Whether ``torch.export`` is looking (torch 2.7 and later can say so)."""
+
+
 class Wrapper:
-    """Calls the forward that it wraps; subclasses say in what circumstances."""
+    """Calls the forward that it wraps; subclasses say in what circumstances.
+
+    What is traced or exported is the script's own forward, where its tensors are at rest: the graph leaves the process. ``is_compiled``: whether
+    ``torch.compile`` has made the circumstances part of its code.
+    """
 
     module: nn.Module
     inner: Forward
+    is_compiled = False
 
     def bind(self, module: nn.Module, inner: Forward) -> None:
         self.module = module
         self.inner = inner
-        self.__wrapped__ = inner  # inspect.signature follows it; Trainer reads column names so
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs)
+        if torch._C._get_tracing_state() is not None or _is_exporting():
+            run = self.call if self.is_wide() else self.inner
+            return run(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            self.is_compiled = True
+            return self.call(*args, **kwargs)
+        with awake(self.module):
+            return self.call(*args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward that it wraps in the circumstances of this wrapper."""
+        raise NotImplementedError
+
+    def is_wide(self) -> bool:
+        """Return whether the wrapped forward cannot do without: what it computes with is in another format now."""
+        return False
 
 
 class Float32Forward(Wrapper):
@@ -67,7 +118,7 @@ class Float32Forward(Wrapper):
         self.device_type = device_type
         self.narrow = narrow
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         emitted = entry_format(args, kwargs) or parameter_format(self.module)
         args, kwargs = pytree.tree_map(widened, (args, kwargs))
         with torch.autocast(self.device_type, enabled=False), float32_inside(self.module):
@@ -78,10 +129,10 @@ class Float32Forward(Wrapper):
 class Float32Recompute(Float32Forward):
     """For modules below an island: float32 when checkpointing re-enters them in backward, past the island's own call."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() == -1:
             return self.inner(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        return super().call(*args, **kwargs)
 
 
 class WideOwnerForward(Wrapper):
@@ -93,6 +144,9 @@ class WideOwnerForward(Wrapper):
     def __init__(self, emitted: torch.dtype) -> None:
         self.emitted = emitted
 
+    def is_wide(self) -> bool:
+        return any(p is not None and p.dtype not in HALF for p in self.module._parameters.values())
+
     @contextmanager
     def emitting(self, dtype: torch.dtype) -> Iterator[None]:
         """Emit ``dtype`` for ids meanwhile: inside an island nothing is narrow."""
@@ -102,7 +156,7 @@ class WideOwnerForward(Wrapper):
         finally:
             self.emitted = before
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         entry = entry_format(args, kwargs) or self.emitted
         args, kwargs = pytree.tree_map(widened, (args, kwargs))
         with float32_inside(self.module, recurse=False):
@@ -117,7 +171,7 @@ class AutocastForward(Wrapper):
         self.device_type = device_type
         self.dtype = dtype
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device_type, dtype=self.dtype):
             return self.inner(*args, **kwargs)
 
@@ -136,7 +190,7 @@ class AutocastOverride(Wrapper):
         self.replaced = replaced
         self.dtype = dtype
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         device = self.device_type
         if not torch.is_autocast_enabled(device):
             return self.inner(*args, **kwargs)
@@ -154,7 +208,10 @@ class InputCast(Wrapper):
         self.replaced = replaced
         self.dtype = dtype
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def is_wide(self) -> bool:
+        return not any(p.dtype in self.replaced for p in self.module.parameters())
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map(self.cast, (args, kwargs))
         return self.inner(*args, **kwargs)
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import torch
 from torch import nn
 
+from nanstop.core.held import saved_plain, swapped
 from nanstop.core.step import ModelView
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
@@ -21,8 +22,9 @@ from nanstop.remedies.forward import (
     callable_modules,
     computing_in,
     forward_replaced,
+    wrapper_of,
 )
-from nanstop.remedies.storage import HALF, state_swapped, stored_in, swapped
+from nanstop.remedies.storage import HALF, state_swapped, stored_in
 
 _FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -43,8 +45,9 @@ def _island(view: ModelView, target: str, *, narrow: bool) -> Iterator[None]:
     module = module_named(view, target)
     with ExitStack() as undo:
         for part in callable_modules(module):
-            if isinstance(part.forward, WideOwnerForward):
-                undo.enter_context(part.forward.emitting(torch.float32))
+            owner = wrapper_of(part.forward)
+            if isinstance(owner, WideOwnerForward):
+                undo.enter_context(owner.emitting(torch.float32))
             kind = Float32Forward if part is module else Float32Recompute
             wrapper = kind(view.device_type, narrow=narrow and part is module)
             undo.enter_context(forward_replaced(part, wrapper))
@@ -94,6 +97,7 @@ def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
         if view.optimizer is not None:
             undo.enter_context(state_swapped(view.optimizer, trainable, torch.float32))
         undo.enter_context(swapped(trainable, torch.float32))
+        undo.enter_context(saved_plain(view.root))
         yield
 
 
@@ -132,4 +136,5 @@ def _in_format(
         if view.optimizer is not None:
             undo.enter_context(state_swapped(view.optimizer, tensors, dtype))
         undo.enter_context(swapped(tensors, dtype))
+        undo.enter_context(saved_plain(view.root))
         yield

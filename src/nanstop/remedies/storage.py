@@ -1,13 +1,14 @@
-"""The format in which parameters, buffers and optimizer state are stored, changed for a while.
+"""What is stored in which format, and the optimizer's state held in another.
 
-Casting there and back is not an undo: a float32 LoRA matrix or rope buffer in a half model would lose bits. So the
-storage that was there is kept and put back, and only elements that changed meanwhile are rounded into it.
+Casting there and back is not an undo: so the storage that was there is kept and put back, and only elements that changed
+meanwhile are rounded into it. Parameters and buffers: see ``held``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -15,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.core.held import holder, round_into
 from nanstop.core.step import ModelView
 
 HALF = frozenset((torch.float16, torch.bfloat16))
-
-_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def stored_in(view: ModelView, formats: frozenset[torch.dtype]) -> tuple[Tensor, ...]:
@@ -32,84 +32,123 @@ def stored_in(view: ModelView, formats: frozenset[torch.dtype]) -> tuple[Tensor,
 
 
 @contextmanager
-def swapped(tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[None]:
-    """Hold ``tensors`` (leaves) and their gradients in ``dtype``; the same storages are back on exit.
-
-    The tensors stay the same objects, so an optimizer that holds them goes on. Tensors that share one storage share its
-    copy. What changed meanwhile is rounded into the old storage. Exit synchronises the device.
-    """
-    copies: dict[tuple[Any, ...], Tensor] = {}
-    with ExitStack() as undo:
-        for tensor in tensors:
-            old = tensor.data
-            key = (old.untyped_storage().data_ptr(), old.storage_offset(), old.shape, old.stride())
-            if key not in copies or not old.numel():
-                copies[key] = old.to(dtype)
-            undo.enter_context(_held_as(tensor, copies[key]))
-        yield
-
-
-@contextmanager
-def _held_as(tensor: Tensor, data: Tensor) -> Iterator[None]:
-    old, old_grad = tensor.data, tensor.grad
-    _assign(tensor, data, None if old_grad is None else old_grad.to(data.dtype))
-    try:
-        yield
-    finally:
-        grad = tensor.grad
-        if grad is not None and old_grad is not None:
-            round_into(old_grad, grad)
-            grad = old_grad
-        elif grad is not None:
-            grad = grad.to(old.dtype)
-        round_into(old, tensor.data)
-        _assign(tensor, old, grad)
-
-
-def _assign(tensor: Tensor, data: Tensor, grad: Tensor | None) -> None:
-    tensor.grad = None  # torch refuses a gradient of another format, even for the moment between
-    tensor.data = data
-    tensor.grad = grad
-
-
-@contextmanager
 def state_swapped(
     optimizer: Optimizer, parameters: Iterable[Tensor], dtype: torch.dtype
 ) -> Iterator[None]:
     """Hold the half-precision optimizer state of ``parameters`` in ``dtype``; back in its format and storage on exit.
 
     Enter before the parameters themselves are swapped. State that is created meanwhile takes the format of its
-    parameter on exit; step counts, which are scalars, stay as they are. Exit synchronises the device.
+    parameter on exit; step counts, which are scalars, stay as they are. What leaves the optimizer meanwhile (its
+    ``state_dict``, a copy, a pickle) has the formats of the exit, and what is loaded is widened before the next step.
     """
-    held = tuple(parameters)
-    noted = {
-        (parameter, name): value
-        for parameter in held
-        for name, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor) and value.dtype in HALF
-    }
-    for (parameter, name), value in noted.items():
-        optimizer.state[parameter][name] = value.to(dtype)
+    optimizer = innermost(optimizer)
+    state = _WideState(optimizer, {p: plain_format(p) for p in parameters}, dtype)
+    state.widen()
+    handle = optimizer.register_step_pre_hook(state.widen)
+    try:
+        with state_saved_as(optimizer, state.plain):
+            yield
+    finally:
+        handle.remove()
+        state.restore()
+
+
+@contextmanager
+def state_saved_as(
+    optimizer: Optimizer, plain: Callable[[Any, dict[str, Any]], dict[str, Any]]
+) -> Iterator[None]:
+    """Have what leaves an optimizer (its ``state_dict``, a copy, a pickle) hold ``plain(parameter, entries)``."""
+
+    def saved(_: Optimizer, found: dict[str, Any]) -> None:
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        packed = [place for group in found["param_groups"] for place in group["params"]]
+        given = found["state"]
+        made = {n: plain(p, given.get(n, {})) for n, p in zip(packed, every, strict=True)}
+        found["state"] = given | {n: entries for n, entries in made.items() if entries}
+
+    def copied() -> dict[str, Any]:
+        found = dict(before())
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        made = {p: plain(p, found["state"].get(p, {})) for p in every}
+        filled = {p: entries for p, entries in made.items() if entries}
+        return {**found, "state": defaultdict(dict, found["state"] | filled)}
+
+    before = optimizer.__getstate__
+    own = vars(optimizer).get("__getstate__")
+    handle = optimizer.register_state_dict_post_hook(saved)
+    vars(optimizer)["__getstate__"] = copied
     try:
         yield
     finally:
-        for parameter in held:
-            state = optimizer.state.get(parameter, {})
+        handle.remove()
+        del vars(optimizer)["__getstate__"]
+        if own is not None:
+            vars(optimizer)["__getstate__"] = own
+
+
+class _WideState:
+    """The state of some parameters of an optimizer in another format. ``formats``: those of the parameters."""
+
+    def __init__(
+        self, optimizer: Optimizer, formats: Mapping[Tensor, torch.dtype], dtype: torch.dtype
+    ) -> None:
+        self.optimizer = optimizer
+        self.formats = formats
+        self.dtype = dtype
+        self.noted = {
+            (parameter, name): value
+            for parameter in formats
+            for name, value in optimizer.state.get(parameter, {}).items()
+            if _is_half(value)
+        }
+
+    def widen(self, *_: Any) -> None:
+        """Have what is in half precision in ``dtype``; an optimizer's step pre-hook."""
+        for parameter in self.formats:
+            state = self.optimizer.state.get(parameter, {})
             for name, value in state.items():
-                if (parameter, name) in noted:
-                    round_into(noted[parameter, name], value)
-                    state[name] = noted[parameter, name]
-                elif isinstance(value, Tensor) and value.dtype == dtype and value.dim():
-                    state[name] = value.to(parameter.dtype)
+                if _is_half(value) and value.dtype != self.dtype:
+                    state[name] = value.to(self.dtype)
+
+    def restore(self) -> None:
+        """Put back the tensors that were there, with what they have become."""
+        for parameter in self.formats:
+            state = self.optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                noted = self.noted.get((parameter, name))
+                if noted is not None:
+                    round_into(noted, value)
+                    state[name] = noted
+                else:
+                    state[name] = self._narrow(parameter, name, value)
+
+    def plain(self, parameter: Any, entries: dict[str, Any]) -> dict[str, Any]:
+        """Return the entries of a parameter in the formats of the exit."""
+        if parameter not in self.formats:
+            return entries
+        return {name: self._narrow(parameter, name, value) for name, value in entries.items()}
+
+    def _narrow(self, parameter: Tensor, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype != self.dtype:
+            return value
+        noted = self.noted.get((parameter, name))
+        if noted is not None:
+            return value.to(noted.dtype)
+        return value.to(self.formats[parameter]) if value.dim() else value
 
 
-def round_into(old: Tensor, new: Tensor) -> None:
-    """Write into ``old`` those elements of ``new`` that are not ``old``'s in ``new``'s format, bit for bit.
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """Return the torch optimizer itself, below accelerate's wrapper."""
+    while "optimizer" in vars(optimizer):
+        optimizer = vars(optimizer)["optimizer"]
+    return optimizer
 
-    Synchronises the device.
-    """
-    integer = _INTEGER[new.element_size()]
-    new = new.to(old.device)
-    changed = old.to(new.dtype).view(integer) != new.view(integer)
-    if changed.any():
-        old.copy_(torch.where(changed, new.to(old.dtype), old))
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in HALF
+
+
+def plain_format(parameter: Tensor) -> torch.dtype:
+    """Return the format that a parameter has for the script."""
+    held = holder(parameter)
+    return parameter.dtype if held is None else held.plain().dtype

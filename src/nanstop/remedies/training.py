@@ -14,13 +14,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
 
+from nanstop.core.held import swapped
 from nanstop.core.step import ModelView
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.remedies.storage import HALF, state_swapped, swapped
+from nanstop.remedies.storage import HALF, innermost, plain_format, state_saved_as, state_swapped
 
 _BNB_BLOCK = 256
 """Elements that share one scale in a bitsandbytes 8-bit state."""
@@ -93,11 +94,27 @@ def fp32_optimizer_state(view: ModelView, atom: Atom) -> Iterator[None]:
 
 
 def optimizer_swap(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
-    """AdamW with float32 state behind the object that the host holds, going on from the moments it has."""
+    """AdamW with float32 state behind the object that the host holds, going on from the moments it has.
+
+    What leaves an Adam of torch's holds the moments that it would go on from.
+    """
     if atom.value != "adamw":
         raise NanstopError(f"{atom}: the value must be adamw")
-    optimizer = _optimizer(view, atom)
-    return _around_step(optimizer, _Replacement(optimizer).step_instead)
+    return _optimizer_swap(_optimizer(view, atom))
+
+
+@contextmanager
+def _optimizer_swap(optimizer: Optimizer) -> Iterator[None]:
+    replacement = _Replacement(optimizer)
+    loaded = optimizer.register_load_state_dict_post_hook(lambda _: replacement.state.clear())
+    try:
+        with (
+            state_saved_as(optimizer, replacement.saved),
+            _around_step(optimizer, replacement.step_instead),
+        ):
+            yield
+    finally:
+        loaded.remove()
 
 
 class _Replacement:
@@ -147,6 +164,19 @@ class _Replacement:
             )
             for parameter, value in zip(held, values, strict=True):
                 parameter.copy_(value)
+
+    def saved(self, parameter: Any, entries: dict[str, Any]) -> dict[str, Any]:
+        """Return what the host's state of a parameter would be; of another kind of optimizer what it is."""
+        if parameter not in self.state or not isinstance(self.host, torch.optim.Adam | AdamW):
+            return entries
+        first, second, steps = self.state[parameter]
+        known = {"step": steps, "exp_avg": first, "exp_avg_sq": second}
+        formats = {name: value.dtype for name, value in entries.items() if name in known}
+        usual = {"step": steps.dtype}
+        return entries | {
+            name: value.to(formats.get(name, usual.get(name, plain_format(parameter))))
+            for name, value in known.items()
+        }
 
     def _moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if parameter not in self.state:
@@ -226,9 +256,7 @@ def _optimizer(view: ModelView, atom: Atom) -> Optimizer:
     optimizer = view.optimizer
     if optimizer is None:
         raise NanstopError(f"{atom}: this run has no optimizer yet")
-    while "optimizer" in vars(optimizer):
-        optimizer = vars(optimizer)["optimizer"]
-    return optimizer
+    return innermost(optimizer)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -235,9 +235,9 @@ class Session:
         """Switch remedies on until the run ends, and save them as the run's plan."""
         new = tuple(atom for atom in atoms if atom not in self._in_force)
         if new:
-            from nanstop.remedies.table import applied
+            from nanstop.remedies.lasting import lasting
 
-            self._adopted.enter_context(applied(self.view, new))
+            self._adopted.enter_context(lasting(self.view, new))
             self._in_force += new
             self.store.save_plan(self._in_force)
 

@@ -59,6 +59,7 @@ def test_planted_overflow_is_named(model_type):
     check_planted(model_type, "float16 weights")
 
 
+@pytest.mark.slow
 def test_plan_agrees_with_float32():
     parity, plan = architectures_plan.planned(maker("gemma3_text"), seconds=30.0)
     assert parity.parity, parity

@@ -226,6 +226,7 @@ def fast_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_a_fast_case_is_right_in_every_column(name: str, fast_runs: dict[str, Said]) -> None:
     (case_truth,) = load_truths((name,))
@@ -235,6 +236,7 @@ def test_a_fast_case_is_right_in_every_column(name: str, fast_runs: dict[str, Sa
     assert rates([row])["quiet"] == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_a_watched_twin_ends_with_the_loss_of_the_unwatched_one(
     name: str, fast_runs: dict[str, Said]

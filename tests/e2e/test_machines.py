@@ -173,6 +173,40 @@ def test_every_command_works_elsewhere(elsewhere, command, code, said):
     assert found == code
 
 
+TRAINER = f"""
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+model = Qwen2ForCausalLM(Qwen2Config(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=2, pad_token_id=0,
+))
+ids = torch.arange(3, 11)
+settings = TrainingArguments(output_dir="out", max_steps=4, logging_steps=1, report_to=[],
+                             save_steps=2, disable_tqdm=True, use_cpu=True)
+
+class Divided(Trainer):
+    def compute_loss(self, model, inputs, **options):
+        loss = super().compute_loss(model, inputs, **options)
+        return loss / (self.state.global_step != 2)
+
+trainer = Divided(model=model, args=settings, train_dataset=[{{"input_ids": ids, "labels": ids}}] * 32)
+{ELSEWHERE}
+trainer.train()
+print("trained", all(bool(p.isfinite().all()) for p in model.parameters()))
+"""
+"""What is hidden is hidden after the imports: on Linux, transformers' own do not do without."""
+
+
+@pytest.mark.slow
+def test_a_trainer_is_watched_elsewhere(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINER)
+    ended = run(tmp_path, "train.py")
+    assert ended.out.endswith(b"trained True\n"), ended.err
+    (row,) = ended.rows
+    assert (row["step"], row["source"].rpartition(":")[0]) == (2, str(tmp_path / "train.py"))
+    assert "not watched" not in ended.err
+
+
 def test_a_console_without_every_letter_ends_nothing(tmp_path):
     place = tmp_path / "南停"
     place.mkdir()

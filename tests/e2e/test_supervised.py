@@ -181,6 +181,7 @@ def test_an_ordinary_exception_is_no_incident(start):
     assert err.rstrip().endswith("ValueError: mine")
 
 
+@pytest.mark.slow
 def test_killed_at_fifty_random_moments_everything_left_is_whole(tmp_path):
     """The store always loads, and no record of it or of the flight file is half one thing and half another."""
     context = multiprocessing.get_context("forkserver")

@@ -75,6 +75,7 @@ def test_a_signal_is_bisected_to_the_keys_that_cause_it(bisect_it, jobs):
     assert "  a: 1, not 0" in text
 
 
+@pytest.mark.slow
 def test_the_confirming_run_names_the_operation_that_a_signal_came_in(bisect_it):
     ending = """
 import torch

@@ -200,6 +200,7 @@ torch.save([*net.parameters(), torch.get_rng_state()], sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_healthy_runs_are_told_apart_by_the_first_layer_that_parts(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("loop.py").write_text(HEALTHY)

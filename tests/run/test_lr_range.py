@@ -1,5 +1,6 @@
 """``nanstop lr-range`` on scripts: the sweep runs in place of the training, and what cannot be swept is said."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from nanstop import cli
 from nanstop.errors import NanstopError
 from nanstop.report.codec import from_json
 from nanstop.run.lr_range import lr_range, render, result_file
+from nanstop.run.lr_sweep import sweep
 from nanstop.search.lr_range import LrRange
 
 TRAINING = f"""
@@ -161,8 +163,11 @@ NET = "import torch\nnet, rows = torch.nn.Linear(8, 1), torch.randn(32, 8)\n"
 )
 def test_a_loop_that_cannot_be_swept_is_said_to_be(script, text, message):
     script(NET + text)
-    with pytest.raises(NanstopError, match=message):
+    with pytest.raises(NanstopError, match=message) as raised:
         lr_range(["train.py"])
+    if "cannot be swept" in message:
+        module, _, name = raised.value.hint.partition("(")[0].rpartition(".")
+        assert getattr(importlib.import_module(module), name) is sweep
 
 
 @pytest.mark.parametrize(

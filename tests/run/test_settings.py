@@ -114,6 +114,20 @@ def test_a_json_config_stays_json(files, tmp_path):
     assert command[-1].endswith("config.json")
 
 
+def test_a_script_is_a_file_before_it_is_a_command_line(tmp_path):
+    """Its folder may have a space, or a letter that a shell would read."""
+    script = tmp_path / "it's mine" / "train.py"
+    script.parent.mkdir()
+    script.write_text("")
+    for name, text in (("bad", "lr: 1"), ("good", "lr: 2")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    pair = read_pair(str(tmp_path / "bad.yaml"), str(tmp_path / "good.yaml"), str(script))
+    command = pair.form.command(pair.mixed(pair.items), tmp_path)
+    assert command[:2] == [sys.executable, str(script)]
+    with pytest.raises(NanstopError, match="is no command line"):
+        read_pair(str(tmp_path / "bad.yaml"), str(tmp_path / "good.yaml"), "it's gone.py")
+
+
 def command_pair(tmp_path, monkeypatch, bad, good):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")

@@ -102,9 +102,10 @@ def free_host_bytes() -> int:
     except (OSError, KeyError, ValueError):  # another system than Linux
         try:
             import psutil  # accelerate needs it
-        except ImportError:
+
+            return psutil.virtual_memory().available
+        except (ImportError, OSError):
             return 0
-        return psutil.virtual_memory().available
 
 
 def declared_dtype(config: Any) -> str | None:

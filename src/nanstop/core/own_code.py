@@ -49,8 +49,12 @@ def is_library(file: str) -> bool:
     return is_own(file) or _lies(file, _installed_folders()) or _is_installed(file, _LIBRARIES)
 
 
+@lru_cache(maxsize=4096)
 def lies_in(file: str, *modules: str) -> bool:
-    """Return whether a file is that of one of these modules or lies in its package; of those not imported none does."""
+    """Return whether a file is that of one of these modules or lies in its package.
+
+    Of modules that are not imported no code can be running: none of theirs is recognised.
+    """
     return any(_lies(file, _all_forms(_places(name))) for name in modules)
 
 

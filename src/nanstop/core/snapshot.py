@@ -108,7 +108,7 @@ class Snapshot:
 
     def copies(self) -> dict[int, _Kept]:
         """Return what is held, by the id of the tensor that it is a copy of."""
-        states = (kept for entries in self._state.values() for kept in entries.values())
+        states = (kept for _, entries in self._state.values() for kept in entries.values())
         held = (kept for kept in (*self.parameters.values(), *states) if isinstance(kept, _Kept))
         return {id(kept.tensor): kept for kept in held}
 

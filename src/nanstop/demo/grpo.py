@@ -7,7 +7,6 @@ of both configurations names the setting, and the facts of the published machine
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -53,7 +52,7 @@ def play(scenario: Scenario, echo: Callable[[str], None]) -> dict[str, Any]:
         report = _report(records)
         echo("\nWhich setting, of two configurations:")
         found = run_bisect(
-            read_pair(str(FAILING), str(SIMPLE), shlex.quote(str(SCRIPT))),
+            read_pair(str(FAILING), str(SIMPLE), str(SCRIPT)),
             limits=Limits(timeout=TIMEOUT),
             folder=folder,
             announce=lambda line: echo(f"  {line}"),

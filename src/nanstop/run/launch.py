@@ -179,11 +179,11 @@ def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
 
 def _typed() -> bool:
     """Return whether a SIGINT now comes from the terminal, which sends it to the whole foreground group."""
+    if not hasattr(os, "tcgetpgrp"):  # Windows: Ctrl-C reaches every process of the console
+        return True
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except AttributeError:  # Windows: Ctrl-C reaches every process of the console
-        return True
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return False
 
 

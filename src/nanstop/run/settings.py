@@ -164,7 +164,7 @@ def _is_config(given: str) -> bool:
 def _config_pair(bad: Path, good: Path, script: str | None) -> Pair:
     if not script:
         raise NanstopError("which script reads these configs?", hint="add --script train.py")
-    words = shlex.split(script)
+    words = [script] if Path(script).is_file() else _words(script)
     program = resolve_command(words)
     by_option = _takes_option(words)
     form = ConfigForm(tuple(program), bad.suffix, by_option)
@@ -218,12 +218,16 @@ def _command_pair(bad: str, good: str, script: str | None) -> Pair:
     return Pair(_without_left_out(bad_options), _without_left_out(good_options), form)
 
 
-def _parsed(command: str) -> tuple[list[str], dict[str, list[str]], frozenset[str]]:
-    """Return a command's first words, its options with their values, and the options written ``NAME=VALUE``."""
+def _words(command: str) -> list[str]:
     try:
-        words = shlex.split(command)
+        return shlex.split(command)
     except ValueError as error:
         raise NanstopError(f"`{command}` is no command line ({error})") from error
+
+
+def _parsed(command: str) -> tuple[list[str], dict[str, list[str]], frozenset[str]]:
+    """Return a command's first words, its options with their values, and the options written ``NAME=VALUE``."""
+    words = _words(command)
     head: list[str] = []
     options: dict[str, list[str]] = {}
     joined = set()

@@ -20,9 +20,14 @@ def diagonal(value: float, width: int = WIDTH) -> nn.Linear:
     return layer
 
 
-def ones(rows: int = 4, tokens: int = 6) -> Tensor:
-    """Return [rows, tokens, WIDTH] float32, all 1."""
-    return torch.ones(rows, tokens, WIDTH)
+def ones(rows: int = 4, tokens: int = 6, *, rising: float = 0.0) -> Tensor:
+    """Return [rows, tokens, WIDTH] float32, all 1. ``rising``: by how much more each token's first element is.
+
+    Among equal tokens it makes no difference which one is attended to, and no score has a gradient.
+    """
+    x = torch.ones(rows, tokens, WIDTH)
+    x[..., 0] += rising * torch.arange(tokens)
+    return x
 
 
 class Model(nn.Module):

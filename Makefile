@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all test-machines lint format bench architectures scoreboard scoreboard-peers clean
+.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures scoreboard scoreboard-peers clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,48 @@ test-all: $(VENV)/.dev
 # Of the last commit, in five clones: folders of any name, kernels of other CPUs, two threads, other seeds.
 test-machines: $(VENV)/.dev
 	$(PY) tools/test_machines.py
+
+# What pyproject.toml promises has an environment of its own at either end. `make smoke-lowest` has the torch of
+# constraints.txt: torch 2.6 for Linux comes with 3 GB of CUDA libraries, too much for each change.
+UNREACHABLE = { echo "$@: the packages could not be installed; is the package registry reachable?" >&2; exit 1; }
+QUIETLY := --quiet --disable-pip-version-check
+SMOKE := tests/adapters/test_hf.py tests/test_bookkeeping.py tests/test_facade.py
+
+.venv-lowest/.done: pyproject.toml constraints-lowest.txt
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install $(QUIETLY) -r constraints-lowest.txt || $(UNREACHABLE)
+	.venv-lowest/bin/pip install $(QUIETLY) -c constraints-lowest.txt -e ".[train,quant]" || $(UNREACHABLE)
+	touch $@
+
+test-lowest: .venv-lowest/.done
+	.venv-lowest/bin/nanstop env
+	.venv-lowest/bin/python -m pytest -q -W error -n 2 --dist loadfile -m "not slow and not gpu"
+
+.venv-lowest/.llamafactory: .venv-lowest/.done
+	.venv-lowest/bin/pip install $(QUIETLY) -c constraints-lowest.txt \
+		llamafactory==0.9.5 torchaudio==2.6.0 torchvision==0.21.0 || $(UNREACHABLE)
+	touch $@
+
+test-llamafactory: .venv-lowest/.llamafactory
+	.venv-lowest/bin/python -m pytest -q -W error tests/e2e/test_llamafactory.py
+
+.venv-smoke/.done: $(INPUTS) constraints-lowest.txt
+	test -x .venv-smoke/bin/python || $(PYTHON) -m venv .venv-smoke
+	.venv-smoke/bin/pip install $(QUIETLY) "$$(grep '^torch==' constraints.txt)" || $(UNREACHABLE)
+	grep -v '^torch==\|^bitsandbytes==' constraints-lowest.txt > .venv-smoke/lowest.txt
+	.venv-smoke/bin/pip install $(QUIETLY) -r .venv-smoke/lowest.txt || $(UNREACHABLE)
+	.venv-smoke/bin/pip install $(QUIETLY) --no-deps -e . || $(UNREACHABLE)
+	touch $@
+
+smoke-lowest: .venv-smoke/.done
+	.venv-smoke/bin/nanstop env
+	.venv-smoke/bin/python -m pytest -q -W error -n 2 -m "not slow and not gpu" $(SMOKE)
+
+test-newest:
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install $(QUIETLY) --upgrade --upgrade-strategy eager -e ".[train,quant,dev]" || $(UNREACHABLE)
+	.venv-newest/bin/nanstop env
+	.venv-newest/bin/python -m pytest -q -W error -n 2 --dist loadfile -m "not slow and not gpu"
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks
@@ -61,4 +103,4 @@ scoreboard-peers: $(VENV)/.dev .venv-peers/.done
 	OMP_NUM_THREADS=1 $(PY) benchmarks/scoreboard.py --peers
 
 clean:
-	rm -rf $(VENV) .venv-peers build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers .venv-lowest .venv-smoke .venv-newest build dist .pytest_cache .ruff_cache

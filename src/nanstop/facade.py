@@ -143,10 +143,15 @@ def watch(
 
                 require_fit(record, target)
             store = run_store(out)
-            open_session = opener(
-                chosen, store, announcer(store.folder), plan=record, opened=opened
-            )
-            inner = watch_trainer(target, open_session)
+            announce = announcer(store.folder)
+            open_session = opener(chosen, store, announce, plan=record, opened=opened)
+            try:
+                inner = watch_trainer(target, open_session)
+            except Exception as error:  # nanstop is never the reason a run dies
+                from nanstop.adapters._compat import not_watched
+
+                announce(not_watched(target, error))
+                return Watch(_Off(), store)
             known = target._nanstop_watch = Watch(inner, store)
         elif plan is not None:
             raise NanstopError(

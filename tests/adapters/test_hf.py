@@ -2,14 +2,17 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
 
 import hf_cases as cases
+import nanstop
 from nanstop.adapters import _compat
 from nanstop.adapters.hf import watch_trainer
 from nanstop.adapters.signatures import is_numeric, phase_of
+from nanstop.errors import NanstopError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
 
@@ -240,6 +243,46 @@ class TestEvaluation:
         with pytest.raises(IndexError, match="out of range in self"):
             cases.run(trainer, session=session)
         assert [(f.phase, len(f.step.batches)) for f in session.failures] == [("evaluate", 1)]
+
+
+class TestUnknownShapes:
+    """A trainer that is not as nanstop knows them trains as ever, and one sentence says that nobody watches."""
+
+    def plain(self, folder):
+        return cases.run(cases.build("trainer", folder, max_steps=2))
+
+    def test_a_trainer_that_lacks_a_seam_is_left_as_it_was(self, tmp_path, capsys):
+        trainer = cases.build("trainer", tmp_path, max_steps=2)
+        trainer.prediction_step = None
+        before = dict(vars(trainer))
+        with pytest.raises(NanstopError, match=r"transformers \S+ has no prediction_step"):
+            watch_trainer(trainer, cases.ScriptedSession(["redo"]).open)
+        watch = nanstop.watch(trainer)
+        assert vars(trainer) == before
+        assert re.search(
+            r"nanstop: this training goes on unwatched: Trainer of transformers \S+ has no",
+            capsys.readouterr().err,
+        )
+        assert self.plain(tmp_path).differences(cases.run(trainer)) == []
+        assert watch.incidents == ()
+
+    def test_a_session_that_cannot_be_opened_ends_the_watch_and_not_the_run(self, tmp_path, caplog):
+        def fail(view, facts):
+            raise AttributeError("no attribute 'of_a_later_version'")
+
+        trainer = cases.build("trainer", tmp_path, max_steps=2)
+        watch = watch_trainer(trainer, fail)
+        cases.seed()
+        cases.Fault(trainer)
+        trainer.train()
+        assert self.plain(tmp_path).differences(cases.result(trainer)) == []
+        (record,) = caplog.records
+        assert re.match(
+            r"nanstop: this training of Trainer of transformers \S+ goes on unwatched: AttributeError",
+            record.message,
+        )
+        assert "training_step" not in vars(trainer)
+        assert watch.session is None
 
 
 class TestPowerless:

@@ -10,7 +10,49 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.errors import NanstopError
+
 _CHECKPOINTING = "activation_checkpointing"
+
+
+_SEAMS = (
+    "train",
+    "training_step",
+    "prediction_step",
+    "evaluate",
+    "save_model",
+    "_prepare_inputs",
+    "_save_checkpoint",
+    "_maybe_log_save_evaluate",
+    "accelerator.clip_grad_norm_",
+    "callback_handler.on_pre_optimizer_step",
+)
+"""What a watch on a trainer stands in for: in every transformers from 4.57 on."""
+
+
+def missing_seams(trainer: Any) -> tuple[str, ...]:
+    """Return the names of what a watch needs of a trainer and this one lacks."""
+    return tuple(name for name in _SEAMS if not callable(_reach(trainer, name)))
+
+
+def described(trainer: Any) -> str:
+    """Return a trainer's class and the version of transformers that it is of."""
+    import transformers
+
+    return f"{type(trainer).__name__} of transformers {transformers.__version__}"
+
+
+def not_watched(trainer: Any, error: Exception) -> str:
+    """Return the sentence that says why a training goes on unwatched."""
+    why = error.message if isinstance(error, NanstopError) else f"{type(error).__name__}: {error}"
+    where = "" if isinstance(error, NanstopError) else f" of {described(trainer)}"
+    return f"this training{where} goes on unwatched: {why}"
+
+
+def _reach(owner: Any, path: str) -> Any:
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def inner_optimizer(optimizer: Any) -> Optimizer | None:

@@ -95,6 +95,7 @@ class Stage:
                 vars(one).clear()
                 vars(one).update(attributes)
                 one.__class__ = kind
+            vars(trainer.callback_handler).clear()
             vars(trainer.callback_handler).update(handler)
             self._snapshot.restore()
             buffers.restore(notes)

@@ -216,9 +216,9 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 
             scope.callback(watch_trainer(trainer, _open_session).close)
         except Exception as error:  # nanstop is never the reason a run dies
-            _log.warning(
-                "nanstop: this trainer is not watched (%s: %s)", type(error).__name__, error
-            )
+            from nanstop.adapters._compat import not_watched
+
+            _log.warning("nanstop: %s", not_watched(trainer, error))
         return trainer.train(*args, **kwargs)
 
 

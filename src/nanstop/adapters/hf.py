@@ -48,7 +48,11 @@ def watch_trainer(trainer: Any, open_session: OpenSession) -> TrainerWatch:
     """Watch ``trainer`` from its next ``train()`` on and return the watch, which ``close()`` ends.
 
     ``open_session(view, facts)`` is called once, when the optimizer exists. Nothing is attached to the model.
+    Errors: ``NanstopError`` for a trainer that lacks what a watch holds on to; it is left as it was.
     """
+    missing = _compat.missing_seams(trainer)
+    if missing:
+        raise NanstopError(f"{_compat.described(trainer)} has no {' and no '.join(missing)}")
     watch = TrainerWatch(trainer, open_session)
     watch.install()
     return watch
@@ -115,6 +119,18 @@ class TrainerWatch:
         except NanstopError as error:
             _log.warning("the plan of the checkpoint is not used: %s", error)
 
+    def _opened(self) -> bool:
+        """Open the session; where that fails, end the watch, say so, and let the training go on without it."""
+        try:
+            self.open()
+        except NanstopError:
+            raise
+        except Exception as error:
+            self.close()
+            self._training, self.session = False, None
+            _log.warning("nanstop: %s", _compat.not_watched(self.trainer, error))
+        return self._training
+
     def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
         """Return the id of the trainer's present step, or of the one given."""
         args = self.trainer.args
@@ -167,7 +183,8 @@ class TrainerWatch:
     def _on_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         if not self._training or self.host.busy:
             return self.host.training_step(model, inputs, num_items_in_batch)
-        self.open()
+        if not self._opened():
+            return self.host.training_step(model, inputs, num_items_in_batch)
         window = self._current_window()
         sync = self.trainer.accelerator.gradient_state.sync_gradients
         micro = Micro(model, inputs, num_items_in_batch, sync)

@@ -157,3 +157,39 @@ def test_the_manual_interface_leaves_what_its_loss_function_touches(network, fol
     plain = manual(network, None)
     assert plain.differences(manual(network, partial(watch_loop, open_session=opened))) == []
     assert any(report.replay is not None for report in store.reports.values())
+
+
+def scaled():
+    """Train two networks under one loss scaler, the second loss scaled before the first is looked at."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    scaler, outcome = torch.amp.GradScaler("cpu", init_scale=8.0), Outcome()
+    for step in range(4):
+        x = torch.randn(4, 3)
+        first, second = (scaler.scale(net(x).square().mean()) for net in nets)
+        (first * (float("nan") if step == 2 else 1)).backward()
+        scaler.unscale_(optimizers[0])
+        second.backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        outcome.note(f"scale {step}", scaler.get_scale())
+    for place, net in enumerate(nets):
+        for name, tensor in net.state_dict().items():
+            outcome.note(f"{place}.{name}", tensor.detach())
+    return outcome
+
+
+def test_a_loss_that_was_scaled_before_a_failure_can_still_be_used(folder):
+    store = Store(folder)
+    store.reset()
+    plain = scaled()
+    autowatch.install(opener(Policy(on_failure="observe"), store, lambda _: None))
+    try:
+        seen = scaled()
+    finally:
+        autowatch.unwatch()
+    assert plain.differences(seen) == []
+    assert any(report.replay is not None for report in store.reports.values())

@@ -75,7 +75,9 @@ def folder(tmp_path):
 
 def train(folder: Path, name: str, *, watched: bool, **settings):
     """Run ``llamafactory-cli train`` and return how it ended; its output is in ``folder/name``."""
-    config = folder / f"{name}.yaml"  # JSON is YAML; of `.json` files LLaMA-Factory 0.9.5 reads none
+    config = (
+        folder / f"{name}.yaml"
+    )  # JSON is YAML; of `.json` files LLaMA-Factory 0.9.5 reads none
     places = {
         "model_name_or_path": str(folder / "model"),
         "dataset_dir": str(folder),

@@ -99,7 +99,7 @@ class Held:
             return
         own_grad, grad = self._own_grad, self.tensor.grad
         if grad is not None and own_grad is not None and own_grad.shape == grad.shape:
-            round_into(own_grad, grad)
+            round_into(own_grad.data, grad)  # a graph may hold it: its version does not move
             grad = own_grad
         self._own_grad = None
         self._settle()

@@ -257,6 +257,9 @@ class ScriptedSession:
     def before_update(self, step) -> None:
         assert step is not None
 
+    def foresee(self, step, rewind) -> None:
+        assert step is not None
+
     def gauge_due(self, step: int) -> bool:
         return step == self.gauge_at
 

@@ -108,7 +108,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "be955b14d534ff55")
+REPORT_FORM = (1, "660063f38412c90a")
 
 
 def test_names():

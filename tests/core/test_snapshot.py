@@ -150,11 +150,19 @@ class TestKeeper:
     def test_windows_since_the_snapshot_are_kept_until_the_next_one(self):
         run = Training()
         # An unlimited share of the time: a snapshot before every update.
-        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9, least_updates=1)
         for step in range(3):
             keeper.before_update(run.trainable, Window(step))
             run.update()
             assert indices(keeper) == [step]
+
+    def test_the_first_updates_are_all_kept_however_cheap_a_snapshot_is(self):
+        run = Training()
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
+        for step in range(17):
+            keeper.before_update(run.trainable, Window(step))
+            run.update()
+            assert indices(keeper) == list(range(step + 1)) if step < 16 else [16]
         # No time at all: the one before update 0 stays.
         keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-9)
         for step in range(3):

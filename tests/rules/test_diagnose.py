@@ -34,8 +34,8 @@ def test_cause_comes_with_the_standing_fact_that_made_it():
 def test_update_comes_with_half_trainables():
     found = localization(event(phase="optimizer"), reaches=("score.weight",))
     update, *beside = diagnose(evidence(found, half_head()), "incident")
-    assert update.accompanied_by == ("NS102",)
-    assert [one.code for one in beside] == ["NS102"]
+    assert update.accompanied_by == ("NS102", "NS110")
+    assert [one.code for one in beside] == ["NS102", "NS110"]
 
 
 def test_specific_withdraws_general():

@@ -237,3 +237,13 @@ def test_what_does_not_come_back_is_run_again_as_it_is():
         Policy(on_failure="skip"), state, key=key, proof=nothing, at_step=3, replays_clean=True
     )
     assert action.kind == "skip"
+
+
+def test_an_update_that_was_held_back_is_made_anew_or_left_out():
+    kept = {"at_step": 0, "update_pending": True}
+    action, state = act(Policy(), found=proof(ISLAND), **kept)
+    assert (action.kind, action.atoms, state.adopted) == ("rollback", (ISLAND,), (ISLAND,))
+    assert act(Policy(), found=proof(CLIP), **kept)[0].kind == "skip"
+    assert act(Policy(on_failure="skip"), found=proof(ISLAND), **kept)[0].kind == "skip"
+    assert act(Policy(on_failure="stop"), found=proof(ISLAND), **kept)[0].kind == "stop"
+    assert act(Policy(on_failure="observe"), found=proof(ISLAND), **kept)[0].kind == "observe"

@@ -23,7 +23,7 @@ from nanstop.adapters.facts import facts_of
 from nanstop.adapters.hf_carry import Carrier
 from nanstop.adapters.hf_eval import EvaluationGuard
 from nanstop.adapters.hf_objective import Objective
-from nanstop.adapters.hf_step import HfStep, Micro, Reentry, Window
+from nanstop.adapters.hf_step import HfStep, Micro, Reentry, Window, clear_gradients
 from nanstop.adapters.hf_verdict import Judge, Verdict
 from nanstop.adapters.hf_view import HfView
 from nanstop.adapters.patches import Patches
@@ -82,6 +82,7 @@ class TrainerWatch:
         self._pending: int | None = None
         self._num_logs = 0
         self._applied = True
+        self._expected: HfStep | None = None
         self._resumed_from: str | None = None
 
     def install(self) -> None:
@@ -221,6 +222,7 @@ class TrainerWatch:
             self._clip_as_the_host(window)
         elif not window.skip:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        self._last_look(window)
         return norm
 
     def _on_update(self, tell: Any, *args: Any) -> Any:
@@ -230,6 +232,7 @@ class TrainerWatch:
             self._window, self._pending = None, window.index
             self._close(window, list(window.micros[-1].model.parameters()), 2.0)
             self._clip_as_the_host(window)
+            self._last_look(window)
         return tell(*args)
 
     def _clip_as_the_host(self, window: Window) -> None:
@@ -257,8 +260,38 @@ class TrainerWatch:
             self.carrier.skip(window)
         elif window.replayable:
             window.trim()
-            self.keeper.before_update(self.host.trainable, self._step(window))
+            step = self._step(window)
+            self.keeper.before_update(self.host.trainable, step)
+            self._expected = step if not window.redone and not overflow else None
         return norm
+
+    def _last_look(self, window: Window) -> None:
+        """Look at an update whose gradients are final: one that ruins weights is made anew or left out."""
+        step, self._expected = self._expected, None
+        if step is None:
+            return
+        resolution = None
+        try:
+            resolution = self.session.foresee(step, self.keeper.rewind)
+            if resolution is None or resolution.kind == "proceed":
+                return
+            if resolution.kind == "rollback":
+                rewind = self.keeper.rewind()
+                if rewind is not None:
+                    rewind.restore()
+                self.session.adopt(resolution.adopt)
+                self.carrier.update_anew(rewind.steps if rewind is not None else (step,))
+                clear_gradients(self.host.parameters())
+                return
+        except Exception as error:
+            # A remedy that fails must not end the run that it was to save.
+            _log.warning("the update could not be made anew (%s: %s)", type(error).__name__, error)
+            if resolution is None:
+                return
+        window.skip, self._applied = True, False
+        self.carrier.skip(window)
+        if resolution.kind == "stop":
+            self.trainer.control.should_training_stop = True
 
     def _current_window(self) -> Window:
         window, index = self._window, self.trainer.state.global_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,6 +23,7 @@ from nanstop.adapters.hf_step import (
 )
 from nanstop.core.sentinel import nonfinite
 from nanstop.core.snapshot import Rewind, ready_scaler
+from nanstop.core.step import Step
 from nanstop.core.tracebacks import passes_through
 from nanstop.core.untouched import versions_kept
 from nanstop.records import Atom
@@ -85,17 +86,21 @@ class Carrier:
 
     def rollback(self, step: HfStep, rewind: Rewind, adopt: Callable[[], None]) -> None:
         """Go back to the snapshot, ``adopt`` the cure, apply the updates since then again, then redo this window."""
-        windows = [earlier.window for earlier in rewind.steps if isinstance(earlier, HfStep)]
         rewind.restore()
         adopt()
-        with isolation(self.host, windows, with_update=False, keep_scaler=False):
-            for earlier in rewind.steps:
-                for micro in range(len(earlier.batches)):
-                    earlier.run(micro)
-                earlier.update()
-                clear_gradients(self.host.parameters())
+        self.update_anew(rewind.steps)
         self.host.set_learning_rates(step.window.lrs)
         self.redo(step, {})
+
+    def update_anew(self, steps: Sequence[Step]) -> None:
+        """Apply the updates of some windows again, for good."""
+        windows = [step.window for step in steps if isinstance(step, HfStep)]
+        with isolation(self.host, windows, with_update=False, keep_scaler=False):
+            for step in steps:
+                for micro in range(len(step.batches)):
+                    step.run(micro)
+                step.update()
+                clear_gradients(self.host.parameters())
 
     def begin_window(self) -> None:
         """Take back the overflow flag of a skipped step, or the learning rate would wait for good."""

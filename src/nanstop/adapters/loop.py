@@ -267,6 +267,9 @@ class LoopWatch:
         scaler, optimizer = self.view.scaler, self._optimizer
         if clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters(), clip, norm)
+        settled = self.guard.last_look(optimizer)
+        if settled is not None:
+            return settled
         if scaler is None:
             optimizer.step()
             return True

@@ -58,6 +58,8 @@ class Guard:
         self._keeper = SnapshotKeeper(free_host_bytes)
         self._view: PlainView | None = None
         self._bad_params: tuple[str, ...] = ()
+        self._expected: LoopStep | None = None
+        """A healthy window whose update is to be looked at when its gradients are final."""
 
     def open(self, view: PlainView, **known: Any) -> None:
         """Open the session once; ``known`` are further fields of ``RunFacts``."""
@@ -120,11 +122,13 @@ class Guard:
     def _healthy(self, step: LoopStep, *, whole: bool) -> None:
         """Use a window that did not fail: for the way back from weights that an update breaks, and for the gauge."""
         self._view = step.view
+        self._expected = None
         self.session.before_update(step)
         if not whole:
             self._keeper.forget()
             return
         self._keeper.before_update(step.trainable, step)
+        self._expected = step
         if self.session.gauge_due(self.num_updates) and not step.obstacle():
             self.session.gauge(step)
 
@@ -140,14 +144,9 @@ class Guard:
     def _make_anew(self, step: LoopStep, resolution: Any, rewind: Rewind | None) -> Verdict:
         """Redo the window; before it, where that was resolved, every update since the snapshot."""
         if resolution.kind == "rollback" and rewind is not None:
-            # All that an investigation needs comes with it, which a healthy run has no use for.
-            from nanstop.run.case import apply_update
-
             with versions_kept(rewind.snapshot.trainable.tensors()):
                 rewind.restore()
-                self.session.adopt(resolution.adopt)
-                for earlier in rewind.steps:
-                    apply_update(earlier)
+                self._update_anew(resolution, rewind.steps)
             step.set_rates()
         problem = step.obstacle() or step.redo(resolution.atoms, self._until_update)
         if problem:
@@ -156,6 +155,48 @@ class Guard:
             )
             return Verdict(apply=False, failed=True)
         return Verdict(apply=self._is_clean(step), redone=True, failed=True)
+
+    def last_look(self, optimizer: Optimizer) -> bool | None:
+        """Look at the next update of an optimizer, its gradients being final: None, or whether it has been applied by now.
+
+        Where it has been, or is to be left out, the caller must not apply it.
+        """
+        step = self._expected
+        if step is None or step.view.optimizer is not optimizer:
+            return None
+        self._expected, resolution = None, None
+        try:
+            resolution = self.session.foresee(step, self._rewind)
+            if resolution is None or resolution.kind == "proceed":
+                return None
+            if resolution.kind == "rollback":
+                self._settle_anew(step, resolution)
+                return True
+        except Exception as error:  # nanstop is never the reason a run dies
+            name = type(error).__name__
+            _log.warning("nanstop: an update was not settled (%s: %s)", name, error)
+            return None if resolution is None else False
+        if resolution.kind == "stop":
+            raise NanstopError(f"training stopped: {resolution.reason}", code="NS000")
+        return False
+
+    def _settle_anew(self, step: LoopStep, resolution: Any) -> None:
+        """Apply the update of ``step`` as resolved, and before it every update since the snapshot, where there is one."""
+        rewind = self._rewind()
+        trainable = step.trainable() if rewind is None else rewind.snapshot.trainable
+        with versions_kept(trainable.tensors()):
+            if rewind is not None:
+                rewind.restore()
+            self._update_anew(resolution, rewind.steps if rewind is not None else (step,))
+
+    def _update_anew(self, resolution: Any, steps: Sequence[Any]) -> None:
+        """Apply the updates of some windows again, the cure being on for the rest of the run."""
+        # All that an investigation needs comes with it, which a healthy run has no use for.
+        from nanstop.run.case import apply_update
+
+        self.session.adopt(resolution.adopt)
+        for step in steps:
+            apply_update(step)
 
     def raised(self, step: LoopStep, error: Exception) -> None:
         """Report an exception that says that a number was bad; the caller raises it again unchanged."""

@@ -93,6 +93,7 @@ def planned_optimizer(args: Any, model: Any = None) -> OptimizerFacts | None:
         betas=(betas[0], betas[1]) if len(betas) == 2 and None not in betas else None,
         weight_decay=_number(args.weight_decay),
         state_bits=8 if bits == 8 or "8bit" in kind.__name__ else None,
+        fused=bool(settings.get("fused")),
     )
 
 

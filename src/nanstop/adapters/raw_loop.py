@@ -29,6 +29,7 @@ from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.raw_calls import NO_MODEL, Calls
 from nanstop.adapters.raw_resume import Restored
 from nanstop.adapters.raw_window import (
+    Held,
     Window,
     accumulation_in,
     norm_of,
@@ -64,7 +65,7 @@ class RawLoops:
         self._calls = Calls(table, self._raised, self._given_up, self._updated_inside)
         self._views: dict[tuple[int, ...], PlainView] = {}
         self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        self._stash: list[tuple[Tensor, Tensor]] = []
+        self._held = Held()
         self._in_scaler = False
         self._restored = Restored()
         self._calls.compiles_functions = compiles_functions
@@ -197,19 +198,18 @@ class RawLoops:
         if not self._calls.idle:
             return None
         self._calls.stop_expecting()
-        self._stash.clear()
+        self._held = Held()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
             return (args[0],), {**kwargs, "closure": partial(self._closure, closure, optimizer)}
         window = self._calls.window
-        if not self._in_scaler and window.is_still_scaled(parameters_of(optimizer)):
-            # The scaler has no part in this update: it leaves out none, and a replay must not go through it.
-            window.note("update")
-            window.applied_scale, window.scaler = float(window.scaler.get_scale()), None
+        if not self._in_scaler:
+            window.let_go_of_scaler(parameters_of(optimizer))
         unseen = [p for p in parameters_of(optimizer) if id(p) not in self._calls.window.judged]
         if self._calls.window.closed or any(p.grad is not None for p in unseen):
             self._judge(unseen, norm_of(unseen), optimizer)
-        self._hold_back(optimizer)
+        if window.vetoed or self._is_settled(optimizer):
+            self._held.take(parameters_of(optimizer))
         return None
 
     def after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -218,9 +218,7 @@ class RawLoops:
             self._calls.updated_inside.append(optimizer)
         if not self._calls.idle:
             return
-        for parameter, gradient in self._stash:
-            parameter.grad = gradient
-        self._stash.clear()
+        self._held.give_back()
         if not self._in_scaler:
             self._ended(optimizer)
 
@@ -230,16 +228,21 @@ class RawLoops:
         parameters = parameters_of(optimizer)
         # The closure's own result is out already: a window made anew would not match it.
         self._judge(parameters, norm_of(parameters), optimizer, can_redo=False)
-        self._hold_back(optimizer)
+        if self._calls.window.vetoed:
+            self._held.take(parameters_of(optimizer))
         self._calls.window.closed = True
         return result
 
-    def _hold_back(self, optimizer: Optimizer) -> None:
-        # Gradients of None are the only ones that every optimizer leaves out, moments and step counts included.
-        if self._calls.window.vetoed:
-            self._stash += [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-            for parameter, _ in self._stash:
-                parameter.grad = None
+    def _is_settled(self, optimizer: Optimizer) -> bool:
+        """Return whether an update has been applied by now, or is to be left out."""
+        try:
+            with self._calls.pause(), torch.no_grad():
+                settled = self.guard.last_look(optimizer)
+        except NanstopError as error:
+            _log.error("%s", error)
+            raise SystemExit(3) from error
+        self._calls.window.vetoed |= settled is False
+        return settled is not None
 
     def _ended(self, optimizer: Optimizer) -> None:
         if self.guard.session is None and self._calls.window.micros:

@@ -65,6 +65,25 @@ class BufferGroup:
             yield notes, [values for each in noted for known, values in each if known is notes]
 
 
+class Held:
+    """Gradients that an optimizer's step is not to see."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Tensor, Tensor | None]] = []
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Take them away: those of None are the only ones that every optimizer leaves out, moments and step counts too."""
+        self._held += [(p, p.grad) for p in parameters if p.grad is not None]
+        for parameter, _ in self._held:
+            parameter.grad = None
+
+    def give_back(self) -> None:
+        """Put them where the script left them."""
+        for parameter, gradient in self._held:
+            parameter.grad = gradient
+        self._held.clear()
+
+
 @dataclass(slots=True)
 class Window:
     """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it.
@@ -100,6 +119,15 @@ class Window:
             return False
         gradient, version = self.arrived
         return gradient._version == version and any(p.grad is gradient for p in parameters)
+
+    def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> None:
+        """Forget the scaler where an update takes gradients that are still scaled: it has no part in that.
+
+        It leaves out none, and a replay must not go through it.
+        """
+        if self.is_still_scaled(parameters):
+            self.note("update")
+            self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
 
     def note(self, sink: str) -> None:
         """Add what the gradients have come to, each once."""

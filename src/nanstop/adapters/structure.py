@@ -129,6 +129,7 @@ def _optimizer(
         betas=(float(betas[0]), float(betas[1])) if betas and len(betas) == 2 else None,
         weight_decay=_number(group.get("weight_decay")),
         state_bits=8 if bits == 8 or "8bit" in name else None,
+        fused=bool(group.get("fused")),
         state_faults=state_faults(optimizer, root.named_parameters()),
     )
 

@@ -6,9 +6,9 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from nanstop.core import accelerator
 from nanstop.core.eager import eager
 from nanstop.core.numerics import floats, has_bad, in_float64, nonfinite_names
+from nanstop.core.rehearsal import is_ruinous
 from nanstop.core.step import Batch, Step
 from nanstop.records import Fidelity, Finiteness, Replay
 
@@ -26,7 +27,8 @@ from nanstop.records import Fidelity, Finiteness, Replay
 class Attempt:
     """One undone run. ``bad``: "loss", names of parameters with a bad gradient ("grad:NAME") or value ("param:NAME").
 
-    ``grads``: the gradients by parameter name (kept on the device) where they were asked for.
+    ``grads``: the gradients by parameter name (kept on the device) where they were asked for. ``lengths``: how far the
+    update moved each of the parameters that were to be judged by that.
     """
 
     loss: float | None
@@ -36,6 +38,7 @@ class Attempt:
     seconds: float
     grads: dict[str, Tensor] | None = None
     peak_bytes: int | None = None
+    lengths: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -50,21 +53,23 @@ def attempt(
     update: bool = False,
     window: bool = False,
     keep_grads: bool = False,
+    in_float32: Mapping[str, float] | None = None,
     under: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Attempt:
     """Run a micro-batch (with ``window``: all of them; with ``update``: and the optimizer update) and undo it bitwise.
 
-    ``under`` gives the context to run in, entered inside the isolation. Synchronises the device. Raises nothing but
+    ``under`` gives the context to run in, entered inside the isolation. ``in_float32``: how far the update should move
+    parameters, by name; one that is moved out of all proportion to it is bad. Synchronises the device. Raises nothing but
     ``KeyboardInterrupt`` and the like: what the loss raises is in ``error``.
     """
-    began = clock()
+    began = time.perf_counter()
     loss: Tensor | None = None
     error: BaseException | None = None
     device = accelerator.in_use()
     measured = hasattr(device, "max_memory_allocated")
     if measured:
         device.reset_peak_memory_stats()
+    lengths: dict[str, float] = {}
     with step.isolated(with_update=update), under():
         try:
             if update or window:
@@ -75,8 +80,10 @@ def attempt(
             grads = _gradients(step)
             bad = _bad(loss, grads)
             if update and not bad:
-                step.update()
-                bad = tuple(f"param:{name}" for name in nonfinite_names(_parameters(step)))
+                lengths = _updated(step, in_float32 or {})
+                broken = nonfinite_names(_parameters(step))
+                long = [n for n, true in (in_float32 or {}).items() if is_ruinous(lengths[n], true)]
+                bad = tuple(f"param:{name}" for name in dict.fromkeys((*broken, *long)))
         except Exception as raised:  # what the run raises is what is being studied
             error, grads, bad = raised, [], ()
         digest = _digest(loss, [grad for _, grad in grads])
@@ -86,10 +93,19 @@ def attempt(
         bad=bad,
         error=error,
         digest=digest,
-        seconds=clock() - began,
+        seconds=time.perf_counter() - began,
         grads=kept,
         peak_bytes=device.max_memory_allocated() if measured else None,
+        lengths=lengths,
     )
+
+
+def _updated(step: Step, judged: Mapping[str, float]) -> dict[str, float]:
+    """Apply the update of a window and return how far it moves the ``judged`` parameters."""
+    before = {name: p.clone() for name, p in _parameters(step) if name in judged}
+    step.update()
+    now = dict(_parameters(step))
+    return {name: float((now[name].float() - old.float()).norm()) for name, old in before.items()}
 
 
 def _parameters(step: Step) -> list[tuple[str, Tensor]]:
@@ -126,13 +142,14 @@ def rerun(
     raised: bool = False,
     times: int = 2,
     update: bool = False,
+    in_float32: Mapping[str, float] | None = None,
 ) -> Replay:
     """Return how faithfully the failing micro-batch fails again, uninstrumented.
 
     bitwise: every run has the same digest and the loss that training saw. same_failure: it fails each time, with other
-    bits. different: sometimes. not_reproduced: never.
+    bits. different: sometimes. not_reproduced: never. ``in_float32``: see ``attempt``.
     """
-    runs = [attempt(step, micro, update=update) for _ in range(times)]
+    runs = [attempt(step, micro, update=update, in_float32=in_float32) for _ in range(times)]
     failures = [run for run in runs if run.failed]
     same_bits = len({run.digest for run in runs}) == 1
     seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)

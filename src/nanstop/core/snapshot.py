@@ -244,6 +244,7 @@ class SnapshotKeeper:
     time_share: float = 0.005
     late_share: float = 0.01
     memory_share: float = 0.25
+    least_updates: int = 16
     max_windows: int = 512
     max_window_bytes: int = 1 << 28
     clock: Callable[[], float] = time.perf_counter
@@ -287,6 +288,9 @@ class SnapshotKeeper:
         if self.snapshot is not None and not self.snapshot.is_whole():
             self.forget()
             return True
+        # An update may be ruined by what was rounded away in some before it: the way back must begin before those.
+        if self.snapshot is not None and self._num_since < self.least_updates:
+            return False
         # What stood in the way may have gone; asking again is cheap, but not on every update.
         if self.reason and self._num_since < _RETRY:
             return False

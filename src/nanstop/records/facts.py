@@ -82,6 +82,8 @@ class OptimizerFacts:
     weight_decay: float | None = None
     state_bits: int | None = None
     """8 for an 8-bit optimizer, else None."""
+    fused: bool = False
+    """Whether one kernel makes the whole update: it computes in float32, and rounds what it stores."""
     state_faults: tuple[StateFault, ...] = ()
     """What was wrong with its state when the run began: one that was restored."""
 

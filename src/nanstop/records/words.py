@@ -8,7 +8,16 @@ SCHEMA = 1
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "generate", "loss", "evaluate"]
 FailureKind = Literal[
-    "nan", "+inf", "-inf", "zero_grad", "exception", "signal", "oom", "timeout", "absorbed"
+    "nan",
+    "+inf",
+    "-inf",
+    "length",
+    "zero_grad",
+    "exception",
+    "signal",
+    "oom",
+    "timeout",
+    "absorbed",
 ]
 SignalSource = Literal[
     "loss", "grad", "logits", "param", "state", "reward", "exception", "exit", "gauge", "scaler"

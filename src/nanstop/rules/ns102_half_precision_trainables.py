@@ -5,11 +5,15 @@ Some of the parameters that the optimizer updates are stored in float16 or bfloa
 head in `modules_to_save`, or the whole model. The optimizer then computes its moments and its update in that format.
 
 ## Why it happens
-AdamW divides by sqrt(v) + eps. In float16 the default eps of 1e-8 is below half of the smallest positive value
-(2^-24 / 2 = 2.98e-8) and rounds to 0. A gradient of 1e-4 squares to 1e-8, times 1 - beta2 = 0.001 gives v = 1e-11,
-which rounds to 0 as well. The update is m / (0 + 0) = inf: one step turns 0.02 into -inf. A gradient of exactly 0
-gives 0 / 0 = NaN. In bfloat16 nothing overflows, but a weight keeps 8 bits: an update smaller than 1/512 of the weight
-is rounded away, and training stands still without any sign.
+AdamW divides by sqrt(v) + eps. In float16 the default eps of 1e-8 is below half of the smallest positive value (2^-24
+/ 2 = 2.98e-8) and rounds to 0. A gradient of 1e-4 squares to 1e-8, times 1 - beta2 = 0.001 gives v = 1e-11, which
+rounds to 0 as well. torch's default kernels compute in the format of the weights: the update is m / (0 + 0) = inf,
+and one step turns 0.02 into -inf. A gradient of exactly 0 gives 0 / 0 = NaN. The fused kernel (`fused=True`, and
+transformers' default `adamw_torch_fused`) computes in float32, where eps is not 0, and its first update is right. But
+it stores v in float16, where it is 0: the next update divides by what the present gradient alone puts in v, and where
+that is 0 by eps. After a gradient of 1e-4 and one of 0 a weight moves 4700 learning rates. Every number is finite,
+and the loss climbs from 5.8 to 400. In bfloat16 nothing overflows, but a weight keeps 8 bits: an update smaller than
+1/512 of the weight is rounded away, and training stands still without any sign.
 
 ## Example
 ```python
@@ -22,7 +26,8 @@ config = LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"])   # lora_A, 
    (weight, gradient and two moments), little for LoRA.
 2. Load the model in float32 or bfloat16 and let `bf16=True` or `fp16=True` choose the computing format. Cost: memory
    of the frozen weights.
-3. Raise eps to 1e-5 where float32 is out of reach. Cost: it changes the update of every parameter whose gradients are small.
+3. Raise eps to 1e-5, for the fused kernel to 1e-3, where float32 is out of reach. Cost: it changes the update of every
+   parameter whose gradients are small.
 
 ## Fix safety
 Float32 trainables are safe: the same mathematics with more bits, saved in the format that you chose. A larger eps
@@ -47,7 +52,14 @@ from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import fp32_trainables
 from nanstop.rules.formats import HALF, vanishes
-from nanstop.rules.reading import counted, has_masters, listed, sighting, standing
+from nanstop.rules.reading import (
+    counted,
+    has_masters,
+    listed,
+    lost_squares,
+    sighting,
+    standing,
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -74,9 +86,14 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _harm(facts: RunFacts, formats: tuple[str, ...]) -> tuple[Confidence, str]:
-    eps = facts.optimizer.eps if facts.optimizer is not None else None
+    optimizer = facts.optimizer
+    eps = optimizer.eps if optimizer is not None else None
     if "float16" not in formats:
         return "possible", "an update below 1/512 of a bfloat16 weight is rounded away"
+    squares = lost_squares(facts, "float16")
+    if optimizer is not None and optimizer.fused and squares:
+        firm = eps is not None and vanishes(eps, "float16")
+        return "certain" if firm else "likely", f"{squares}, and later updates divide by eps alone"
     if eps is not None and vanishes(eps, "float16"):
         return (
             "certain",

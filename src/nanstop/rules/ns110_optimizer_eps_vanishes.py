@@ -6,10 +6,13 @@ although the gradient is not zero. What then divides is too small, or is 0.
 
 ## Why it happens
 torch keeps the state of a parameter in the parameter's format. The smallest number of float16 is 5.96e-08, so that
-the default eps of 1e-08 rounds to 0. After the first step v is 0.001 x g^2, which is 0 in float16 for every |g| below
-0.0055. With both at 0 the update is m / 0: Inf, or NaN where the gradient is 0 as well. With an eps of 1e-4 and v = 0
-a gradient of 0.001 moves its weight by ten times the learning rate: finite, and wrong. An 8-bit state has a few
-hundred values a block: a second moment far below the largest of its block is stored as 0.
+the default eps of 1e-08 rounds to 0 in kernels that compute in it, as torch's default ones do. After the first step v
+is 0.001 x g^2, which is 0 in float16 for every |g| below 0.0055. With both at 0 the update is m / 0: Inf, or NaN
+where the gradient is 0 as well. With an eps of 1e-4 and v = 0 a gradient of 0.001 moves its weight by ten times the
+learning rate: finite, and wrong. A fused kernel computes in float32: its eps does not vanish, but the v that it
+stores does, and from the second update on it divides by the present gradient's share of v alone. A gradient of 0 then
+moves a weight by m / eps, thousands of learning rates. An 8-bit state has a few hundred values a block: a second
+moment far below the largest of its block is stored as 0.
 
 ## Example
 ```python
@@ -22,8 +25,8 @@ w                                   # [-inf, 0.9990]
 ## Fix
 1. Store the trainable parameters in float32: eps and v fit. Cost: 8 bytes more a trainable parameter.
 2. Keep 8-bit state in 32 bits for embeddings, heads and small tensors. Cost: 6 bytes more for each of their elements.
-3. Raise eps to 1e-5 where float32 is out of reach. Cost: it changes the update of every parameter whose gradients
-   are small.
+3. Raise eps to 1e-5, for a fused kernel to 1e-3, where float32 is out of reach. Cost: it changes the update of every
+   parameter whose gradients are small.
 
 ## Fix safety
 float32 trainables and 32-bit state are safe. A larger eps changes training.
@@ -66,7 +69,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS110",
         title=f"the optimizer's {'eps' if dtypes else 'second moment'} vanishes in its own format",
         cause=_cause(facts, dtypes, vanished),
-        confidence=_confidence(dtypes, vanished),
+        confidence=_confidence(facts, dtypes, vanished),
         lines=(f"second moments at 0: {listed(names)}",) if names else (),
         remedies=_remedies(facts, vanished),
         where=names[0] if names else "",
@@ -75,9 +78,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _formats_without_eps(facts: RunFacts) -> tuple[str, ...]:
-    """Return the formats of trainable parameters in which eps is 0; 8-bit optimizers compute in float32."""
+    """Return the formats of trainable parameters in which eps is 0; fused and 8-bit optimizers compute in float32."""
     optimizer = facts.optimizer
-    if optimizer is None or optimizer.eps is None or optimizer.state_bits == 8:
+    if optimizer is None or optimizer.eps is None:
+        return ()
+    if optimizer.state_bits == 8 or optimizer.fused:
         return ()
     if has_masters(facts):
         return ()
@@ -94,8 +99,11 @@ def _vanished(evidence: Evidence) -> tuple[StateRow, ...]:
     return tuple(sorted(bad, key=lambda row: -row.num_vanished))
 
 
-def _confidence(dtypes: tuple[str, ...], vanished: tuple[StateRow, ...]) -> Confidence:
-    if dtypes and vanished:
+def _confidence(
+    facts: RunFacts, dtypes: tuple[str, ...], vanished: tuple[StateRow, ...]
+) -> Confidence:
+    eps = facts.optimizer.eps if facts.optimizer is not None else None
+    if vanished and (dtypes or (eps is not None and vanishes(eps, vanished[0].dtype))):
         return "certain"
     return "likely" if dtypes or any(row.dtype == "float16" for row in vanished) else "possible"
 

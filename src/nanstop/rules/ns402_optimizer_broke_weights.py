@@ -1,15 +1,17 @@
-"""The update made finite weights non-finite.
+"""The update broke weights that were good: not finite, or moved out of all proportion.
 
 ## What happened
 The gradients were finite, the weights were finite before the update and are not after it. Every later step fails, and
-blames the first operation that touches a broken weight.
+blames the first operation that touches a broken weight. Or every number stays finite, and the update moves weights more
+than 10 times as far as the same gradients do in float32: the model is lost, and nothing says so but the loss.
 
 ## Why it happens
 AdamW moves a weight by lr x m / (sqrt(v) + eps). In float16 both parts of the denominator vanish: eps = 1e-8 is below
-2.98e-8, half of the smallest positive value, and so is v = 0.001 x g^2 for every |g| < 5.4e-3. What is left is
-m / 0 = Inf, or 0 / 0 = NaN where the gradient was 0. With 8-bit moments, a v that is small in its block of 256 rounds
-to 0, and the update is m / eps = m x 1e8. A learning rate can do it alone only by the size of the update: 1e5 x an
-update of 1 leaves float16.
+2.98e-8, half of the smallest positive value, and so is v = 0.001 x g^2 for every |g| < 5.4e-3. What is left is m / 0
+= Inf, or 0 / 0 = NaN where the gradient was 0. A fused kernel computes in float32 and rounds what it stores: its
+first update is right, but v is 0 from then on, and every later one too long, by thousands of learning rates where the
+gradient is 0 and m is not. With 8-bit moments, a v that is small in its block of 256 rounds to 0, and the update is m
+/ eps = m x 1e8. A learning rate can do it alone only by the size of the update: 1e5 x an update of 1 leaves float16.
 
 ## Example
 ```python
@@ -23,7 +25,7 @@ p                                   # [-inf, nan]
 1. Store the trainable parameters in float32 (with autocast, so that they can meet half weights). Cost: 8 bytes more a
    trainable parameter.
 2. Use 32-bit optimizer states, or AdamW instead of an 8-bit optimizer. Cost: 6 bytes more a trainable parameter.
-3. Raise eps to 1e-5. Cost: smaller updates for parameters with small gradients.
+3. Raise eps to 1e-5, for a fused kernel to 1e-3. Cost: smaller updates for parameters with small gradients.
 4. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
 
 ## Fix safety
@@ -49,9 +51,10 @@ from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunF
 from nanstop.rules.base import Rule
 from nanstop.rules.candidates import Candidates, fp32_trainables, updated_in_half
 from nanstop.rules.formats import vanishes
-from nanstop.rules.reading import counted, listed, op_name, standing
+from nanstop.rules.reading import counted, listed, lost_squares, op_name, standing
 
 EPS = "1e-05"
+MOST_LENGTHS = 3
 ROOTS = frozenset({"sqrt", "rsqrt"})
 DIVISIONS = frozenset({"div", "true_divide", "divide"})
 
@@ -59,25 +62,68 @@ DIVISIONS = frozenset({"div", "true_divide", "divide"})
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the replayed update turned finite parameters into non-finite ones."""
     found = evidence.localization
-    if found is None or found.key.phase != "optimizer" or found.origin == "from_state":
+    if found is None:
+        return _foreseen(evidence)
+    if found.key.phase != "optimizer" or found.origin == "from_state":
         return None
     broken = tuple(name for name in found.reaches if name != "loss")
     if not broken and found.culprit:
         broken = (found.culprit,)
     facts = standing(evidence)
     event = found.first_bad if found.origin == "born_here" else None
+    too_long = found.key.kind == "length"
     confidence, cause = _cause(facts, event)
-    rows = _zero_rows(facts, broken)
+    rows = () if too_long else _zero_rows(facts, broken)
     return Diagnosis(
         code="NS402",
-        title=f"the update broke {listed(broken)}" if broken else "the update broke the weights",
+        title=_title(broken, too_long=too_long),
         cause=cause,
         confidence=confidence,
-        lines=(
-            f"gradients were finite; {counted(len(broken), 'parameter')} not finite after the update",
-        ),
+        lines=_lengths(evidence, broken) if too_long else (_count(broken),),
         remedies=(*_remedies(facts), *rows),
         where=broken[0] if broken else "",
+    )
+
+
+def _foreseen(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding where an update was held back that could be rehearsed on a sample only."""
+    incident = evidence.incident
+    if incident is None or incident.phase != "optimizer" or incident.bad_params:
+        return None
+    broken = tuple(signal.name for signal in incident.signals if signal.source == "param")
+    if not broken:
+        return None
+    facts = standing(evidence)
+    _, cause = _cause(facts, None)
+    return Diagnosis(
+        code="NS402",
+        title=f"the update would break {listed(broken)}",
+        cause=cause,
+        confidence="likely",
+        lines=("rehearsed on a sample of the weights: not finite there, and finite in float32",),
+        remedies=_remedies(facts),
+        where=broken[0],
+    )
+
+
+def _title(broken: tuple[str, ...], *, too_long: bool) -> str:
+    if too_long:
+        return f"the update moves {listed(broken)} far too far"
+    return f"the update broke {listed(broken)}" if broken else "the update broke the weights"
+
+
+def _count(broken: tuple[str, ...]) -> str:
+    return f"gradients were finite; {counted(len(broken), 'parameter')} not finite after the update"
+
+
+def _lengths(evidence: Evidence, broken: tuple[str, ...]) -> tuple[str, ...]:
+    """Return how many parameters move too far, and of those that stand out how far."""
+    signals = evidence.incident.signals if evidence.incident is not None else ()
+    held = [s for s in signals if s.source == "param" and s.value is not None and s.threshold]
+    worst = sorted(held, key=lambda s: (s.value or 0.0) / (s.threshold or 1.0), reverse=True)
+    return (
+        f"every number is finite; {counted(len(broken), 'parameter')} moved too far",
+        *(f"`{s.name}` moves by {s.value:.3g}, {s.message}" for s in worst[:MOST_LENGTHS]),
     )
 
 
@@ -85,8 +131,13 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
     optimizer, formats = facts.optimizer, updated_in_half(facts)
     name = optimizer.name if optimizer is not None else "the optimizer"
     eps = optimizer.eps if optimizer is not None else None
+    fused = optimizer is not None and optimizer.fused
     if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
         return "certain", f"the learning rate is {optimizer.lr:g}: look at the schedule"
+    if fused and formats and (squares := lost_squares(facts, formats[0])):
+        return "certain" if formats[0] == "float16" else "likely", (
+            f"{name}'s {squares}, and what is left is m / (0 + eps)"
+        )
     for dtype in formats:
         if eps is not None and vanishes(eps, dtype):
             return (

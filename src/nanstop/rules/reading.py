@@ -17,7 +17,7 @@ from nanstop.records import (
     Sighting,
     TensorStats,
 )
-from nanstop.rules.formats import COUNTS
+from nanstop.rules.formats import COUNTS, SMALLEST
 
 _OF_TORCH = (
     "_c10d_functional",
@@ -191,6 +191,15 @@ def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...
         if history.name == name:
             return tuple(zip(history.steps, history.values, strict=False))
     return ()
+
+
+def lost_squares(facts: RunFacts, dtype: str) -> str:
+    """Return which second moments a state in ``dtype`` loses whatever computes them, as text; "" where it has none."""
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.betas is None or optimizer.state_bits == 8:
+        return ""
+    least = math.sqrt(SMALLEST[dtype] / 2 / max(1.0 - optimizer.betas[1], 1e-9))
+    return f"second moments are kept in {dtype}: those of gradients below {least:.2g} are 0"
 
 
 def has_masters(facts: RunFacts) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from nanstop.core.numerics import nonfinite_names
+from nanstop.core.rehearsal import HALF, TOO_LONG
 from nanstop.core.replay import Attempt, attempt
 from nanstop.core.step import Batch, Step
 from nanstop.records import Phase, Signal, StepId
+from nanstop.remedies.precision import reference
 
 
 class Rewind(Protocol):
@@ -46,6 +50,10 @@ class Case:
 
     ``update``: the forward and backward are clean and it is the optimizer update of this step that breaks the weights;
     ``before`` then holds the steps between the snapshot and this one.
+
+    ``pending``: that update has not been applied yet. What it does is tried from the snapshot on, for a state that was
+    rounded away in the updates before is in none of its own numbers. ``in_float32``: how far float32 moves each
+    half-precision parameter in it. ``broken``: what it does to those that it ruins.
     """
 
     step: Step
@@ -55,6 +63,9 @@ class Case:
     update: bool = False
     rewind: Rewind | None = None
     before: tuple[Step, ...] = ()
+    pending: bool = False
+    in_float32: Mapping[str, float] | None = None
+    broken: tuple[Signal, ...] = ()
 
     def attempt(
         self,
@@ -72,13 +83,22 @@ class Case:
             update=self.update and not without_update,
             window=self.update,
             keep_grads=True,
-            under=under,
+            in_float32=self.in_float32,
+            under=partial(self._since_snapshot, under) if self.pending else under,
         )
+
+    @contextmanager
+    def _since_snapshot(self, under: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Make the updates before this one anew, under the same context."""
+        with self.rewind.rewound() if self.rewind is not None else nullcontext(), under():
+            for earlier in self.before:
+                apply_update(earlier)
+            yield
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the weights inside that this step really started from."""
-        if self.rewind is None:
+        if self.rewind is None or self.pending:
             yield
             return
         with self.rewind.rewound():
@@ -132,3 +152,33 @@ def breaking_update(rewind: Rewind) -> Case | None:
                     before=tuple(rewind.steps[:place]),
                 )
     return None
+
+
+def pending_case(step: Step, rewind: Rewind | None) -> Case | None:
+    """Return the case of an update that is about to ruin weights, judged by a float32 run of it; None if it does not.
+
+    ``rewind``: its last step is this one.
+    """
+    micros = tuple(range(len(step.batches)))
+    before = tuple(rewind.steps[:-1]) if rewind is not None else ()
+    case = Case(
+        step, 0, micros, phase="optimizer", update=True, rewind=rewind, before=before, pending=True
+    )
+    named = step.view.root.named_parameters()
+    half = {name: math.inf for name, p in named if p.requires_grad and p.dtype in HALF}
+    true = replace(case, in_float32=half).attempt(under=partial(reference, step.view))
+    lengths = {name: true.lengths.get(name, math.nan) for name in half}
+    plain = attempt(step, 0, update=True, in_float32=lengths)
+    names = [one.removeprefix("param:") for one in plain.bad if one.startswith("param:")]
+    broken = tuple(
+        Signal(
+            source="param",
+            name=name,
+            value=plain.lengths.get(name),
+            threshold=TOO_LONG * lengths[name] if name in lengths else None,
+            message=f"float32 moves it by {lengths[name]:.3g}" if name in lengths else "",
+            at=step.id,
+        )
+        for name in names
+    )
+    return replace(case, in_float32=lengths, broken=broken) if broken else None

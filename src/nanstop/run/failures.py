@@ -6,7 +6,7 @@ A session imports it with the first failure of a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,14 @@ from nanstop.records import (
 from nanstop.remedies.table import applied
 from nanstop.rules.cures import describe
 from nanstop.run import policy as policies
-from nanstop.run.case import Case, Occasion, Rewind, breaking_update, failing_case
+from nanstop.run.case import (
+    Case,
+    Occasion,
+    Rewind,
+    breaking_update,
+    failing_case,
+    pending_case,
+)
 from nanstop.run.investigation import Investigation
 from nanstop.run.known import KnownFailures, left_alone, names_samples
 from nanstop.run.resolution import Kind, Resolution
@@ -36,6 +43,8 @@ from nanstop.run.rows import atoms_for
 if TYPE_CHECKING:
     from nanstop.core.step import Step
     from nanstop.run.session import Session
+
+_MAX_NAMED = 8
 
 _KINDS: Mapping[ActionKind, Kind] = {
     "continue": "proceed",
@@ -100,8 +109,31 @@ class Failures:
             bad_params=tuple(bad_params),
             bad_state=tuple(bad_state),
         )
+        return self._settled(found, now, lambda: self._case(found, step, rewind))
+
+    def foreseen(
+        self, step: Step, rewind: Rewind | None, expected: Sequence[Signal]
+    ) -> Resolution | None:
+        """Investigate an update that a rehearsal says will ruin weights; None if the whole of it does not.
+
+        Where that cannot be run, what is ``expected`` counts as far as it is not finite.
+        """
+        found = Investigation(facts=self._session.facts, at=step.id, phase="optimizer", signals=())
+        case = found.stage("capture", lambda: pending_case(step, rewind))
+        unseen = [one for one in expected if not math.isfinite(one.value or 0.0)]
+        if case is None and not (found.failures and unseen):
+            for line in found.failures:
+                self._session.announce(f"an update could not be judged ({line})")
+            return None
+        found.signals = case.broken[:_MAX_NAMED] if case is not None else tuple(unseen)
+        now = Occasion(step.id, step, can_skip=True)
+        return self._settled(found, now, lambda: case)
+
+    def _settled(
+        self, found: Investigation, now: Occasion, case: Callable[[], Case | None]
+    ) -> Resolution:
         try:
-            return self._investigate(found, now, rewind)
+            return self._investigate(found, now, case())
         except KeyboardInterrupt:
             found.failures.append("investigation: interrupted by the user")
             self._record(
@@ -112,10 +144,7 @@ class Failures:
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
             return self._decide(found, now, None)
 
-    def _investigate(
-        self, found: Investigation, now: Occasion, rewind: Rewind | None
-    ) -> Resolution:
-        case = self._case(found, now.step, rewind)
+    def _investigate(self, found: Investigation, now: Occasion, case: Case | None) -> Resolution:
         found.facts = _present(found.facts, case.step if case is not None else now.step)
         if case is None:
             known = self._known.like(found.key)
@@ -211,7 +240,8 @@ class Failures:
             at_step=now.at.step,
             world_size=facts.world_size,
             can_veto=facts.veto == "yes" and now.can_skip,
-            weights_broken=case is not None and case.update,
+            weights_broken=case is not None and case.update and not case.pending,
+            update_pending=case is not None and case.pending,
             replays_clean=replays_clean,
         )
         if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":

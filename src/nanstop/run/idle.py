@@ -33,6 +33,9 @@ class IdleSession:
     def before_update(self, _step: Any) -> None:
         """Look at nothing."""
 
+    def foresee(self, *_update: Any) -> None:
+        """Look at nothing."""
+
     def gauge_due(self, _step: int) -> bool:
         """Return False."""
         return False

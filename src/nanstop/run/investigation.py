@@ -104,6 +104,7 @@ class Investigation:
                 first_loss=case.step.losses[case.micro],
                 raised=self.raised,
                 update=case.update,
+                in_float32=case.in_float32,
             ),
         )
         if self.replay is not None and self.replay.fidelity == "not_reproduced":
@@ -112,6 +113,8 @@ class Investigation:
             "localization",
             lambda: localize(case.step, case.micro, update=case.update, phase=case.phase),
         )
+        if case.broken and (self.localization is None or not self.localization.reaches):
+            self.localization = _too_long(case)
         if self.localization is not None and self.localization.positions is None:
             samples = self.stage("samples", lambda: _samples(case))
             self.localization = replace(self.localization, positions=samples)
@@ -186,6 +189,17 @@ def _facts_around(case: Case) -> tuple[BatchFact, ...]:
 def _large_weights(case: Case) -> tuple[TensorStats, ...]:
     found = odd_weights(case.step.view.root.named_parameters())
     return tuple(stats for stats in found if stats.finite)[:_MAX_WEIGHTS]
+
+
+def _too_long(case: Case) -> Localization:
+    """Return where an update fails of which every number is finite: in the length of what it does to parameters."""
+    return Localization(
+        key=FailureKey(kind="length", phase="optimizer"),
+        first_bad=None,
+        origin="unknown",
+        reaches=tuple(signal.name for signal in case.broken),
+        positions=(),
+    )
 
 
 def _samples(case: Case) -> tuple[Position, ...] | None:

@@ -92,13 +92,15 @@ def decide(  # noqa: PLR0913 - called once, by name
     world_size: int = 1,
     can_veto: bool = True,
     weights_broken: bool = False,
+    update_pending: bool = False,
     replays_clean: bool = False,
 ) -> tuple[Action, PolicyState]:
     """Return what to do about this failure, and the state after it.
 
     ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of the same kind is
     used. ``weights_broken``: an earlier update left weights that are not finite, so that skipping cannot help; a
-    proven remedy then asks for a rollback. ``replays_clean``: the failure did not come back, so that "repair" needs no
+    proven remedy then asks for a rollback. ``update_pending``: the update that would break them has not been applied:
+    it and those before it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not come back, so that "repair" needs no
     remedy. Several ranks, or an update that cannot be held back, leave "observe";
     "stop" on one rank needs no veto.
     """
@@ -112,12 +114,10 @@ def decide(  # noqa: PLR0913 - called once, by name
     if policy.on_failure == "stop":
         return Action(kind="stop", reason="the policy is to stop at the first failure"), state
     if policy.on_failure == "repair" and cure:
-        kind, state = _repair(
-            state, cure, count=now.count, at_step=at_step, weights_broken=weights_broken
-        )
-        return Action(
-            kind=kind, atoms=cure, reason=_why(kind, now.count), proof=proof and proof.incident
-        ), state
+        goes_back = weights_broken or update_pending
+        kind, state = _repair(state, cure, count=now.count, at_step=at_step, goes_back=goes_back)
+        why = _PENDING if update_pending else _why(kind, now.count)
+        return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
     if policy.on_failure == "repair" and replays_clean:
         reason = "the failure does not come back: the step is run again as it is"
         return Action(kind="redo", reason=reason), completed(state)
@@ -125,6 +125,9 @@ def decide(  # noqa: PLR0913 - called once, by name
         reason = "the weights themselves are not finite: leaving updates out cannot help"
         return Action(kind="stop", reason=reason), state
     return _skip_or_stop(policy, state, why=_why_not_repaired(policy, proof))
+
+
+_PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 
 def completed(state: PolicyState) -> PolicyState:
@@ -172,12 +175,12 @@ def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_vet
 
 
 def _repair(
-    state: PolicyState, cure: tuple[Atom, ...], *, count: int, at_step: int, weights_broken: bool
+    state: PolicyState, cure: tuple[Atom, ...], *, count: int, at_step: int, goes_back: bool
 ) -> tuple[ActionKind, PolicyState]:
     state = completed(state)
     if _is_for_data(cure):
         return "quarantine", state
-    if weights_broken:
+    if goes_back:
         return "rollback", _adopt(state, cure)
     if count >= 2 or at_step == 0:
         return "adopt", _adopt(state, cure)

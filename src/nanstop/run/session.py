@@ -25,10 +25,12 @@ from nanstop.records import (
     Signal,
     StepId,
 )
+from nanstop.rules.candidates import updated_in_half
 from nanstop.rules.cures import describe
 from nanstop.rules.diagnose import examine
 from nanstop.run.early_looks import EarlyLooks
 from nanstop.run.environment import environment
+from nanstop.run.foresight import Foresight
 from nanstop.run.gauging import Gauge
 from nanstop.run.history import WHOLE, History
 from nanstop.run.policy import Policy
@@ -89,6 +91,7 @@ class Session:
         self._gauge = Gauge(view, clock)
         self._looks = EarlyLooks(view)
         self._standstill = Standstill()
+        self._foresight = Foresight()
         self._adopted = ExitStack()
         self._in_force: tuple[Atom, ...] = ()
         self._steps = 0
@@ -141,15 +144,10 @@ class Session:
 
         ``can_skip``: without a ``step`` there is an update that can be left out all the same.
         """
-        self._gauge.drop()
-        try:
-            from nanstop.run.failures import Failures
-        except Exception as missing:  # a nanstop that was replaced on the disk since this run began
-            self.announce(f"a failure could not be looked at ({missing})")
+        failures = self._met_failures()
+        if failures is None:
             return Resolution(kind="proceed")
-        if self._failures is None:
-            self._failures = Failures(self)
-        return self._failures.met(
+        return failures.met(
             step,
             signals,
             phase=phase,
@@ -159,6 +157,17 @@ class Session:
             bad_state=bad_state,
             can_skip=can_skip,
         )
+
+    def _met_failures(self) -> Failures | None:
+        self._gauge.drop()
+        try:
+            from nanstop.run.failures import Failures
+        except Exception as missing:  # a nanstop that was replaced on the disk since this run began
+            self.announce(f"a failure could not be looked at ({missing})")
+            return None
+        if self._failures is None:
+            self._failures = Failures(self)
+        return self._failures
 
     def completed(self, step: int) -> None:
         """Note that an update was applied. Synchronises the device where the gauge has looked at the step."""
@@ -189,6 +198,32 @@ class Session:
         if share > 0.0:
             self.learned(resume=replace(self.facts.resume or ResumeFacts(), replaced=share))
         self._look(lambda: self._looks.before_update(step, self.facts))
+
+    def foresee(self, step: Step, rewind: Callable[[], Rewind | None]) -> Resolution | None:
+        """Return what to do about an update of a healthy window that will ruin weights, None for any other.
+
+        Asked once an update, when its gradients are final. ``rewind`` gives the way back, this step the last of it.
+        Synchronises the device where the update is one of those that are rehearsed.
+        """
+        if self.facts.world_size > 1 or self.facts.veto != "yes":
+            return None
+        ruinous = self._foresight.ruinous(step)
+        obstacle, self._foresight.obstacle = self._foresight.obstacle, ""
+        if obstacle and "float16" in updated_in_half(self.facts):
+            self.announce(f"updates cannot be judged before they are applied: {obstacle}")
+        failures = self._met_failures() if ruinous else None
+        if failures is None:
+            return None
+        expected = [
+            Signal(source="param", name=one.parameter, value=one.length, at=step.id)
+            for one in ruinous
+        ]
+        resolution = failures.foreseen(step, rewind(), expected)
+        if resolution is not None and resolution.kind == "skip":
+            self._foresight.left_out()
+        else:  # cured, left alone, or no more than a sample's: not asked again
+            self._foresight.over = True
+        return resolution
 
     def _arrived(self, path: GradientPath | None, at: StepId | None) -> None:
         if path is not None:

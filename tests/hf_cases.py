@@ -15,6 +15,7 @@ from torch.nn import functional
 import tiny
 from nanstop.core.gauge import RangeTap
 from nanstop.records import PrecisionPlan
+from nanstop.run.resolution import Resolution
 
 TIMES = ("runtime", "per_second", "step_time")
 PREFERENCES = {
@@ -217,6 +218,8 @@ class ScriptedSession:
     series: History = field(default_factory=History)
     failures: list[SimpleNamespace] = field(default_factory=list)
     completions: list[int] = field(default_factory=list)
+    omissions: list[int] = field(default_factory=list)
+    on_stop: str = "raise"
     refused: list[tuple[Any, ...]] = field(default_factory=list)
     exceptions: list[tuple[Any, ...]] = field(default_factory=list)
     go_on_after_refusal: bool = True
@@ -241,7 +244,7 @@ class ScriptedSession:
         if self.inspect is not None:
             self.inspect(step, details)
         kind = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return SimpleNamespace(kind=kind, atoms={}, adopt=(), reason="scripted")
+        return Resolution(kind=kind, reason="scripted", on_stop=self.on_stop)
 
     in_force = ()
 
@@ -277,9 +280,12 @@ class ScriptedSession:
             self.tap = RangeTap(self.view.root)
             self.tap.attach()
 
+    def left_out(self, step_index: int) -> None:
+        self.omissions.append(step_index)
+
     def checkpoint_refused(self, path, bad_params, last_good):
         self.refused.append((path, bad_params, last_good))
-        return self.go_on_after_refusal
+        return Resolution(kind="proceed" if self.go_on_after_refusal else "stop")
 
     def finish(self, exit_code: int) -> None:
         self.exit_code = exit_code

@@ -11,6 +11,7 @@ from nanstop.adapters import autowatch
 from nanstop.core.localize import localize
 from nanstop.core.replay import attempt, rerun
 from nanstop.errors import NanstopError
+from nanstop.run.resolution import Resolution
 
 
 @dataclass
@@ -37,6 +38,7 @@ class ScriptedSession:
     findings: list = field(default_factory=list)
     refusals: list = field(default_factory=list)
     completed_steps: list = field(default_factory=list)
+    left_out_steps: list = field(default_factory=list)
     bad_params: list = field(default_factory=list)
     learnt: list = field(default_factory=list)
     finished: int | None = None
@@ -79,7 +81,7 @@ class ScriptedSession:
                 self._look(step, error)
             except NanstopError as refusal:
                 self.refusals.append(refusal.message)
-        return SimpleNamespace(kind=self.kind, atoms=self.atoms, adopt=(), reason="as told")
+        return Resolution(kind=self.kind, atoms=self.atoms, reason="as told")
 
     def _look(self, step, error):
         for micro in range(len(step.batches)):
@@ -98,6 +100,9 @@ class ScriptedSession:
 
     def completed(self, step):
         self.completed_steps.append(step)
+
+    def left_out(self, step):
+        self.left_out_steps.append(step)
 
     def finish(self, exit_code=0):
         self.finished = exit_code

@@ -30,8 +30,8 @@ pytestmark = [
 MATRIX = SMALL + [pytest.param(*case, marks=pytest.mark.slow) for case in LARGE]
 
 
-def redone(folder, kind, bad, answer="redo", **settings):
-    session = cases.ScriptedSession([answer])
+def redone(folder, kind, bad, answer="redo", on_stop="raise", **settings):
+    session = cases.ScriptedSession([answer], on_stop=on_stop)
     trainer = cases.build(kind, folder, **settings)
     return cases.run(trainer, session=session, fault={"bad": bad}), session
 
@@ -178,16 +178,18 @@ def test_skip_leaves_no_running_statistic_broken(tmp_path):
     assert norm.mean.abs().sum() > 0
 
 
-def test_skip_with_an_unfiltered_log_does_not_poison_later_entries(tmp_path):
+def test_skip_with_an_unfiltered_log_shows_the_bad_loss_and_does_not_poison_later_entries(tmp_path):
     watched, _ = redone(tmp_path, "trainer", (3,), answer="skip", logging_nan_inf_filter=False)
-    assert all(math.isfinite(entry["loss"]) for entry in watched.logs if "loss" in entry)
+    losses = [entry["loss"] for entry in watched.logs if "loss" in entry]
+    assert [math.isfinite(loss) for loss in losses] == [True, False, True, True, True]
 
 
 def test_stop_ends_training_through_the_hosts_own_door(tmp_path):
-    watched, session = redone(tmp_path, "trainer", (5,), answer="stop")
+    watched, session = redone(tmp_path, "trainer", (5,), answer="stop", on_stop="end")
     assert watched.state["global_step"] == 3
     assert all(w.isfinite().all() for w in watched.weights.values())
-    assert session.exit_code == 0
+    assert session.exit_code == 3
+    assert (session.completions, session.omissions) == ([0, 1], [2])
 
 
 def test_rollback_is_a_run_resumed_from_the_snapshot(tmp_path):

@@ -238,6 +238,7 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
     defaults = {
         "on_failure": "repair",
         "out": None,
+        "on_stop": "raise",
         "allow": [],
         "record": False,
         "series": False,

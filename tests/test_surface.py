@@ -15,7 +15,7 @@ from nanstop.records import SCHEMA, Report
 from nanstop.report.codec import schema
 from nanstop.rules.catalogue import CATALOGUE
 from nanstop.rules.cures import CURES
-from nanstop.run.policy import OnFailure, Policy
+from nanstop.run.policy import OnFailure, OnStop, Policy
 from nanstop.run.summary import FindingRow, IncidentRow, Summary
 
 CODES = [
@@ -79,6 +79,7 @@ COMMANDS = {
         "command",
         "--on-failure",
         "--out",
+        "--on-stop",
         "--allow",
         "--record",
         "--series",
@@ -108,7 +109,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "660063f38412c90a")
+REPORT_FORM = (1, "004794a4c08bcd8e")
 
 
 def test_names():
@@ -116,6 +117,7 @@ def test_names():
         "NanstopError",
         "Policy",
         "Report",
+        "TrainingStopped",
         "__version__",
         "check",
         "explain",
@@ -155,11 +157,13 @@ def test_policy():
     assert defaults == {
         "on_failure": "repair",
         "allow": (),
-        "max_skips_in_a_row": 3,
+        "max_skips_in_a_row": 32,
+        "on_stop": "raise",
         "budget_seconds": 60.0,
         "budget_trials": 40,
     }
     assert typing.get_args(OnFailure) == ("repair", "skip", "stop", "observe")
+    assert typing.get_args(OnStop) == ("raise", "end")
     changing = sorted(name for name, cure in CURES.items() if cure.safety == "changes_training")
     assert changing == [
         "bf16",

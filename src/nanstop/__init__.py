@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanstop.errors import NanstopError
+    from nanstop.errors import NanstopError, TrainingStopped
     from nanstop.facade import check, investigate, load, load_plan, plan, watch
     from nanstop.pages import explain
     from nanstop.records import Report
@@ -21,6 +21,7 @@ __all__ = [
     "NanstopError",
     "Policy",
     "Report",
+    "TrainingStopped",
     "__version__",
     "check",
     "explain",
@@ -35,6 +36,7 @@ _HOMES = {
     "NanstopError": "nanstop.errors",
     "Policy": "nanstop.run.policy",
     "Report": "nanstop.records",
+    "TrainingStopped": "nanstop.errors",
     "check": "nanstop.facade",
     "explain": "nanstop.pages",
     "investigate": "nanstop.facade",

@@ -1,4 +1,4 @@
-"""The one error of nanstop: a code, what is wrong, and what to do about it."""
+"""The errors of nanstop: a code, what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
@@ -15,3 +15,16 @@ class NanstopError(Exception):
     def __str__(self) -> str:
         tail = f"\nhelp: {self.hint}" if self.hint else ""
         return f"error[{self.code}]: {self.message}{tail}"
+
+
+class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
+    """Raised out of ``train()``, or of a loop's update, where a training is not worth going on with.
+
+    Its updates were lost again and again, or the policy stops at a failure: the weights are those that it had before.
+    ``incident``: the id of what stopped it.
+    """
+
+    def __init__(self, message: str, *, incident: str = "") -> None:
+        hint = f"incident {incident}: `nanstop report`" if incident else ""
+        super().__init__(message, code="NS000", hint=hint)
+        self.incident = incident

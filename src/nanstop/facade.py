@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanstop.adapters.autowatch import opened
 from nanstop.core.tracebacks import passes_through
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.run.announce import announcer
 from nanstop.run.dry import planned
@@ -80,13 +80,20 @@ class Watch:
 
 
 class LoopWatch(Watch):
-    """A watch on a raw PyTorch loop."""
+    """A watch on a raw PyTorch loop. ``ends``: a stop ends the ``with`` block, and no more than that."""
+
+    def __init__(
+        self, inner: Any, store: Store, applied: Applied | None = None, *, ends: bool = False
+    ) -> None:
+        super().__init__(inner, store, applied)
+        self._ends = ends
 
     def __enter__(self) -> LoopWatch:
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
         self._end(0 if kind is None else 1)
+        return self._ends and isinstance(error, TrainingStopped)
 
     def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
         """Run ``loss_fn(batch)`` and its backward as one micro-batch; return the detached loss."""
@@ -95,7 +102,10 @@ class LoopWatch(Watch):
     def update(
         self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
     ) -> Tensor | None:
-        """Clip, step and zero the gradients; return their norm, or None if the update was left out."""
+        """Clip, step and zero the gradients; return their norm, or None if the update was left out.
+
+        Errors: ``TrainingStopped`` where training is not worth going on with.
+        """
         return self._inner.update(clip=clip, scaler=scaler, scheduler=scheduler)
 
 
@@ -206,7 +216,7 @@ def _watch_loop(
     store = run_store(out)
     open_session = opener(policy, store, announcer(store.folder), opened=opened)
     inner = watch_loop(model, optimizer, open_session, accumulation=accumulation)
-    return LoopWatch(inner, store, applied)
+    return LoopWatch(inner, store, applied, ends=policy.on_stop == "end")
 
 
 def check(target: Any, *, static: bool = False) -> tuple[Diagnosis, ...]:

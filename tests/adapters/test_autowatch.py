@@ -12,6 +12,7 @@ import torch
 
 from loop_scripts import ScriptedSession, run_script, same, weights
 from nanstop.adapters import autowatch
+from nanstop.errors import TrainingStopped
 
 HEAD = """
 import torch
@@ -435,10 +436,40 @@ def test_observe_changes_nothing(script):
     assert not weights(watched)[0].isfinite().all()
 
 
-def test_stop_ends_the_script_with_code_3(script):
-    with pytest.raises(SystemExit) as ending:
-        script(PLAIN, ScriptedSession("stop"), BAD="forward")
-    assert ending.value.code == 3
+def test_stop_raises_where_the_update_would_have_been(script):
+    session = ScriptedSession("stop")
+    with pytest.raises(TrainingStopped, match="training stopped: as told"):
+        script(PLAIN, session, BAD="forward")
+    autowatch.unwatch()
+    assert session.finished == 3
+
+
+def test_a_script_that_catches_a_stop_goes_on_with_the_weights_it_had(script):
+    session = ScriptedSession("stop")
+    source = PLAIN.replace(
+        "        optimizer.step()\n",
+        """        try:
+            optimizer.step()
+        except Exception as error:
+            CAUGHT.append((step, type(error).__name__))
+""",
+    )
+    caught = []
+    watched = script(source, session, BAD="forward", CAUGHT=caught)
+    assert caught == [(2, "TrainingStopped")]
+    assert all(weight.isfinite().all() for weight in weights(watched))
+    assert session.completed_steps == [0, 1, 2]
+    autowatch.unwatch()
+    assert session.finished == 0
+
+
+def test_losses_that_the_script_leaves_out_itself_can_stop_it_too(script):
+    guarded = PLAIN.replace(
+        "        loss.backward()\n",
+        "        if not loss.isfinite():\n            continue\n        loss.backward()\n",
+    )
+    with pytest.raises(TrainingStopped, match="training stopped: as told"):
+        script(guarded, ScriptedSession("stop"), BAD="forward")
 
 
 GAN = (

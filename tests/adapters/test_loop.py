@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from loop_scripts import ScriptedSession, same
 from nanstop.adapters.loop import watch_loop
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, TrainingStopped
 
 CLIP = 0.5
 
@@ -272,8 +272,11 @@ def test_stop_raises():
     net, optimizer = pair()
     w = watch_loop(net, optimizer, ScriptedSession("stop"))
     w.step(loss_of(net), next(batches(1, bad=0))[0])
-    with pytest.raises(NanstopError, match="training stopped: as told"):
+    with pytest.raises(TrainingStopped, match="training stopped: as told"):
         w.update()
+    assert all(p.grad is None for p in net.parameters())
+    w.close(1)
+    assert w.session.finished == 3
 
 
 def test_tuples_and_tensors_are_batches_too():

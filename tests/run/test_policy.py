@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, FailureKey, Proof
 from nanstop.rules.cures import CURES, safety_of
-from nanstop.run.policy import Policy, PolicyState, completed, decide
+from nanstop.run.policy import Policy, PolicyState, begun, completed, decide
 
 ISLAND = Atom(remedy="island", target="model.layers.2.norm", value="float32")
 CLIP = Atom(remedy="clip", value="1.0")
@@ -247,3 +247,57 @@ def test_an_update_that_was_held_back_is_made_anew_or_left_out():
     assert act(Policy(on_failure="skip"), found=proof(ISLAND), **kept)[0].kind == "skip"
     assert act(Policy(on_failure="stop"), found=proof(ISLAND), **kept)[0].kind == "stop"
     assert act(Policy(on_failure="observe"), found=proof(ISLAND), **kept)[0].kind == "observe"
+
+
+def lost(policy, pattern, *, optimizer=1):
+    """What is decided where an update is lost (True) or applied (False), one after another."""
+    state, kinds = PolicyState(), []
+    for step, fails in enumerate(pattern):
+        if not fails:
+            state = completed(state)
+            continue
+        action, state = act(policy, state, at_step=step, optimizer=optimizer)
+        kinds.append(action.kind)
+    return kinds
+
+
+def test_a_tenth_of_an_optimizers_updates_is_too_much():
+    every_eleventh = [step % 11 == 0 for step in range(2000)]
+    assert set(lost(Policy(), every_eleventh)) == {"skip"}
+    every_ninth = [step % 9 == 0 for step in range(2000)]
+    assert lost(Policy(), every_ninth)[:34] == ["skip"] * 32 + ["stop"] * 2
+
+
+def test_one_optimizer_that_loses_all_does_not_hide_behind_another():
+    state, kinds = PolicyState(), []
+    for step in range(40):
+        action, state = act(Policy(), state, at_step=step, optimizer=1)
+        kinds.append(action.kind)
+        state = completed(state)  # the other one's
+    assert kinds == ["skip"] * 32 + ["stop"] * 8
+
+
+def test_losses_of_several_optimizers_are_not_added_up():
+    state = PolicyState()
+    for step in range(400):
+        if step % 12 == 0:
+            for optimizer in range(8):
+                action, state = act(Policy(), state, at_step=step, optimizer=optimizer)
+                assert action.kind == "skip"
+        state = completed(state)
+
+
+def test_an_exception_is_the_scripts_own_after_a_few():
+    key = dataclasses.replace(KEY, kind="exception")
+    state, kinds = PolicyState(), []
+    for step in range(5):
+        action, state = act(Policy(), state, key=key, at_step=step)
+        kinds.append(action.kind)
+    assert kinds == ["skip"] * 3 + ["stop"] * 2
+
+
+def test_another_training_starts_with_nothing_lost():
+    _, state = act(Policy(max_skips_in_a_row=1), found=proof(CLIP))
+    again = begun(state)
+    assert (again.skips_in_a_row, again.lost) == (0, ())
+    assert again.occurrences == state.occurrences

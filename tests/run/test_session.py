@@ -14,7 +14,9 @@ from torch import nn
 from fnstep import FnStep
 from nanstop.records import Atom, GradientPath, HeadFacts, RunFacts, Sighting, Signal, StepId
 from nanstop.run import investigation
+from nanstop.run.investigation import Investigation
 from nanstop.run.policy import Policy
+from nanstop.run.resolution import STOPPED
 from nanstop.run.session import Session
 from nanstop.run.store import Store
 
@@ -180,7 +182,7 @@ def test_a_remedy_is_adopted_anew_in_a_second_training(tmp_path):
 
 
 def test_a_failure_without_an_allowed_remedy_is_skipped_folded_and_at_last_stops(tmp_path):
-    session = session_for(data_step(bad_row(2, 0)), tmp_path)
+    session = session_for(data_step(bad_row(2, 0)), tmp_path, max_skips_in_a_row=3)
     kinds = [fail(session, data_step(bad_row(2, 0), index=i)).kind for i in range(5)]
     assert kinds == ["skip", "skip", "skip", "stop", "stop"]
     (row,) = summary(tmp_path)["incidents"]
@@ -526,3 +528,40 @@ def test_what_a_run_shows_by_itself_is_not_told_before(tmp_path, kind, told):
     step.facts = facts_of(step.view.root)
     session = session_for(step, tmp_path)
     assert [finding.code for finding in session.findings] == told
+
+
+def test_of_a_long_row_of_failures_ever_fewer_are_looked_into(tmp_path, monkeypatch):
+    looked = []
+    look = Investigation.look
+    monkeypatch.setattr(
+        Investigation, "look", lambda self, case: looked.append(self.at.step) or look(self, case)
+    )
+    session = session_for(data_step(bad_row(2, 0)), tmp_path)
+    kinds = [fail(session, data_step(bad_row(2, 0), index=i)).kind for i in range(33)]
+    assert kinds == ["skip"] * 32 + ["stop"]
+    assert looked == [0, 1, 2, 3, 4, 8, 16, 32]
+    (report,) = session.reports
+    assert report.count == 33
+    reasons = {entry.action.reason for entry in report.audit[:32]}
+    assert reasons == {'the proven remedy changes training and needs allow=("drop_sample",)'}
+
+
+def test_what_was_lost_in_an_earlier_training_does_not_stop_the_next(tmp_path):
+    session = session_for(data_step(bad_row(2, 0)), tmp_path, max_skips_in_a_row=2)
+    for _ in range(2):
+        kinds = [fail(session, data_step(bad_row(2, 0), index=i)).kind for i in range(3)]
+        assert kinds == ["skip", "skip", "stop"]
+        session.finish(STOPPED)
+        assert (summary(tmp_path)["ended"], summary(tmp_path)["exit"]) == ("stopped", 3)
+        session.start()
+        assert summary(tmp_path)["ended"] is None
+
+
+def test_updates_that_were_left_out_are_steps_of_the_run_and_are_told_at_its_end(tmp_path):
+    session = session_for(data_step(bad_row(2, 0)), tmp_path)
+    session.completed(0)
+    assert fail(session, data_step(bad_row(2, 0), index=1)).kind == "skip"
+    session.left_out(1)
+    session.finish()
+    assert summary(tmp_path)["steps"] == 2
+    assert session.news[-1] == "1 of 2 updates were left out"

@@ -121,6 +121,16 @@ def test_a_rank_that_raised_explains_the_end_of_the_others(remains):
     assert classify(1, (raised, ended_with_it)).kind == "exception"
 
 
+def test_a_training_that_was_stopped_is_told_from_other_exceptions(remains):
+    launcher = remains(ended=("CalledProcessError", ""), trained=False)
+    rank = remains(steps=3, ended=("TrainingStopped", "error[NS000]: training stopped"))
+    assert classify(1, (launcher, rank), failed=True).kind == "stopped"
+    assert classify(0, (), stopped=True).kind == "stopped"
+    # Stopped and caught, then another exception.
+    own = remains(steps=3, ended=("KeyError", "'mine'"))
+    assert classify(1, (own,), stopped=True, failed=True).kind == "nonfinite"
+
+
 def test_a_script_that_leaves_by_os_exit_was_not_killed(remains):
     own = remains(steps=3)
     assert classify(1, (own,), direct=own.flight.pid).kind == "exception"

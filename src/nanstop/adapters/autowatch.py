@@ -11,16 +11,18 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from nanstop.adapters.left_weights import LeftWeights
 from nanstop.adapters.script_warnings import show_at_script
 from nanstop.adapters.table import Table
 from nanstop.core.own_code import is_own
 from nanstop.core.tracebacks import passes_through
+from nanstop.records import RunFacts, TensorStats
 
 __tracebackhide__ = passes_through
 
@@ -33,6 +35,7 @@ _open_session: OpenSession | None = None
 _loops: Any = None
 _live: Any = None
 _num_pauses = 0
+_left = LeftWeights()
 _compiles_functions = False
 _KERNELS = "bitsandbytes"
 """Compiles kernels of its own operations when it is imported; inside one operation no tape is seen."""
@@ -120,6 +123,22 @@ def _begin_live() -> None:
         _live = live.begin()
     except OSError as error:  # a full or missing folder of temporary files
         _log.warning("nanstop: nothing of this process will outlive it (%s)", error)
+
+
+def leave(odd: Iterable[TensorStats], facts: RunFacts) -> None:
+    """Note the weights that a training has left as no model is loaded; ``facts``: those that it began with."""
+    _left.note(odd, loaded=facts.odd_weights)
+
+
+def left_here(
+    odd: Iterable[TensorStats], named: Iterable[tuple[str, Any]]
+) -> tuple[TensorStats, ...]:
+    """Return those of ``odd`` that an earlier training of this process has left. ``named``: all parameters, by name."""
+    odd = tuple(odd)
+    made = [one for one, num in _loops.updates.items() if num] if odd and _loops else []
+    moved = {id(p) for one in made for group in one.param_groups for p in group["params"]}
+    names = _left.among(odd, updated={name for name, p in named if id(p) in moved})
+    return tuple(stats for stats in odd if stats.name in names)
 
 
 def opened(session: Any) -> None:

@@ -31,7 +31,7 @@ class CheckpointGuard:
     """Scans parameters before each save: saving reads all of them anyway.
 
     A bad state is not written. What is kept instead is the last good checkpoint, or the last snapshot, written beside
-    the refused path with ``-last-good`` at its end. The session is told, and says whether the run goes on.
+    the refused path with ``-last-good`` at its end. The session is told, and resolves whether the run goes on.
     """
 
     def __init__(self, watch: TrainerWatch) -> None:
@@ -95,5 +95,6 @@ class CheckpointGuard:
             kept = path.with_name(f"{path.name}-last-good")
             with snapshot.loaded(), at_rest(self._watch.host.root):
                 self._save_model(str(kept), True)
-        if not watch.session.checkpoint_refused(str(path), bad, str(kept or "")):
-            watch.trainer.control.should_training_stop = True
+        resolution = watch.session.checkpoint_refused(str(path), bad, str(kept or ""))
+        if resolution.kind == "stop":
+            watch.stop(resolution)

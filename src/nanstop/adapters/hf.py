@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.adapters import _compat
+from nanstop.adapters import _compat, autowatch
 from nanstop.adapters.checkpoints import CheckpointGuard, plan_of
 from nanstop.adapters.facts import facts_of
 from nanstop.adapters.hf_carry import Carrier
@@ -31,8 +31,10 @@ from nanstop.adapters.signatures import is_numeric, phase_of
 from nanstop.core.sentinel import Reading, total_norm
 from nanstop.core.snapshot import SnapshotKeeper
 from nanstop.core.tracebacks import passes_through
-from nanstop.errors import NanstopError
-from nanstop.records import RunFacts, StepId
+from nanstop.core.weights import odd_weights
+from nanstop.errors import NanstopError, TrainingStopped
+from nanstop.records import RunFacts, StepId, TensorStats
+from nanstop.run.resolution import STOPPED, Resolution
 
 __tracebackhide__ = passes_through
 
@@ -84,6 +86,7 @@ class TrainerWatch:
         self._applied = True
         self._expected: HfStep | None = None
         self._resumed_from: str | None = None
+        self._stop: Resolution | None = None
 
     def install(self) -> None:
         """Put every patch in place; those of the window's end follow when training begins."""
@@ -154,14 +157,22 @@ class TrainerWatch:
             bad_state=verdict.bad_state,
             can_skip=can_skip,
         )
+        if resolution.kind == "stop" and verdict.error is None:
+            self.stop(resolution)
         powerless = _compat.world_size(self.trainer) > 1 or self.facts.veto != "yes"
         return None if powerless or (step is None and not can_skip) else resolution
+
+    def stop(self, resolution: Resolution) -> None:
+        """Have the host end training as early stopping does; ``train()`` then raises, if the policy says so."""
+        self._stop = resolution
+        self.trainer.control.should_training_stop = True
 
     # ---- calls of the host
 
     def _on_train(self, *args: Any, **kwargs: Any) -> Any:
         self._training, self._window, self._attached, exit_code = True, None, False, 0
         self._logged = torch.zeros((), device=self.trainer.args.device)
+        self._stop = None
         given = args[0] if args else kwargs.get("resume_from_checkpoint")
         self._resumed_from = _compat.checkpoint_path(self.trainer, given)
         accelerator = self.trainer.accelerator
@@ -172,14 +183,23 @@ class TrainerWatch:
             hear = partial(self._on_update, callbacks.on_pre_optimizer_step)
             self.patches.set(callbacks, "on_pre_optimizer_step", hear)
         try:
-            return self._train(*args, **kwargs)
-        except BaseException:
-            exit_code = 1
+            output = self._train(*args, **kwargs)
+        except BaseException as error:
+            exit_code = STOPPED if isinstance(error, TrainingStopped) else 1
             raise
         finally:
             self._training = False
             if self.session is not None:
                 self._end(exit_code)
+        # A search goes on with its next trial: this one has ended early.
+        if not self.trainer.state.is_hyper_param_search:
+            self._raise_stopped()
+        return output
+
+    def _raise_stopped(self) -> None:
+        stop = self._stop
+        if stop is not None and stop.on_stop == "raise":
+            raise TrainingStopped(f"training stopped: {stop.reason}", incident=stop.incident)
 
     def _on_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         if not self._training or self.host.busy:
@@ -245,7 +265,10 @@ class TrainerWatch:
 
     def _on_log(self, log: Any, total: Tensor, *args: Any, **kwargs: Any) -> None:
         self.carrier.mend_sum(total)
+        before = self.trainer._globalstep_last_logged
         log(total, *args, **kwargs)
+        if self.trainer._globalstep_last_logged != before:
+            self.carrier.mend_reset(total)
         self._logged = total.clone()
 
     # ---- the window
@@ -291,11 +314,12 @@ class TrainerWatch:
         window.skip, self._applied = True, False
         self.carrier.skip(window)
         if resolution.kind == "stop":
-            self.trainer.control.should_training_stop = True
+            self.stop(resolution)
 
     def _current_window(self) -> Window:
         window, index = self._window, self.trainer.state.global_step
         if window is None or window.closed or window.index != index:
+            self._raise_stopped()  # the host has passed its own door by
             self._step_done()
             self.carrier.begin_window()
             rates = self.host.learning_rates()
@@ -395,8 +419,6 @@ class TrainerWatch:
         if resolution.kind == "stop" and verdict.error is not None:
             return False  # the script ends as it would have: by its own exception
         window.skip = True
-        if resolution.kind == "stop":
-            self.trainer.control.should_training_stop = True
         return True
 
     def _step_done(self) -> None:
@@ -411,17 +433,24 @@ class TrainerWatch:
         if losses:
             self.session.logged()
         self._num_logs = len(logs)
-        if self._applied:
-            self.session.completed(self._pending)
+        (self.session.completed if self._applied else self.session.left_out)(self._pending)
         self._pending = None
+
+    def _odd_weights(self) -> tuple[TensorStats, ...]:
+        try:
+            return odd_weights(self.host.trainable().parameters.items())
+        except Exception:  # after some errors a device answers nothing any more
+            return ()
 
     def _end(self, exit_code: int) -> None:
         self._step_done()
         self.carrier.close()
         self.carrier.begin_window()
+        odd = self._odd_weights()
         # What was so when it was loaded, and let the training be finite, is not this run's doing.
         before = {stats.name for stats in self.facts.odd_weights if not stats.finite}
-        verdict = self.judge.of_weights(before) if exit_code == 0 else None
+        verdict = self.judge.of_weights(odd, before) if exit_code == 0 else None
         if verdict is not None:
             self.report(None, verdict)
-        self.session.finish(exit_code)
+        autowatch.leave(odd, self.facts)
+        self.session.finish(exit_code or (STOPPED if self._stop is not None else 0))

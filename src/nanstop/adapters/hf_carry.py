@@ -40,6 +40,7 @@ class Carrier:
         self._overflow_set: list[Any] = []
         self._summed_anew: Window | None = None
         self._until_update = ExitStack()
+        self._sum_is_spoilt = False
 
     def redo(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
         """Run the window again from zero gradients, each micro-batch under its remedies.
@@ -74,7 +75,7 @@ class Carrier:
         scaler = _compat.run_scaler(self.trainer)
         self._mend_buffers(window)
         if not self.trainer.args.logging_nan_inf_filter:
-            self._summed_anew = window
+            self._sum_is_spoilt = True
         if scaler is None:
             clear_gradients(self.host.parameters())
             for optimizer in _compat.optimizers_of(self.trainer):
@@ -131,9 +132,18 @@ class Carrier:
                 mended += micro.loss
             elif is_filtered:
                 mended += mended / since
-            elif not window.skip:
+            else:
                 mended += micro.loss
         total.copy_(mended)
+
+    def mend_reset(self, total: Tensor) -> None:
+        """Bring the sum that the host has just logged and reset to 0, where its own reset, ``x -= x``, has left NaN.
+
+        A bad loss of a skipped step is logged as the host logs it; what is summed after that entry is without it.
+        """
+        if self._sum_is_spoilt:
+            total.zero_()
+            self._sum_is_spoilt = False
 
     def close(self) -> None:
         """Undo what was to last until an update that does not come any more: training was broken off."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from nanstop.core.sentinel import (
     read_window,
     tally_gradients,
 )
-from nanstop.records import Phase, Signal, SignalSource, StepId
+from nanstop.core.weights import MAX_LISTED
+from nanstop.records import Phase, Signal, SignalSource, StepId, TensorStats
 
 MAX_NAMED = 8
 """Names of one kind that a report lists; the first bad ones say as much as hundreds."""
@@ -89,8 +90,12 @@ class Judge:
             return Verdict((signal,), phase, error)
         return self.with_weights((signal,), phase, error)
 
-    def of_weights(self, before: Collection[str] = ()) -> Verdict | None:
-        """Return whether trainable parameters are bad now that were not ``before``. Reads each once."""
+    def of_weights(
+        self, odd: Sequence[TensorStats], before: Collection[str] = ()
+    ) -> Verdict | None:
+        """Return whether trainable parameters, of which ``odd`` stand out, are bad now that were not ``before``."""
+        if len(odd) < MAX_LISTED and all(stats.finite for stats in odd):
+            return None
         named = self._host.trainable().parameters
         bad = nonfinite({name: p for name, p in named.items() if name not in before})
         return self.with_weights(self._named("param", bad), "optimizer") if bad else None

@@ -27,7 +27,7 @@ from nanstop.core.sentinel import total_norm
 from nanstop.core.snapshot import BufferNotes, ready_scaler
 from nanstop.core.step import Batch
 from nanstop.core.tracebacks import passes_through
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, TrainingStopped
 
 __tracebackhide__ = passes_through
 
@@ -149,7 +149,7 @@ class LoopWatch:
     ) -> Tensor | None:
         """Read the flag, clip, step the optimizer and the scheduler, zero the gradients; return the gradient norm.
 
-        None if the update was left out. One device synchronisation, before the update.
+        None if the update was left out. One device synchronisation, before the update. Errors: ``TrainingStopped``.
         """
         if not self._micros:
             raise NanstopError("update() without step()", hint="call w.step(loss_fn, batch) first")
@@ -157,14 +157,21 @@ class LoopWatch:
         self._clip = clip
         self._open()
         with autowatch.paused():
-            norm = self._judged()
+            try:
+                norm = self._judged()
+            except TrainingStopped:
+                self._drop_window()
+                raise
             applied = norm is not None and self._apply(clip, norm)
         if applied and scheduler is not None:
             scheduler.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._micros.clear()
+        self._drop_window()
         self.guard.completed(applied=applied)
         return norm if applied else None
+
+    def _drop_window(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._micros.clear()
 
     def close(self, exit_code: int = 0) -> None:
         """End the watch; the model and the optimizer were never changed by it."""

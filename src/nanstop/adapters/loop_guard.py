@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.adapters import autowatch
 from nanstop.adapters._compat import free_host_bytes
 from nanstop.adapters.facts import facts_of_loop
 from nanstop.adapters.loop_step import LoopStep, learning_rates
@@ -22,8 +23,10 @@ from nanstop.adapters.signatures import phase_of
 from nanstop.core.sentinel import Reading, nonfinite, read_window, tally_gradients
 from nanstop.core.snapshot import Rewind, SnapshotKeeper
 from nanstop.core.untouched import versions_kept
-from nanstop.errors import NanstopError
-from nanstop.records import RunFacts, Signal, StepId
+from nanstop.core.weights import odd_weights
+from nanstop.errors import TrainingStopped
+from nanstop.records import RunFacts, Signal, StepId, TensorStats
+from nanstop.run.resolution import STOPPED
 
 OpenSession = Callable[[PlainView, RunFacts], Any]
 """Called once with (view, facts) when the first update is near; returns a session."""
@@ -53,6 +56,7 @@ class Guard:
         self.num_updates = 0
         self._open_session = open_session
         self._finished = False
+        self._stopped = False
         self.usual_rates: deque[tuple[Any, ...]] = deque(maxlen=512)
         self._until_update = ExitStack()
         self._keeper = SnapshotKeeper(free_host_bytes)
@@ -91,6 +95,7 @@ class Guard:
         """Read the window's flag and carry out what the session resolves. One device synchronisation.
 
         Without ``can_redo`` the update is left out where it would be redone: its gradients are already in use.
+        Errors: ``TrainingStopped`` where that is resolved; the update may not be applied then.
         """
         losses = [m.loss for m in step.micros if m.loss is not None]
         if norm is None:
@@ -112,8 +117,7 @@ class Guard:
         )
         if resolution is None or resolution.kind == "proceed":
             return Verdict(failed=True)
-        if resolution.kind == "stop":
-            raise NanstopError(f"training stopped: {resolution.reason}", code="NS000")
+        self._stop_if_told(resolution)
         if resolution.kind == "skip" or not can_redo:
             _mend_buffers(step)
             return Verdict(apply=False, failed=True)
@@ -176,8 +180,7 @@ class Guard:
             name = type(error).__name__
             _log.warning("nanstop: an update was not settled (%s: %s)", name, error)
             return None if resolution is None else False
-        if resolution.kind == "stop":
-            raise NanstopError(f"training stopped: {resolution.reason}", code="NS000")
+        self._stop_if_told(resolution)
         return False
 
     def _settle_anew(self, step: LoopStep, resolution: Any) -> None:
@@ -206,19 +209,31 @@ class Guard:
         self._ask(step, (signal,), phase=phase_of(error), error=error)
 
     def given_up(self, step: LoopStep) -> None:
-        """Report a micro-batch, the last of ``step``, that the script left out because its loss is not finite."""
+        """Report a micro-batch, the last of ``step``, that the script left out because its loss is not finite.
+
+        Errors: ``TrainingStopped`` where that is resolved.
+        """
         at, loss = self.step_id(len(step.micros) - 1), step.micros[-1].loss
         value = float(loss) if loss is not None else None
         signal = Signal(
             source="loss", name="loss", value=value, message="left out by the script", at=at
         )
-        self._ask(step, (signal,), bad_params=_bad_weights(step.view))
+        resolution = self._ask(step, (signal,), bad_params=_bad_weights(step.view))
+        if resolution is not None:
+            self._stop_if_told(resolution)
+
+    def _stop_if_told(self, resolution: Any) -> None:
+        if resolution.kind == "stop":
+            self._stopped = True
+            reason = f"training stopped: {resolution.reason}"
+            raise TrainingStopped(reason, incident=resolution.incident)
 
     def completed(self, *, applied: bool = True) -> None:
         """Note that the window is over."""
         self._until_update.close()
-        if applied and self.session is not None:
-            self.session.completed(self.num_updates)
+        self._stopped = False  # the script goes on all the same
+        if self.session is not None:
+            (self.session.completed if applied else self.session.left_out)(self.num_updates)
         self.num_updates += 1
 
     def finish(self, exit_code: int = 0) -> None:
@@ -227,18 +242,18 @@ class Guard:
             return
         self._finished = True
         bad = _bad_weights(self._view) if self._view is not None else ()
+        if self._view is not None:
+            autowatch.leave(_odd_weights(self._view), self.facts)
         if bad and not self._bad_params:  # the last update broke them
             at = self.step_id()
             signals = tuple(Signal(source="param", name=name, at=at) for name in bad[:_MAX_NAMED])
             self._ask(None, signals, phase="optimizer", bad_params=bad, rewind=self._rewind())
-        self.session.finish(exit_code)
+        self.session.finish(STOPPED if self._stopped else exit_code)
 
     def _ask(self, step: LoopStep | None, signals: Sequence[Signal], **about: Any) -> Any:
         """Return the session's resolution; None if it could not give one or nothing may be changed here."""
         try:
             return self.session.failed(step, signals, **about)
-        except NanstopError:
-            raise
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning(
                 "nanstop: the failure was not investigated (%s: %s)", type(error).__name__, error
@@ -291,6 +306,13 @@ def world_size() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1
+
+
+def _odd_weights(view: PlainView) -> tuple[TensorStats, ...]:
+    try:
+        return odd_weights((n, p) for n, p in view.root.named_parameters() if p.requires_grad)
+    except Exception:  # after some errors a device answers nothing any more
+        return ()
 
 
 def _bad_weights(view: PlainView) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from nanstop.adapters.tape_calls import by_torch_alone, tensors, total
 from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.core.rng import note_rng
 from nanstop.core.tracebacks import passes_through
+from nanstop.errors import TrainingStopped
 
 __tracebackhide__ = passes_through
 
@@ -250,6 +251,8 @@ class Calls:
                     return self._begin(module)
                 self.not_watching("a model on `meta` has no values")
                 return None
+        except TrainingStopped:
+            raise
         except Exception as error:  # nanstop is never the reason a run dies
             self._give_up(error)
             return None
@@ -312,12 +315,8 @@ class Calls:
     def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         """Stand in for ``GradScaler.scale``: keeps the loss as it was before it."""
         micro = self.micro
-        if (
-            not self.idle
-            or micro is None
-            or not scaler.is_enabled()
-            or not isinstance(outputs, Tensor)
-        ):
+        wanted = self.idle and scaler.is_enabled() and isinstance(outputs, Tensor)
+        if not wanted or micro is None:
             return original(scaler, outputs)
         self.window.scaler = scaler
         with self.untaped(), self.pause():

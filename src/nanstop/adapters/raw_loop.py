@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,7 +43,7 @@ from nanstop.adapters.tape_calls import total
 from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.core.tracebacks import passes_through
 from nanstop.core.weights import param_groups
-from nanstop.errors import NanstopError
+from nanstop.errors import TrainingStopped
 
 __tracebackhide__ = passes_through
 
@@ -64,7 +64,7 @@ class RawLoops:
         self._table = table
         self._calls = Calls(table, self._raised, self._given_up, self._updated_inside)
         self._views: dict[tuple[int, ...], PlainView] = {}
-        self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self.updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._held = Held()
         self._in_scaler = False
         self._restored = Restored()
@@ -89,7 +89,8 @@ class RawLoops:
     def end(self) -> None:
         """Look once more at what is under way, and let go of it."""
         if self._calls.idle:
-            self._calls.look_for_given_up()
+            with suppress(TrainingStopped):  # it is over
+                self._calls.look_for_given_up()
         self._calls.drop()
         self._calls.window = Window(closed=True)
 
@@ -101,7 +102,8 @@ class RawLoops:
         parameters = [p for root in window.roots.values() for p in root.parameters()]
         norm = norm_of(parameters)
         if norm is not None and not bool(norm.isfinite()):
-            self._judge(parameters, norm, can_redo=False)
+            with suppress(TrainingStopped):  # it has ended by an exception of its own
+                self._judge(parameters, norm, can_redo=False)
 
     def pause(self) -> AbstractContextManager[None]:
         """Leave everything to torch inside."""
@@ -109,7 +111,7 @@ class RawLoops:
 
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""
-        self._updates[optimizer] = 0
+        self.updates[optimizer] = 0
         self._calls.expect_micro()
 
     def clip_norm(
@@ -238,9 +240,10 @@ class RawLoops:
         try:
             with self._calls.pause(), torch.no_grad():
                 settled = self.guard.last_look(optimizer)
-        except NanstopError as error:
-            _log.error("%s", error)
-            raise SystemExit(3) from error
+        except TrainingStopped:
+            window = self._calls.window
+            window.failed = window.vetoed = window.closed = True
+            raise
         self._calls.window.vetoed |= settled is False
         return settled is not None
 
@@ -251,8 +254,8 @@ class RawLoops:
         self._calls.window.closed = True
         self._calls.drop()
         self._calls.stop_looking()
-        self.guard.num_updates = self._updates.get(optimizer, 0)
-        self._updates[optimizer] = self.guard.num_updates + 1
+        self.guard.num_updates = self.updates.get(optimizer, 0)
+        self.updates[optimizer] = self.guard.num_updates + 1
         self.guard.completed(applied=not self._calls.window.vetoed)
         self._calls.expect_micro()
 
@@ -280,9 +283,9 @@ class RawLoops:
                 step = self._step(window, optimizer, parameters)
                 may = can_redo and first and not window.closed
                 verdict = self.guard.judge(step, norm, found_inf, can_redo=may)
-        except NanstopError as error:
-            _log.error("%s", error)
-            raise SystemExit(3) from error
+        except TrainingStopped:
+            window.failed = window.vetoed = window.closed = True
+            raise
         except Exception as error:  # nanstop is never the reason a run dies
             self._calls.not_watching(f"{type(error).__name__}: {error}")
         self._calls.met_failure |= verdict.failed
@@ -328,6 +331,8 @@ class RawLoops:
         try:
             with self._calls.pause():
                 self.guard.given_up(self._step(window, None, ()))
+        except TrainingStopped:
+            raise
         except Exception as own:  # nanstop is never the reason a run dies
             _log.warning("nanstop: the loss was not investigated (%s: %s)", type(own).__name__, own)
         finally:
@@ -347,7 +352,7 @@ class RawLoops:
     ) -> LoopStep:
         called = [p for root in window.roots.values() for p in root.parameters()]
         optimizer = optimizer or self._optimizer_of(parameters or called)
-        self.guard.num_updates = self._updates.get(optimizer, 0) if optimizer is not None else 0
+        self.guard.num_updates = self.updates.get(optimizer, 0) if optimizer is not None else 0
         view = self._view(window, optimizer, parameters)
         self._open(window, view)
         return LoopStep(
@@ -386,11 +391,11 @@ class RawLoops:
 
     def _optimizer_of(self, parameters: Sequence[Tensor]) -> Optimizer | None:
         wanted = {id(p) for p in parameters}
-        for optimizer in self._updates:
+        for optimizer in self.updates:
             if any(id(p) in wanted for p in parameters_of(optimizer)):
                 return optimizer
         # The only one there is updates something else: that it does is a finding of its own.
-        return next(iter(self._updates)) if len(self._updates) == 1 else None
+        return next(iter(self.updates)) if len(self.updates) == 1 else None
 
     def _view(
         self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]

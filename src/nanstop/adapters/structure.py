@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.adapters import _compat
+from nanstop.adapters.autowatch import left_here
 from nanstop.adapters.parts import (
     adapter_of,
     gradient_path_of,
@@ -55,6 +56,8 @@ def structure(
     rows, task = _table_rows(view), _task(model)
     scaler = view.scaler
     reentrant = reentrant or is_reentrant(view.root)
+    odd = odd_weights(view.root.named_parameters())
+    left = left_here(odd, view.root.named_parameters())
     return {
         "param_groups": param_groups(view.root.named_parameters()),
         "veto": veto_of(view.root),
@@ -79,7 +82,8 @@ def structure(
         "quantized": quantized_of(view, model),
         "adapter": adapter_of(view.root),
         "head": head_of(view, model, task, pads=pads),
-        "odd_weights": odd_weights(view.root.named_parameters()),
+        "odd_weights": tuple(stats for stats in odd if stats not in left),
+        "left_weights": left,
         "gradient_path": gradient_path_of(view, reentrant=reentrant, will_require=will_require),
     }
 

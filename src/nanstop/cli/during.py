@@ -51,7 +51,7 @@ def _scenario_list(scenarios: Mapping[str, Scenario]) -> tuple[list[dict[str, An
     return rows, "\n".join(lines)
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917 - one for each option
     command: Annotated[
         list[str],
         typer.Argument(
@@ -64,6 +64,13 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Incident folder [$NANSTOP_DIR or .nanstop].")
     ] = None,
+    on_stop: Annotated[
+        str,
+        typer.Option(
+            metavar="raise|end",
+            help="A training that is stopped raises TrainingStopped, or ends as by early stopping.",
+        ),
+    ] = "raise",
     allow: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Allow a remedy that changes training; repeatable."),
@@ -85,10 +92,13 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Run any training command, unchanged, watched. Its output and exit code stay its own."""
+    """Run any training command, unchanged, watched. Its output and exit code stay its own.
+
+    Only a training that nanstop stops makes it 3, unless the command catches nanstop.TrainingStopped.
+    """
     from nanstop.run.policy import Policy
 
-    policy = Policy(on_failure=on_failure, allow=tuple(allow or ()))  # type: ignore[arg-type]
+    policy = Policy(on_failure=on_failure, on_stop=on_stop, allow=tuple(allow or ()))  # type: ignore[arg-type]
     from nanstop.run.launch import launch
     from nanstop.run.supervise import Patience
 

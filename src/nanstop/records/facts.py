@@ -188,7 +188,9 @@ class RunFacts:
     resume: ResumeFacts | None = None
     accumulation: AccumulationFacts | None = None
     odd_weights: tuple[TensorStats, ...] = ()
-    """Weights that were not finite, or far too large, when the run began."""
+    """Weights that were not finite, or far too large, as they were loaded: when the run began."""
+    left_weights: tuple[TensorStats, ...] = ()
+    """Weights that were so because an earlier training in the same process had left them so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,9 @@ Origin = Literal[
 Fidelity = Literal["bitwise", "same_failure", "different", "not_reproduced"]
 Finiteness = Literal["finite", "nonfinite", "unknown"]
 Confidence = Literal["certain", "likely", "possible"]
-Outcome = Literal["pass", "same_failure", "other_failure", "crash", "oom", "timeout"]
+Outcome = Literal[
+    "pass", "same_failure", "other_failure", "crash", "not_applicable", "oom", "timeout"
+]
 Verdict = Literal["proven", "plausible", "none_found"]
 Safety = Literal["safe", "changes_training"]
 ActionKind = Literal[

@@ -16,13 +16,18 @@ class RunReport:
     findings: tuple[Diagnosis, ...]
     steps: int
     seconds: float
+    stopped: bool = False
 
     def __str__(self) -> str:
         parts = [text.render(report) for report in self.incidents]
         parts += [text.render_finding(finding) for finding in self.findings]
         parts.append(
             text.render_summary(
-                self.incidents, self.findings, steps=self.steps, seconds=self.seconds
+                self.incidents,
+                self.findings,
+                steps=self.steps,
+                seconds=self.seconds,
+                stopped=self.stopped,
             )
         )
         return "\n".join(parts)

@@ -58,6 +58,7 @@ def render_summary(
     *,
     steps: int,
     seconds: float,
+    stopped: bool = False,
     width: int | None = None,
     color: bool | None = None,
 ) -> str:
@@ -65,7 +66,8 @@ def render_summary(
     happened = counted(len(reports), "incident") if reports else "no incident"
     also = f", {counted(len(findings), 'finding')}" if findings else ""
     took = f"{counted(steps, 'step')} in {number(round(seconds, 1))} s"
-    blocks = [Block("summary", "nanstop: ", (f"{took}, {happened}{also}",))]
+    end = ", then stopped" if stopped else ""
+    blocks = [Block("summary", "nanstop: ", (f"{took}{end}, {happened}{also}",))]
     blocks += [_incident_line(report) for report in reports]
     blocks += [_finding_line(finding) for finding in findings]
     return _text(blocks, width, color)

@@ -54,7 +54,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if not named:
         return None
     at_start = incident is not None and incident.at.step == 0
-    history = "before the first step" if at_start else "before this step; the update is not known"
+    history = "before this step; the update is not known"
+    if at_start:
+        left = {stats.name for stats in standing(evidence).left_weights} & set(named)
+        so = ": an earlier training in this process left them so" if left else ""
+        history = f"before the first step{so}"
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
@@ -67,7 +71,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _row_initialisations(evidence: Evidence, named: tuple[str, ...]) -> Candidates:
-    tables = {rows.parameter for rows in standing(evidence).token_rows}
+    # New rows are made from those that are left.
+    tables = {rows.parameter for rows in standing(evidence).token_rows if rows.median_norm > 0.0}
     return tuple(
         (Atom(remedy="init_rows", target=name, value=value),)
         for name in named

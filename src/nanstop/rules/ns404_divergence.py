@@ -103,7 +103,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS404",
         title=f"training ran away until `{op_name(event.op)}` overflowed {output.dtype}",
-        cause=_cause(loss, facts),
+        cause=_cause(loss, weights, facts),
         confidence=confidence,
         lines=_lines(evidence, norm, weights),
         remedies=_remedies(event, facts.clip),
@@ -161,9 +161,16 @@ def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
 def _grown_weights(evidence: Evidence) -> tuple[TensorStats, ...]:
     """Return the weights that no training that converges makes so large, and that were not so when the run began."""
     incident = evidence.incident
-    before = {stats.name for stats in standing(evidence).odd_weights}
-    now = incident.odd_weights if incident is not None and incident.at.step > 0 else ()
-    return tuple(stats for stats in now if stats.name not in before)
+    if incident is None:
+        return ()
+    facts = standing(evidence)
+    before = {stats.name for stats in facts.odd_weights}
+    left = {stats.name for stats in facts.left_weights}
+    return tuple(
+        stats
+        for stats in incident.odd_weights
+        if stats.name not in before and (incident.at.step > 0 or stats.name in left)
+    )
 
 
 def _confidence(
@@ -183,7 +190,10 @@ def _confidence(
     return "possible" if moved or rises >= 2 or (loss.is_short and factor >= BY_FAR) else None
 
 
-def _cause(loss: Climb | None, facts: RunFacts) -> str:
+def _cause(loss: Climb | None, weights: tuple[TensorStats, ...], facts: RunFacts) -> str:
+    left = {stats.name for stats in facts.left_weights}
+    if loss is None and any(stats.name in left for stats in weights):
+        return "an earlier training in this process left weights that had grown beyond all measure"
     lr = facts.optimizer.lr if facts.optimizer is not None else None
     rate = f" at a learning rate of {lr:g}" if lr is not None else ""
     if loss is None:

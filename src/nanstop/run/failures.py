@@ -57,6 +57,9 @@ _KINDS: Mapping[ActionKind, Kind] = {
     "stop": "stop",
 }
 
+_EACH_LOOKED_INTO = 3
+"""Failures of a row whose updates are left out; of those that follow each one whose number is a power of two."""
+
 
 class Failures:
     """The failures of one session, and what the policy remembers of them."""
@@ -72,9 +75,19 @@ class Failures:
         """The incidents so far, the one that was last seen at the end."""
         return self._known.reports
 
+    @property
+    def num_left_out(self) -> int:
+        """How many updates of the present training were left out."""
+        return policies.num_lost(self._state)
+
     def passed(self) -> None:
-        """Note that an update was applied, or that a training begins: no row of failures goes on."""
+        """Note that an update was applied: no row of failures goes on."""
         self._state = policies.completed(self._state)
+        self._last_signature = None
+
+    def begun(self) -> None:
+        """Note that a training begins: what was lost in an earlier one is no reason to stop it."""
+        self._state = policies.begun(self._state)
         self._last_signature = None
 
     def met(
@@ -96,9 +109,13 @@ class Failures:
             # A training that is over has nothing left to decide.
             return self._again(known, now) if now.can_skip else Resolution(kind="proceed")
         signature = (phase, bool(bad_params), type(error), signals[0].source)
-        if signature == self._last_signature and self.reports and left_alone(self.reports[-1]):
-            self._session.logged()
-            return self._again(self.reports[-1], now)
+        if signature == self._last_signature and self.reports:
+            latest = self.reports[-1]
+            if left_alone(latest):
+                self._session.logged()
+                return self._again(latest, now)
+            if self._is_one_more(latest):
+                return self._again(latest, now, proof=latest.proof)
         self._last_signature = signature
         found = Investigation(
             facts=self._session.facts,
@@ -143,6 +160,12 @@ class Failures:
         except Exception as failure:  # nanstop is never the reason a run dies
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
             return self._decide(found, now, None)
+
+    def _is_one_more(self, latest: Report) -> bool:
+        """Return whether a failure that looks like the last is taken for it: a long row is looked into ever more seldom."""
+        row = self._state.skips_in_a_row
+        skipped = latest.audit[-1].action.kind == "skip"
+        return skipped and row > _EACH_LOOKED_INTO and row & (row - 1) != 0
 
     def _investigate(self, found: Investigation, now: Occasion, case: Case | None) -> Resolution:
         found.facts = _present(found.facts, case.step if case is not None else now.step)
@@ -238,6 +261,7 @@ class Failures:
             key=key,
             proof=proof,
             at_step=now.at.step,
+            optimizer=id(now.step.view.optimizer) if now.step is not None else 0,
             world_size=facts.world_size,
             can_veto=facts.veto == "yes" and now.can_skip,
             weights_broken=case is not None and case.update and not case.pending,
@@ -262,7 +286,8 @@ class Failures:
     def _resolve(self, action: Action, case: Case | None, report: Report) -> Resolution:
         if action.kind == "adopt":
             self._session.adopt(action.atoms)
-        return _resolution(action, case, report.incident.id)
+        resolution = _resolution(action, case, report.incident.id)
+        return replace(resolution, on_stop=self._session.policy.on_stop)
 
     def _keep(self, report: Report, key: FailureKey) -> None:
         self._known.put(report, key)

@@ -30,6 +30,9 @@ class IdleSession:
     def completed(self, _step: int) -> None:
         """Note nothing."""
 
+    def left_out(self, _step: int) -> None:
+        """Note nothing."""
+
     def before_update(self, _step: Any) -> None:
         """Look at nothing."""
 

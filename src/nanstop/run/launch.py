@@ -1,4 +1,7 @@
-"""Runs any training command in a child process that is watched; its streams and its exit code stay its own."""
+"""Runs any training command in a child process that is watched; its streams and its exit code stay its own.
+
+Only a training that nanstop stops, and that the command does not answer for itself, ends with ``STOPPED``.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from nanstop.run.announce import announcer
 from nanstop.run.opening import SERIES_VARIABLE, incident_folder, switched_off, watching
 from nanstop.run.policy import Policy
 from nanstop.run.remains import Ending
+from nanstop.run.resolution import STOPPED
 from nanstop.run.store import Store
 from nanstop.run.summary import Summary, summary_row
 from nanstop.run.supervise import Patience, supervised
@@ -51,6 +55,9 @@ def launch(
 ) -> int:
     """Run ``command`` watched and return its exit code; 128 + n, as a shell says it, if signal n ended it.
 
+    ``STOPPED`` where nanstop stopped the training: by a ``TrainingStopped`` that the command did not catch, or, if
+    the policy is to end it, without one.
+
     ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it runs. ``series``: keep
     the numbers of the whole run, for ``nanstop compare``. ``patience``: when
     a run without progress is ended; None for never. ``environment``: of the child, the present one by default; what
@@ -72,17 +79,21 @@ def launch(
         code, interrupted = _run(resolved, {**watched, **supervisor.variables}, supervisor.wait)
         summary = _summary_so_far(store)
         ending, report = supervisor.ended(
-            code, interrupted=interrupted, failed=bool(summary.incidents)
+            code,
+            interrupted=interrupted,
+            failed=bool(summary.incidents),
+            stopped=policy.on_stop == "end" and summary.ended == "stopped",
         )
     if code == 0 and summary == Summary() and store.problem is None:
         sys.stderr.write(_NOTHING_SEEN)
     if report is not None:
         announcer(folder)(report)
         summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
-    summary = _close(store, summary, ending, _shell_code(code), time.monotonic() - began)
+    shown = STOPPED if ending.kind == "stopped" else _shell_code(code)
+    summary = _close(store, summary, ending, shown, time.monotonic() - began)
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
-    return _shell_code(code)
+    return shown
 
 
 def resolve_command(args: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from nanstop.records import PrecisionPlan, RunFacts
-from nanstop.run.policy import OnFailure, Policy
+from nanstop.run.policy import OnFailure, OnStop, Policy
 from nanstop.run.store import Store
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -
         "NANSTOP_RUN": run_id,
         "NANSTOP_DIR": str(folder),
         "NANSTOP_ON_FAILURE": policy.on_failure,
+        "NANSTOP_ON_STOP": policy.on_stop,
         "NANSTOP_ALLOW": ",".join(policy.allow),
         "NANSTOP_BUDGET_SECONDS": str(policy.budget_seconds),
     }
@@ -74,8 +75,9 @@ def watched_policy(environment: Mapping[str, str]) -> Policy:
     """Return the policy that ``watching`` wrote down."""
     allow = tuple(name for name in environment.get("NANSTOP_ALLOW", "").split(",") if name)
     word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
+    on_stop = cast("OnStop", environment.get("NANSTOP_ON_STOP", "raise"))
     seconds = float(environment.get("NANSTOP_BUDGET_SECONDS", Policy().budget_seconds))
-    return Policy(on_failure=word, allow=allow, budget_seconds=seconds)
+    return Policy(on_failure=word, on_stop=on_stop, allow=allow, budget_seconds=seconds)
 
 
 def opener(

@@ -14,10 +14,17 @@ from nanstop.rules.cures import CURES, safety_of
 from nanstop.suggest import unknown
 
 OnFailure = Literal["repair", "skip", "stop", "observe"]
+OnStop = Literal["raise", "end"]
 Folded = tuple[str, str, str, str]
 
 DATA_REMEDIES = frozenset({"drop_sample", "drop_micro"})
 """Remedies that name samples of one window: applied once, never kept for later steps."""
+
+EXCEPTIONS_IN_A_ROW = 3
+"""Updates that are left out one after another where each would have ended the run by an exception of its own."""
+MOST_LOST = 10
+"""A run stops when one in so many updates of an optimizer is lost, and ``ENOUGH`` of them say so."""
+ENOUGH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +33,17 @@ class Policy:
 
     ``on_failure``: "repair" applies proven remedies that keep the mathematics (and those named in ``allow``), "skip"
     leaves the failing update out, "stop" ends the run, "observe" only reports. ``allow`` names remedies that change
-    training (``"clip"``, ``"drop_sample"``). ``max_skips_in_a_row`` updates may be left out one after another; the
-    next failure stops the run. ``budget_seconds`` and ``budget_trials`` bound the search for a proof of one incident.
+    training (``"clip"``, ``"drop_sample"``). ``max_skips_in_a_row`` updates may be left out one after another, and of
+    all that an optimizer makes no more than a tenth; the next failure stops the run. ``on_stop``:
+    "raise" has ``train()`` raise ``TrainingStopped``, "end" has it return as after early stopping. ``budget_seconds`` and ``budget_trials`` bound the search for a proof of one incident.
 
     Errors: ``NanstopError`` NS001 for an unknown option, value or remedy, with the nearest valid one.
     """
 
     on_failure: OnFailure = "repair"
     allow: tuple[str, ...] = ()
-    max_skips_in_a_row: int = 3
+    max_skips_in_a_row: int = 32
+    on_stop: OnStop = "raise"
     budget_seconds: float = 60.0
     budget_trials: int = 40
 
@@ -46,9 +55,9 @@ class Policy:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        choices = get_args(OnFailure)
-        if self.on_failure not in choices:
-            raise unknown("on_failure", self.on_failure, choices)
+        for option, words in (("on_failure", OnFailure), ("on_stop", OnStop)):
+            if getattr(self, option) not in get_args(words):
+                raise unknown(option, getattr(self, option), get_args(words))
         allow = (self.allow,) if isinstance(self.allow, str) else tuple(self.allow)
         for name in allow:
             if name not in CURES:
@@ -70,11 +79,15 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyState:
-    """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it."""
+    """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it.
+
+    ``lost``: how many updates of each optimizer were left out in the present training, by its number.
+    """
 
     occurrences: tuple[Occurrence, ...] = ()
     adopted: tuple[Atom, ...] = ()
     skips_in_a_row: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
 
     def occurrence(self, key: FailureKey) -> Occurrence:
         """Return what is remembered of failures like ``key``, with count 0 for a new one."""
@@ -89,6 +102,7 @@ def decide(  # noqa: PLR0913 - called once, by name
     key: FailureKey,
     proof: Proof | None,
     at_step: int,
+    optimizer: int = 0,
     world_size: int = 1,
     can_veto: bool = True,
     weights_broken: bool = False,
@@ -98,9 +112,10 @@ def decide(  # noqa: PLR0913 - called once, by name
     """Return what to do about this failure, and the state after it.
 
     ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of the same kind is
-    used. ``weights_broken``: an earlier update left weights that are not finite, so that skipping cannot help; a
-    proven remedy then asks for a rollback. ``update_pending``: the update that would break them has not been applied:
-    it and those before it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not come back, so that "repair" needs no
+    used. ``at_step``: how many updates ``optimizer``, a number that stands for it, was to make before this one.
+    ``weights_broken``: an earlier update left weights that are not finite, so that skipping cannot help; a proven
+    remedy then asks for a rollback. ``update_pending``: the update that would break them has not been applied: it and
+    those before it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not come back, so that "repair" needs no
     remedy. Several ranks, or an update that cannot be held back, leave "observe";
     "stop" on one rank needs no veto.
     """
@@ -124,7 +139,12 @@ def decide(  # noqa: PLR0913 - called once, by name
     if weights_broken:
         reason = "the weights themselves are not finite: leaving updates out cannot help"
         return Action(kind="stop", reason=reason), state
-    return _skip_or_stop(policy, state, why=_why_not_repaired(policy, proof))
+    why = _why_not_repaired(policy, proof)
+    lost = dict(state.lost).get(optimizer, 0)
+    too_many = _too_many(policy, key, state.skips_in_a_row, lost, num_updates=at_step + 1)
+    if too_many:
+        return Action(kind="stop", reason=f"{why}; {too_many}"), state
+    return Action(kind="skip", reason=why), _left_out(state, optimizer, lost)
 
 
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
@@ -133,6 +153,16 @@ _PENDING = "the update was held back before it did harm, and made anew under the
 def completed(state: PolicyState) -> PolicyState:
     """Return the state after an update that was applied: the row of skips has ended."""
     return replace(state, skips_in_a_row=0) if state.skips_in_a_row else state
+
+
+def begun(state: PolicyState) -> PolicyState:
+    """Return the state with which another training begins: what is known of failures stays, nothing is lost yet."""
+    return replace(state, skips_in_a_row=0, lost=())
+
+
+def num_lost(state: PolicyState) -> int:
+    """Return how many updates of the present training were left out, of all optimizers."""
+    return sum(num for _, num in state.lost)
 
 
 def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
@@ -192,12 +222,22 @@ def _adopt(state: PolicyState, cure: tuple[Atom, ...]) -> PolicyState:
     return replace(state, adopted=(*state.adopted, *added))
 
 
-def _skip_or_stop(policy: Policy, state: PolicyState, *, why: str) -> tuple[Action, PolicyState]:
-    if state.skips_in_a_row >= policy.max_skips_in_a_row:
-        reason = f"{why}; {state.skips_in_a_row} updates in a row were left out"
-        return Action(kind="stop", reason=reason), state
-    state = replace(state, skips_in_a_row=state.skips_in_a_row + 1)
-    return Action(kind="skip", reason=why), state
+def _too_many(
+    policy: Policy, key: FailureKey, in_a_row: int, lost: int, *, num_updates: int
+) -> str:
+    """Return what says that too many updates are lost, or an empty string."""
+    most = policy.max_skips_in_a_row
+    if in_a_row >= (min(most, EXCEPTIONS_IN_A_ROW) if key.kind == "exception" else most):
+        return f"{in_a_row} updates in a row were left out"
+    if lost >= max(most, ENOUGH) and lost * MOST_LOST >= num_updates:
+        return f"{lost} of {num_updates} updates were left out"
+    return ""
+
+
+def _left_out(state: PolicyState, optimizer: int, lost: int) -> PolicyState:
+    others = tuple(one for one in state.lost if one[0] != optimizer)
+    row = state.skips_in_a_row + 1
+    return replace(state, skips_in_a_row=row, lost=(*others, (optimizer, lost + 1)))
 
 
 def _why(kind: ActionKind, count: int) -> str:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.run.files import load_record, read_text
 from nanstop.run.recorder_file import Flight, read
 from nanstop.run.training_facts import TrainingFacts
 
 EndKind = Literal[
     "clean",
+    "stopped",
     "exception",
     "nonfinite",
     "signal",
@@ -63,6 +64,11 @@ class Remains:
     def trained(self) -> bool:
         """Whether it was more than a launcher: it trained, or its operations were recorded inside a model."""
         return self.known is not None or bool(self.flight.steps)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended because nanstop stopped its training."""
+        return self.flight.ended is not None and self.flight.ended[0] == TrainingStopped.__name__
 
     @property
     def out_of_memory(self) -> bool:
@@ -121,18 +127,19 @@ def classify(
     interrupted: bool = False,
     killed_for_memory: bool = False,
     failed: bool = False,
+    stopped: bool = False,
 ) -> Ending:
     """Return how a command ended. ``code``: as ``Popen`` says it, negative for a signal.
 
     ``direct``: pid of the command itself. ``hung``: the process that stood still, and for how long, in words. ``interrupted``: it was asked to end through us. ``failed``: incidents were
-    recorded while it ran. A command that itself only reports the death of a child (torchrun, a shell) is judged by what
+    recorded while it ran. ``stopped``: a training was stopped without an exception. A command that itself only reports the death of a child (torchrun, a shell) is judged by what
     the child left.
     """
     if hung is not None:
         return Ending(kind="hang", remains=hung[0], message=hung[1])
     name = signal_name(code)
     if code == 0:
-        return Ending(kind="clean")
+        return Ending(kind="stopped" if stopped else "clean")
     if interrupted or name in ASKED:
         return Ending(kind="interrupted", signal=name)
     dead = next((one for one in remains if one.signal), None)
@@ -147,7 +154,8 @@ def classify(
     if short is not None:
         kind, message = short.flight.ended or ("", "")
         return Ending(kind="out_of_memory", signal=kind, message=message, remains=short)
-    return Ending(kind="nonfinite" if failed else "exception")
+    own: EndKind = "nonfinite" if failed else "exception"
+    return Ending(kind="stopped" if any(one.stopped for one in remains) else own)
 
 
 def signal_name(code: int) -> str:

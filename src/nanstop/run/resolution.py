@@ -10,12 +10,16 @@ from nanstop.records import Atom
 
 Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
 
+STOPPED = 3
+"""Exit code of a training that was stopped: its incident is unresolved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
     """``atoms``: remedies by micro-batch of the window that is redone.
 
-    ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot back.
+    ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot back. ``on_stop``: as
+    the policy says it.
     """
 
     kind: Kind
@@ -23,3 +27,4 @@ class Resolution:
     adopt: tuple[Atom, ...] = ()
     reason: str = ""
     incident: str = ""
+    on_stop: Literal["raise", "end"] = "raise"

@@ -34,7 +34,7 @@ from nanstop.run.foresight import Foresight
 from nanstop.run.gauging import Gauge
 from nanstop.run.history import WHOLE, History
 from nanstop.run.policy import Policy
-from nanstop.run.resolution import Resolution
+from nanstop.run.resolution import STOPPED, Resolution
 from nanstop.run.sampled_ranges import SampledRanges
 from nanstop.run.standstill import ELSEWHERE, Standstill
 from nanstop.run.store import Store
@@ -116,9 +116,17 @@ class Session:
     def start(self) -> None:
         """Begin a training (again): announce standing findings and what cannot be done in it. No device work."""
         self._exit = None
-        self._passed()
+        if self._failures is not None:
+            self._failures.begun()
         self.opened(self)
         self._examine_setup()
+        left = self.facts.left_weights
+        if left:
+            names = ", ".join(f"`{stats.name}`" for stats in left[:3])
+            self.announce(
+                f"an earlier training in this process left {len(left)} weights not finite or far "
+                f"too large: {names}{' and more' if len(left) > 3 else ''}"
+            )
         if self.facts.world_size > 1 and self.policy.on_failure != "observe":
             self.announce(
                 f"{self.facts.world_size} processes train together: failures are observed, "
@@ -179,6 +187,11 @@ class Session:
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
         self._follow(step)
+
+    def left_out(self, step: int) -> None:
+        """Note that the run went on without this update: the scaler, or a resolution, had it left out."""
+        self._steps = max(self._steps, step + 1)
+        self.beat(step)
 
     def learned(self, *, at: StepId | None = None, **facts: Any) -> None:
         """Look at the set-up once more: these fields of ``RunFacts`` were read anew in step ``at``, now by default."""
@@ -292,15 +305,19 @@ class Session:
             self.adopt(atoms)
             self.announce(f"resumed under {source}: {describe(atoms)}")
 
-    def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> bool:
-        """Report a checkpoint that would have held non-finite values; return whether training goes on."""
+    def checkpoint_refused(
+        self, path: str, bad_params: Sequence[str], last_good: str
+    ) -> Resolution:
+        """Report a checkpoint that would have held non-finite values; return whether training is to stop."""
         names = ", ".join(bad_params[:3])
         kept = f"; the last good state is {last_good}" if last_good else ""
-        self.announce(f"checkpoint {path} was not written: {names} not finite{kept}")
-        return self.policy.on_failure != "stop"
+        refusal = f"checkpoint {path} was not written: {names} not finite{kept}"
+        self.announce(refusal)
+        kind = "stop" if self.policy.on_failure == "stop" else "proceed"
+        return Resolution(kind=kind, reason=refusal, on_stop=self.policy.on_stop)
 
     def finish(self, exit_code: int = 0) -> None:
-        """Undo what was adopted and write the last summary."""
+        """Undo what was adopted and write the last summary. ``exit_code``: ``STOPPED`` after a resolution to stop."""
         in_force, self._in_force, self._exit = self._in_force, (), exit_code
         self._look(self.logged)
         self._gauge.drop()
@@ -312,10 +329,10 @@ class Session:
         self.write_summary()
         if self.store.keeps_series:
             self.store.write_series((*self.series.records(), *self._ranges.records()))
-        ended_well = exit_code == 0 and not any(
-            report.audit[-1].action.kind == "stop" for report in self.reports
-        )
-        if in_force and ended_well:
+        lost = self._failures.num_left_out if self._failures is not None else 0
+        if lost:
+            self.announce(f"{lost} of {self._steps} updates were left out")
+        if in_force and exit_code == 0:
             self.announce(f"this run was kept finite by: {describe(in_force)}")
 
     def report(self) -> RunReport:
@@ -323,7 +340,11 @@ class Session:
         from nanstop.report.run_report import RunReport
 
         return RunReport(
-            tuple(self.reports), tuple(self.findings), self._steps, self._clock() - self._began
+            tuple(self.reports),
+            tuple(self.findings),
+            self._steps,
+            self._clock() - self._began,
+            stopped=self._exit == STOPPED,
         )
 
     def _look(self, look: Callable[[], Probe | None]) -> None:
@@ -396,5 +417,6 @@ class Session:
                 exit=self._exit,
                 steps=self._steps,
                 seconds=self._clock() - self._began,
+                ended="stopped" if self._exit == STOPPED else None,
             )
         )

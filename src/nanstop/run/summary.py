@@ -59,7 +59,8 @@ class FindingRow:
 class Summary:
     """``summary.json``: the whole run. ``exit`` is None while it goes on; ``steps`` are optimizer steps.
 
-    ``ended``: how ``nanstop run`` saw its command end (``remains.EndKind``), None before that and without it.
+    ``ended``: "stopped" after a training that nanstop stopped; at last, how ``nanstop run`` saw its command end
+    (``remains.EndKind``). Else None.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
@@ -139,7 +140,7 @@ def merge(own: Summary, other: Summary) -> Summary:
         own,
         incidents=tuple(sorted(rows, key=lambda row: row.folder)),
         findings=_standing((*own.findings, *other.findings)),
-        ended=own.ended or other.ended,
+        ended=own.ended if own.exit is not None else other.ended,
         exit=own.exit if own.exit is not None else other.exit,
         steps=max(own.steps, other.steps),
         seconds=max(own.seconds, other.seconds),

@@ -85,11 +85,16 @@ class Supervisor:
                 return self._end(child, self._patience)
 
     def ended(
-        self, code: int, *, interrupted: bool = False, failed: bool = False
+        self,
+        code: int,
+        *,
+        interrupted: bool = False,
+        failed: bool = False,
+        stopped: bool = False,
     ) -> tuple[Ending, Report | None]:
         """Return how the command ended and, where no exception tells the story, the report of it, written.
 
-        ``interrupted`` and ``failed`` as in ``classify``. A run that died is recorded from its next start on, until one ends cleanly.
+        ``interrupted``, ``failed`` and ``stopped`` as in ``classify``. A run that died is recorded from its next start on, until one ends cleanly.
         """
         remains = collect(self._folder) if self._folder is not None else ()
         evidence = self._memory_evidence(remains, code)
@@ -101,6 +106,7 @@ class Supervisor:
             interrupted=interrupted,
             killed_for_memory=bool(evidence),
             failed=failed,
+            stopped=stopped,
         )
         if ending.kind == "clean":
             with suppress(OSError):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from nanstop.errors import NanstopError
 from nanstop.records import Alternative, Atom, Outcome, Proof, Reference, Safety, Trial, Verdict
 from nanstop.search.minimize import minimize
 
@@ -84,6 +85,8 @@ class _Bench:
             return self.run_trial(atoms, micro)
         except Exception as error:  # a trial that cannot be run is an outcome like any other
             outcome: Outcome = "oom" if isinstance(error, MemoryError) else "crash"
+            if isinstance(error, NanstopError):  # the remedy's own word for it
+                outcome = "not_applicable"
             return Trial(
                 atoms=atoms,
                 outcome=outcome,

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,3 +61,29 @@ def test_numbers_that_json_lacks_become_words():
     plain = runner._plain({"loss": math.nan, "step": 1, "lr": 0.5})
     assert plain == {"loss": "nan", "step": 1, "lr": 0.5}
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+def test_a_broken_package_counts_as_absent_and_a_missing_one_is_named(tmp_path):
+    """peft and transformers import bitsandbytes where they find it; the second seed trains with it."""
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("raise RuntimeError('another CUDA')")
+    script = (
+        "from nanstop.demo.quiet import quiet\n"
+        "for _ in range(2):\n"
+        "    with quiet():\n"
+        "        from transformers import Trainer\n"
+        "from nanstop import cli\n"
+        "cli.main(['demo', 's2-gemma-qlora-newtokens', '--variant', 'zero-rows'])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr.count("bitsandbytes cannot be imported and counts as absent: another") == 1
+    assert (
+        "error[NS001]: s2-gemma-qlora-newtokens cannot import what it trains with" in ended.stderr
+    )
+    assert "bug in nanstop" not in ended.stderr

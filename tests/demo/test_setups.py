@@ -8,6 +8,7 @@ import torch
 from nanstop.demo import dpo, qlora, reward, sft
 from nanstop.demo.quiet import quiet
 from nanstop.demo.scenario import Setup
+from versions import needs
 
 WHOLE = torch.float32
 
@@ -118,7 +119,11 @@ CURES = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+EIGHT_BIT = needs("bitsandbytes", "0.50", "8-bit optimizers on the CPU")
+FAILING = [pytest.param(v, marks=[EIGHT_BIT] if v != "half-trainables" else []) for v in VARIANTS]
+
+
+@pytest.mark.parametrize("variant", FAILING)
 def test_s2_fails_when_it_should(tmp_path, variant):
     logs, finite = train(qlora.build(setup_for(tmp_path, STEPS, variant=variant)))
     bad = [not math.isfinite(log["grad_norm"]) for log in logs]
@@ -128,7 +133,7 @@ def test_s2_fails_when_it_should(tmp_path, variant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cure", VARIANTS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", FAILING)
 def test_s2_has_one_cause_in_each_variant(tmp_path, variant, cure):
     trainer = qlora.build(setup_for(tmp_path, STEPS, variant=variant))
     CURES[cure](trainer)

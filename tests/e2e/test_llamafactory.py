@@ -33,7 +33,7 @@ SETTINGS = {
     "report_to": "none",
     "seed": 0,
 }
-NORM = "model.layers.1.post_attention_layernorm"
+NORM = "model.norm"
 
 
 @pytest.fixture
@@ -121,9 +121,8 @@ def test_an_overflow_in_half_weights_is_named_and_cured(folder):
 
     model = Qwen2ForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
-        model.model.layers[1].post_attention_layernorm.weight.fill_(6e4)
-        for part in ("gate_proj", "up_proj"):  # or the product would leave float16 as well
-            model.model.layers[1].mlp.get_submodule(part).weight.mul_(1e-3)
+        model.model.norm.weight.fill_(6e4)
+        model.lm_head.weight.mul_(1e-4)  # or the logits would be as large
     model.half().save_pretrained(folder / "model")
     settings = {"finetuning_type": "lora", "lora_rank": 4, "fp16": True}
     ended = train(folder, "bad", watched=True, **settings)

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from nanstop.demo.scenarios import SCENARIOS, run_scenario
+from versions import needs
 
 
 def finished(name, variant=None):
@@ -67,6 +68,7 @@ def test_s4_reward():
     assert "trainable parameters" in result["remedy"]
 
 
+@needs("bitsandbytes", "0.50", "8-bit optimizers on the CPU")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "code", "beside", "remedy"),

@@ -119,8 +119,11 @@ def test_island_holding_checkpointed_layers(reentrant):
 def test_reference_turns_off_the_hosts_autocast(dtype):
     view = plain(tiny.llama())
     plain_loss, plain_gradients = run(view)
-    cast_loss, _ = run(view, autocast=dtype)
-    assert not torch.equal(plain_loss, cast_loss)
+    _, cast_gradients = run(view, autocast=dtype)
+    # Two losses, of one number each, may round to the same one.
+    assert any(
+        not torch.equal(cast_gradients[name], plain_gradients[name]) for name in plain_gradients
+    )
     with reference(view):
         loss, gradients = run(view, autocast=dtype)
     assert torch.equal(loss, plain_loss)

@@ -41,7 +41,7 @@ def widened(formats: Iterable[torch.dtype]) -> dict[torch.dtype, torch.dtype]:
 def has_float64(device: torch.device) -> bool:
     """Return whether a device computes in float64: MPS does not."""
     try:
-        torch.zeros((), dtype=torch.float64, device=device)
+        torch.empty(0, dtype=torch.float64, device=device)  # takes no memory, which may be short
     except (TypeError, RuntimeError):
         return False
     return True

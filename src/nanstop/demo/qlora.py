@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch.utils.data import SequentialSampler
 
 from nanstop.demo import data, tiny
 from nanstop.demo.half import quiet_arguments
@@ -119,6 +120,10 @@ def build(setup: Setup) -> Any:
         train_dataset=examples(tokenizer, tag_first=variant == "zero-rows"),
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
     )
+    rows = trainer.train_dataset
+    trainer._get_train_sampler = lambda *_: SequentialSampler(
+        rows
+    )  # an option since transformers 5.2
     if variant == "8bit-optimizer" and not torch_adamw:
         displace_map(trainer)
     return trainer
@@ -135,7 +140,6 @@ def arguments(out: Path, steps: int, *, bf16: bool) -> dict[str, Any]:
         bf16=bf16,
         gradient_checkpointing=True,
         gradient_checkpointing_kwargs={"use_reentrant": False},
-        train_sampling_strategy="sequential",
     )
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -24,6 +28,7 @@ def quiet() -> Iterator[None]:
     """
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
+    set_aside_broken("bitsandbytes")
     import datasets
     import torch
     from transformers.utils import logging as transformers_logging
@@ -40,3 +45,20 @@ def quiet() -> Iterator[None]:
     finally:
         logging.disable(disabled)
         torch.set_num_threads(threads)
+
+
+def set_aside_broken(package: str) -> None:
+    """Have an optional package that raises when it is imported count as absent in this process; told once.
+
+    peft and transformers import it as soon as they find it, and cannot be imported themselves if it raises.
+    """
+    modules: dict[str, Any] = sys.modules  # None stands for a module that is not to be found
+    if package in modules or find_spec(package) is None:
+        return
+    try:
+        import_module(package)
+    except Exception as error:
+        modules[package] = None
+        logging.getLogger("nanstop").warning(
+            "nanstop: %s cannot be imported and counts as absent: %s", package, error
+        )

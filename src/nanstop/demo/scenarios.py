@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanstop.demo.scenario import Scenario, Setup
+from nanstop.errors import NanstopError
 from nanstop.suggest import unknown
 
 
@@ -96,7 +97,7 @@ def run_scenario(
 ) -> dict[str, Any]:
     """Run a scenario, watched and not, and return what was found (``runner.run``).
 
-    Errors: ``NanstopError`` NS001 for an unknown name or variant.
+    Errors: ``NanstopError`` NS001 for an unknown name or variant, and where what it trains with is not installed.
     """
     from nanstop.demo.runner import run, to_stderr
 
@@ -105,9 +106,15 @@ def run_scenario(
     scenario = SCENARIOS[name]
     if variant is not None and variant not in dict(scenario.variants):
         raise unknown("variant", variant, dict(scenario.variants))
-    if scenario.play is not None:
-        return scenario.play(scenario, echo or to_stderr)
-    return run(scenario, variant=variant, echo=echo)
+    try:
+        if scenario.play is not None:
+            return scenario.play(scenario, echo or to_stderr)
+        return run(scenario, variant=variant, echo=echo)
+    except ImportError as error:
+        raise NanstopError(
+            f"{name} cannot import what it trains with: {error}",
+            hint="pip install 'nanstop[train,quant]'",
+        ) from error
 
 
 def render(result: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures scoreboard scoreboard-peers clean
+.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign scoreboard scoreboard-peers clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -86,6 +86,9 @@ bench: $(VENV)/.dev
 
 architectures: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) benchmarks/architectures.py
+
+foreign: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PY) benchmarks/foreign.py
 
 scoreboard: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) benchmarks/scoreboard.py

@@ -570,6 +570,23 @@ def test_a_label_out_of_range_is_found_outside_the_model(script):
     assert session.sources == [("exception",)]
 
 
+def test_a_probability_that_is_not_a_number_is_looked_at_when_its_loss_refuses_it(script):
+    loop = """
+net = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    p = torch.sigmoid(net(torch.randn(8, 4)) * (float("nan") if step == 1 else 1.0))
+    F.binary_cross_entropy(p, torch.ones(8, 1)).backward()
+    optimizer.step()
+"""
+    session = ScriptedSession()
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        script(HEAD + loop, session)
+    assert (session.steps, session.sources) == ([1], [("exception",)])
+    assert session.findings[0].line.startswith("p = torch.sigmoid(net(")
+
+
 def test_other_exceptions_pass_without_a_word(script):
     source = PLAIN + "raise KeyboardInterrupt\n"
     session = ScriptedSession()

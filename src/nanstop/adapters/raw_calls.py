@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
 from nanstop.adapters.loop_step import Micro, UnseenMicro
+from nanstop.adapters.raw_given import given_weights, inside_transform
+from nanstop.adapters.raw_marks import WeightMarks
 from nanstop.adapters.raw_window import (
     BufferGroup,
     Window,
@@ -30,6 +31,7 @@ from nanstop.adapters.raw_window import (
 )
 from nanstop.adapters.table import Table
 from nanstop.adapters.tape import Tape
+from nanstop.adapters.tape_budget import TapeBudget
 from nanstop.adapters.tape_calls import by_torch_alone, tensors, total
 from nanstop.adapters.taped_micro import TapedMicro
 from nanstop.core.rng import note_rng
@@ -41,10 +43,6 @@ __tracebackhide__ = passes_through
 MAX_MICROS = 256
 """Micro-batches of a window that are kept: a loop whose updates are not seen must not fill the memory."""
 NO_MODEL = "no model call was seen before this backward"
-_OP_SECONDS = 6e-6
-_TIME_SHARE = 0.01
-_FREE_SECONDS = 250e-6
-"""Recording the ops outside the model costs about 6 us each. It stays on while that is below 1 % or unnoticeable."""
 
 _NOT_TAPED = "the loss is computed outside the model, which is recorded from now on"
 _COMPILED = "the script compiles functions, so that ops outside the model are not recorded"
@@ -84,10 +82,8 @@ class Calls:
         self.compiles_functions = False
         self._lingering: list[Tape] = []
         self._early: Tape | None = None
-        self._outer_is_cheap = True
-        self._num_ops = 0
-        self._micro_seconds = 0.0
-        self._micro_began = 0.0
+        self._budget = TapeBudget()
+        self._marks = WeightMarks()
 
     def install(self) -> None:
         """Replace torch's functions in the table."""
@@ -95,6 +91,7 @@ class Calls:
         self._table.replace(torch.autograd, "backward", self.backward)
         self._table.replace(torch.amp.GradScaler, "scale", self.scale)
         self._table.replace(torch.autograd.Function, "apply", self.apply_function)
+        self._table.replace(torch.nn.utils.stateless, "_functional_call", self.call_with)
         self.look_for_roots()
         forked = WeakMethod(self.drop)
         # A worker of a data loader inherits the stack of function modes.
@@ -102,11 +99,13 @@ class Calls:
 
     @property
     def idle(self) -> bool:
-        """Whether a call now is the loop's own: not paused, not inside a model call or a backward, not of a worker."""
+        """Whether a call now is the loop's own: not paused, not in a model call, a backward, a transform or a worker."""
         return (
             not self.paused
             and self._thread in (None, threading.get_ident())
             and get_worker_info() is None
+            and not torch.compiler.is_compiling()
+            and not inside_transform()
         )
 
     @contextmanager
@@ -144,8 +143,7 @@ class Calls:
 
     def discover(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``nn.Module.__call__`` until the first update: a trainable module called by the loop is a root."""
-        outer = self.idle and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if outer and is_trainable(module):
+        if self.idle and torch.is_grad_enabled() and is_trainable(module):
             self._thread = threading.get_ident()
             self._table.replace(type(module), "__call__", self.call)
             return type(module).__call__(module, *args, **kwargs)
@@ -153,24 +151,33 @@ class Calls:
 
     def call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for a root class's ``__call__``."""
-        if not self.idle or torch.compiler.is_compiling():
+        if not self.idle:
             return original(module, *args, **kwargs)
+        again = on_one_rank(module)
+        return self._called(partial(original, module), module, args, kwargs, again=again)
+
+    def call_with(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for what every ``functional_call`` comes to."""
+        if not self.idle or not is_trainable(module):
+            return original(module, given, *args, **kwargs)
+        call, inputs, keywords = given_weights(original, module, given, *args, **kwargs)
+        again = call.of(on_one_rank(module))
+        return self._called(call, module, inputs, keywords, again=again)
+
+    def _called(self, function: Any, module: Any, args: Any, kwargs: Any, *, again: Any) -> Any:
+        """Return what a model call of the loop returns; ``again`` is what a replay calls for it."""
         if not torch.is_grad_enabled():
             with self.untaped():
-                return original(module, *args, **kwargs)
+                return function(*args, **kwargs)
+        self._thread = threading.get_ident()
         micro = self._begun(module)
         if micro is None:
-            return original(module, *args, **kwargs)
+            return function(*args, **kwargs)
         micro.tape.stop()
+        rng = note_rng() if micro.tape.has_model else micro.rng
         try:
             with self.pause(), self._not_looking():
-                result = micro.tape.call(
-                    partial(original, module),
-                    args,
-                    kwargs,
-                    recorded=on_one_rank(module),
-                    rng=note_rng() if micro.tape.has_model else micro.rng,
-                )
+                result = micro.tape.call(function, args, kwargs, recorded=again, rng=rng)
         except Exception as error:
             self._on_error(error)
             raise
@@ -228,11 +235,7 @@ class Calls:
 
     @property
     def _takes_outer(self) -> bool:
-        return self._outer_is_cheap or self.met_failure
-
-    def _is_cheap(self, num_ops: int) -> bool:
-        most = max(_TIME_SHARE * self._micro_seconds, _FREE_SECONDS)
-        return num_ops * _OP_SECONDS <= most
+        return self._budget.outer_is_cheap or self.met_failure
 
     def look_for_given_up(self) -> None:
         """See whether the micro-batch that is open was left out by the script because its loss is not finite."""
@@ -282,13 +285,12 @@ class Calls:
         if self.micro is None or self.micro.loss is not None:
             if self.micro is not None:
                 self.drop()
-            now = time.perf_counter()
-            self._micro_seconds, self._micro_began = now - self._micro_began, now
-            self.micro = TapedMicro(self._begun_tape(device_of(module)), note_rng())
+            self._budget.begun()
+            self.micro = TapedMicro(self._begun_tape(device_of(module)), note_rng(), self._marks)
         return self.micro
 
     def _tape_ops(self, micro: TapedMicro) -> None:
-        if not self.met_failure and not self._is_cheap(self._num_ops):
+        if not self.met_failure and not self._budget.is_cheap:
             micro.reason = _NOT_TAPED
         elif self.compiles_functions:
             micro.reason = _COMPILED
@@ -337,8 +339,7 @@ class Calls:
                 result = original(loss, *args, **kwargs)
             self._look_for_updates()
             return result
-        self._num_ops = micro.tape.num_ops
-        self._outer_is_cheap = self._is_cheap(micro.tape.num_outer)
+        self._budget.recorded(micro.tape)
         micro.tape.stop()
         if self._discovering and self.window.scaler is None and is_scaled_by_hand(raw):
             self.window.note("scale")

@@ -27,6 +27,7 @@ from nanstop.adapters.loop_guard import Guard, OpenSession, Verdict
 from nanstop.adapters.loop_step import LoopStep, UnseenMicro
 from nanstop.adapters.plain_view import PlainView
 from nanstop.adapters.raw_calls import NO_MODEL, Calls
+from nanstop.adapters.raw_moved import has_moved
 from nanstop.adapters.raw_resume import Restored
 from nanstop.adapters.raw_window import (
     Held,
@@ -281,7 +282,8 @@ class RawLoops:
         try:
             with self._calls.pause(), torch.no_grad():
                 step = self._step(window, optimizer, parameters)
-                may = can_redo and first and not window.closed
+                moved = has_moved(step, norm)
+                may = can_redo and first and not window.closed and not moved
                 verdict = self.guard.judge(step, norm, found_inf, can_redo=may)
         except TrainingStopped:
             window.failed = window.vetoed = window.closed = True

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nanstop.adapters.raw_given import WEIGHTS
+from nanstop.adapters.raw_marks import WeightMarks
 from nanstop.adapters.tape import Tape
 from nanstop.adapters.tape_calls import Call, Constant, leaves, total, variable_names
 from nanstop.core.rng import RngState
@@ -24,11 +26,13 @@ class TapedMicro:
     The latter have the names of the script's variables, as they are when the batch is first asked for.
     """
 
-    def __init__(self, tape: Tape, rng: RngState) -> None:
+    def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
         self.tape = tape
         self.rng = rng
         self.loss: Tensor | None = None
         self.reason = ""
+        self._marks = marks or WeightMarks()
+        self._at_backward: list[Any] = []
         self._variables: dict[int, str] | None = None
 
     def closed(self, raw: Sequence[Tensor]) -> None:
@@ -36,6 +40,15 @@ class TapedMicro:
         slots = map(self.tape.slot, raw)
         self.tape.losses += [slot for slot in slots if slot is not None]
         self.loss = total(raw if self.loss is None else [self.loss, *raw])
+        self._at_backward = self._marks.of(self._models())
+
+    def has_moved(self) -> bool:
+        """Return whether the models that it called have other weights than at its backward. No device work."""
+        return self._marks.of(self._models()) != self._at_backward
+
+    def _models(self) -> list[nn.Module]:
+        called = (call.function for call in self.tape.calls if call.rng is not None)
+        return [function for function in called if isinstance(function, nn.Module)]
 
     def given_up(self) -> bool:
         """Return whether the script looked at a loss that is not finite and went on without a backward.
@@ -112,7 +125,8 @@ class TapedMicro:
 
 def _named(call: Call) -> Iterator[tuple[str, Constant]]:
     entries = zip(_parameter_names(call.function, len(call.args)), call.args, strict=True)
-    for name, value in (*entries, *call.kwargs.items()):
+    given = ((name, value) for name, value in call.kwargs.items() if name != WEIGHTS)
+    for name, value in (*entries, *given):
         if isinstance(value, Constant):
             yield name, value
         elif type(value) is dict:

@@ -34,7 +34,7 @@ test-machines: $(VENV)/.dev
 # constraints.txt: torch 2.6 for Linux comes with 3 GB of CUDA libraries, too much for each change.
 UNREACHABLE = { echo "$@: the packages could not be installed; is the package registry reachable?" >&2; exit 1; }
 QUIETLY := --quiet --disable-pip-version-check
-SMOKE := tests/adapters/test_hf.py tests/test_bookkeeping.py tests/test_facade.py
+SMOKE := tests/hosts/trainer/test_watch.py tests/test_bookkeeping.py tests/test_api.py
 
 .venv-lowest/.done: pyproject.toml constraints-lowest.txt
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest

@@ -17,19 +17,19 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from nanstop.adapters.facts import facts_of_loop
-from nanstop.adapters.plain_view import PlainView
-from nanstop.adapters.raw_window import norm_of
-from nanstop.adapters.update_facts import resumed_state
-from nanstop.core.moments import state_faults
-from nanstop.core.rows import row_blocks, row_norms
-from nanstop.core.sentinel import nonfinite
-from nanstop.core.snapshot import BufferNotes, Snapshot, SnapshotKeeper, Trainable
-from nanstop.core.weights import longest_step, odd_weights
+from nanstop.decide.policy import Policy
+from nanstop.detect.sentinel import nonfinite
+from nanstop.hosts.model.updates import resumed_state
+from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.script.window import norm_of
+from nanstop.hosts.trainer.facts import facts_of_loop
+from nanstop.numerics.optimizer_state import state_faults
+from nanstop.numerics.token_rows import row_blocks, row_norms
+from nanstop.numerics.weights import longest_step, odd_weights
 from nanstop.records import StepId
-from nanstop.run.policy import Policy
-from nanstop.run.session import Session
-from nanstop.run.store import Store
+from nanstop.replay.snapshot import BufferNotes, Snapshot, SnapshotKeeper, Trainable
+from nanstop.session.session import Session
+from nanstop.store.incidents import Store
 
 AGES = (100, 1_000, 10_000, 100_000)
 EVERY = 10

@@ -44,9 +44,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback
 from transformers.debug_utils import DebugUnderflowOverflow
 
 import nanstop
-from nanstop.core.snapshot import Snapshot
+from nanstop.api import LoopWatch
 from nanstop.demo.quiet import quiet
-from nanstop.facade import LoopWatch
+from nanstop.replay.snapshot import Snapshot
 
 Around = Callable[[Any, nn.Module, Any], Any]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from nanstop.core.localize import localize, record
+from nanstop.localize.localize import localize, record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from fnstep import FnStep

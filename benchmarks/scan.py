@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from nanstop.run.scan import scan
+from nanstop.commands.scan.scan import scan
 
 BOUND = 0.8
 WIDTH = 1024
@@ -32,7 +32,7 @@ FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 PEAK = """
 import resource, sys, torch
 from pathlib import Path
-from nanstop.run.scan import scan
+from nanstop.commands.scan.scan import scan
 torch.set_num_threads(int(sys.argv[1]))
 def peak(path):
     scan(Path(path))

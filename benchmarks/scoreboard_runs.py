@@ -142,7 +142,7 @@ def environment() -> dict[str, str]:
 
 def _injection() -> dict[str, str]:
     """Return what makes a process follow torch as those below ``nanstop run`` do."""
-    from nanstop.run.opening import injection
+    from nanstop.session.factory import injection
 
     return {
         "NANSTOP_RUN": "warm",

@@ -160,7 +160,7 @@ def _run_script(words: Sequence[str]) -> int:
 def _run_nanstop(words: Sequence[str]) -> int:
     """Run the command line of nanstop; the command that it starts is a fork of this process."""
     import nanstop.__main__ as command_line
-    from nanstop.run import launch
+    from nanstop.commands.run import launch
 
     launch.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
         Popen=Forked, TimeoutExpired=subprocess.TimeoutExpired
@@ -209,7 +209,7 @@ class Forked:
 def _run_watched(words: Sequence[str], variables: Mapping[str, str]) -> int:
     """Be the process that ``nanstop run`` starts: its injection has run, with these variables."""
     _environment(variables)
-    from nanstop.adapters import autowatch
+    from nanstop.hosts.script import autowatch
 
     try:
         autowatch.start()

@@ -4,9 +4,9 @@ import itertools
 from dataclasses import replace
 
 from incident_records import report
-from nanstop.run.recorder_file import FlightFile
-from nanstop.run.store import Store
-from nanstop.run.summary import Summary, summary_row
+from nanstop.process.crash.flight_file import FlightFile
+from nanstop.store.incidents import Store
+from nanstop.store.summary import Summary, summary_row
 
 
 def write_without_end(folder, flight):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from nanstop.core.rng import note_rng, restore_rng
 from nanstop.records import RunFacts, StepId
+from nanstop.replay.rng import note_rng, restore_rng
 
 
 class FnView:

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 
 import tiny
-from nanstop.core.gauge import RangeTap
+from nanstop.decide.decision import Resolution
 from nanstop.records import PrecisionPlan
-from nanstop.run.resolution import Resolution
+from nanstop.tracing.gauge import RangeTap
 
 TIMES = ("runtime", "per_second", "step_time")
 PREFERENCES = {
@@ -326,7 +326,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def run(trainer, *, session: ScriptedSession | None = None, fault: dict[str, Any] | None = None):
     """Train with the fault, watched if there is a session, and return the ``Result``."""
-    from nanstop.adapters.hf import watch_trainer
+    from nanstop.hosts.trainer.watch import watch_trainer
 
     planted = Fault(trainer, **(fault or {}))
     watch = watch_trainer(trainer, session.open) if session is not None else None

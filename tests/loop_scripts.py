@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import torch
 
-from nanstop.adapters import autowatch
-from nanstop.core.localize import localize
-from nanstop.core.replay import attempt, rerun
+from nanstop.decide.decision import Resolution
 from nanstop.errors import NanstopError
-from nanstop.run.resolution import Resolution
+from nanstop.hosts.script import autowatch
+from nanstop.localize.localize import localize
+from nanstop.replay.rerun import attempt, rerun
 
 
 @dataclass

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fnstep import FnStep
-from nanstop.core.localize import localize
+from nanstop.localize.localize import localize
 
 NAN, INF = float("nan"), float("inf")
 ROWS, TOKENS, HIDDEN, VOCAB = 2, 16, 8, 64

@@ -37,8 +37,8 @@ def test_import_nanstop_is_nearly_free():
     [
         "from nanstop import Policy, NanstopError, Report; Policy()",
         "import nanstop; assert 'float16' in nanstop.explain('NS201')",
-        "from nanstop.rules.catalogue import CATALOGUE; from nanstop.rules.diagnose import diagnose",
-        "import nanstop.run.policy, nanstop.run.environment",
+        "from nanstop.diagnose.catalogue import CATALOGUE; from nanstop.diagnose.diagnose import diagnose",
+        "import nanstop.decide.policy, nanstop.session.machine",
     ],
 )
 def test_records_rules_and_policy_need_the_standard_library_only(statement):
@@ -54,13 +54,20 @@ def test_light_commands_do_not_import_torch(command):
 
 
 def test_reading_incidents_does_not_import_torch():
-    _, heavy = probe("import nanstop.run.store, nanstop.report.codec, nanstop.report.text")
+    _, heavy = probe(
+        "import nanstop.store.incidents, nanstop.records.codec, nanstop.report.text.terminal"
+    )
     assert not {"torch", "transformers", "trl", "peft", "accelerate", "numpy"} & set(heavy)
 
 
 NOT_YET = (
-    *("pydantic", "rich", "typer", "jinja2", "yaml", "safetensors", "nanstop.report.text"),
-    *("nanstop.run.failures", "nanstop.core.localize", "nanstop.core.replay", "nanstop.search"),
+    *("pydantic", "rich", "typer", "jinja2", "yaml", "safetensors", "nanstop.report.text.terminal"),
+    *(
+        "nanstop.session.failures",
+        "nanstop.localize.localize",
+        "nanstop.replay.rerun",
+        "nanstop.prove",
+    ),
     "nanstop.remedies",
 )
 """What only a failure, a finding or a sample of the gauge needs."""

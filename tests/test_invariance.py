@@ -85,7 +85,7 @@ def test_the_raw_losses_are_those_that_the_host_logs(tmp_path):
 
 
 def test_a_watched_model_can_be_copied_and_saved(tmp_path):
-    from nanstop.adapters.hf import watch_trainer
+    from nanstop.hosts.trainer.watch import watch_trainer
 
     trainer = cases.build("trainer", tmp_path)
     plain_keys = cases.build("trainer", tmp_path)
@@ -111,7 +111,7 @@ def _keys(trainer):
 
 
 def test_close_restores_every_attribute(tmp_path):
-    from nanstop.adapters.hf import watch_trainer
+    from nanstop.hosts.trainer.watch import watch_trainer
 
     trainer = cases.build("grpo", tmp_path)
     attributes, accelerated = set(vars(trainer)), set(vars(trainer.accelerator))

@@ -11,12 +11,12 @@ import typer.main
 
 import nanstop
 from nanstop import cli
+from nanstop.decide.policy import OnFailure, OnStop, Policy
+from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.records import SCHEMA, Report
-from nanstop.report.codec import schema
-from nanstop.rules.catalogue import CATALOGUE
-from nanstop.rules.cures import CURES
-from nanstop.run.policy import OnFailure, OnStop, Policy
-from nanstop.run.summary import FindingRow, IncidentRow, Summary
+from nanstop.records.codec import schema
+from nanstop.records.remedies import CURES
+from nanstop.store.summary import FindingRow, IncidentRow, Summary
 
 CODES = [
     "NS000",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nanstop import pages
-from nanstop.report.codec import schema
-from nanstop.rules.base import Rule
-from nanstop.rules.catalogue import CATALOGUE
+from nanstop.diagnose import pages
+from nanstop.diagnose.catalogue import CATALOGUE
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records.codec import schema
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FOLDERS = {"en": Path("rules"), "zh": Path("rules/zh")}

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nanstop.api import check, investigate, load, load_plan, plan, watch
+    from nanstop.decide.policy import Policy
+    from nanstop.diagnose.pages import explain
     from nanstop.errors import NanstopError, TrainingStopped
-    from nanstop.facade import check, investigate, load, load_plan, plan, watch
-    from nanstop.pages import explain
     from nanstop.records import Report
-    from nanstop.run.policy import Policy
 
     __version__: str
 
@@ -34,16 +34,16 @@ __all__ = [
 
 _HOMES = {
     "NanstopError": "nanstop.errors",
-    "Policy": "nanstop.run.policy",
+    "Policy": "nanstop.decide.policy",
     "Report": "nanstop.records",
     "TrainingStopped": "nanstop.errors",
-    "check": "nanstop.facade",
-    "explain": "nanstop.pages",
-    "investigate": "nanstop.facade",
-    "load": "nanstop.facade",
-    "load_plan": "nanstop.facade",
-    "plan": "nanstop.facade",
-    "watch": "nanstop.facade",
+    "check": "nanstop.api",
+    "explain": "nanstop.diagnose.pages",
+    "investigate": "nanstop.api",
+    "load": "nanstop.api",
+    "load_plan": "nanstop.api",
+    "plan": "nanstop.api",
+    "watch": "nanstop.api",
 }
 
 

@@ -18,8 +18,8 @@ def main() -> int:
     # No option of ours stands before a command: there is nothing to read for typer, whose import takes longer than all
     # that has to be done before the command can begin.
     try:
-        from nanstop.run.launch import launch
-        from nanstop.run.policy import Policy
+        from nanstop.commands.run.launch import launch
+        from nanstop.decide.policy import Policy
 
         return launch(words[1:], policy=Policy())
     except (Exception, KeyboardInterrupt) as error:

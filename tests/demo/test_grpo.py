@@ -3,14 +3,14 @@
 import subprocess
 import sys
 
+from nanstop.commands.bisect.configs import read_pair
 from nanstop.demo import grpo
+from nanstop.process.crash.crash_report import obituary
+from nanstop.process.crash.flight_file import FlightFile, read
+from nanstop.process.crash.process_end import Ending, Remains
+from nanstop.process.crash.process_files import begin
+from nanstop.process.crash.training_facts import TrainingFacts
 from nanstop.records import Environment, RunFacts
-from nanstop.run.live import begin
-from nanstop.run.obituary import obituary
-from nanstop.run.recorder_file import FlightFile, read
-from nanstop.run.remains import Ending, Remains
-from nanstop.run.settings import read_pair
-from nanstop.run.training_facts import TrainingFacts
 
 PRODUCTS = """
 import torch

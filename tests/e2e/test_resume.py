@@ -6,7 +6,7 @@ import torch
 
 import nanstop
 import tiny
-from nanstop.run.plan_file import load_plan
+from nanstop.store.plan_file import load_plan
 
 torch.set_num_threads(1)
 

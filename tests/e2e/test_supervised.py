@@ -13,11 +13,11 @@ import time
 import pytest
 
 from dying_writer import write_without_end
-from nanstop.run.launch import launch
-from nanstop.run.policy import Policy
-from nanstop.run.recorder_file import read
-from nanstop.run.store import incident_folders, load_report, load_summary
-from nanstop.run.supervise import Patience
+from nanstop.commands.run.launch import launch
+from nanstop.commands.run.supervise import Patience
+from nanstop.decide.policy import Policy
+from nanstop.process.crash.flight_file import read
+from nanstop.store.incidents import incident_folders, load_report, load_summary
 
 TRAINING = """
 import faulthandler, os, signal, sys, time
@@ -168,7 +168,7 @@ def test_what_comes_after_the_training_is_no_hang(start, tmp_path):
     patience = Patience(steps=2, seconds=0.3, poll=0.1)
     (tmp_path / "after.py").write_text(
         TRAINING.replace("{fatal}", "pass")
-        + "import nanstop.adapters.autowatch as own\nown._loops.guard.finish()\ntime.sleep(1.5)\n"
+        + "import nanstop.hosts.script.autowatch as own\nown._loops.guard.finish()\ntime.sleep(1.5)\n"
     )
     code, summary, _, _ = start("pass", command=("after.py",), patience=patience)
     assert (code, summary.ended) == (0, "clean")
@@ -214,7 +214,7 @@ def test_a_healthy_run_leaves_nothing_and_costs_no_more_than_a_note_a_step(start
     code = textwrap.dedent(
         """
         import cProfile, pstats, sys
-        from nanstop.run.recorder_file import FlightFile
+        from nanstop.process.crash.flight_file import FlightFile
         file = FlightFile(sys.argv[1])
         profile = cProfile.Profile()
         profile.enable()

@@ -419,7 +419,7 @@ def test_an_evaluation_before_training_is_watched_too(tmp_path):
 def test_an_interrupt_in_the_middle_of_an_investigation_ends_the_run_as_its_own(
     tmp_path, monkeypatch
 ):
-    from nanstop.run import investigation
+    from nanstop.session import investigation
 
     trainer = rare_overflow(tmp_path, (12,))
     seen = {}

@@ -15,7 +15,7 @@ import nanstop
 import scripts_own
 import tiny
 from nanstop.records import Atom, PrecisionPlan
-from nanstop.run.plan_file import save_plan
+from nanstop.store.plan_file import save_plan
 from remedies.test_ways_out import found_by_a_stranger
 
 PLAN = PrecisionPlan(

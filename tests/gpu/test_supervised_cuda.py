@@ -2,9 +2,9 @@
 
 import pytest
 
-from nanstop.run.launch import launch
-from nanstop.run.policy import Policy
-from nanstop.run.store import load_report, load_summary
+from nanstop.commands.run.launch import launch
+from nanstop.decide.policy import Policy
+from nanstop.store.incidents import load_report, load_summary
 
 pytestmark = pytest.mark.gpu
 

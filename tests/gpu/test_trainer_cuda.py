@@ -65,7 +65,7 @@ def test_watching_changes_nothing(tmp_path, precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_redo_is_bitwise(tmp_path, precision):
-    from nanstop.adapters.hf import watch_trainer
+    from nanstop.hosts.trainer.watch import watch_trainer
 
     plain = finished(build(tmp_path, precision))
     trainer = build(tmp_path, precision)

@@ -7,7 +7,7 @@ import pytest
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.rules.cures import CURES, describe, safety_of
+from nanstop.records.remedies import CURES, describe, safety_of
 
 NORM = "model.layers.2.post_feedforward_layernorm"
 SAFE = {
@@ -84,5 +84,5 @@ def test_unknown_remedy():
 
 
 def test_no_torch():
-    code = "import sys, nanstop.rules.cures, nanstop.search.prove; sys.exit('torch' in sys.modules)"
+    code = "import sys, nanstop.records.remedies, nanstop.prove.search; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ import torch
 
 import tiny
 from nanstop.records import Atom
-from nanstop.remedies.table import applied, reference
+from nanstop.remedies.apply import applied, reference
 from remedies.views import (
     IDS,
     SETTINGS,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanstop.records import Atom
-from nanstop.remedies.table import TABLE, applied, reference, span_of
+from nanstop.remedies.apply import TABLE, applied, reference, span_of
 from remedies.views import View
 from versions import needs
 

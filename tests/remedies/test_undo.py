@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import tiny
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.remedies.table import TABLE, applied, reference
-from nanstop.rules.cures import CURES
+from nanstop.records.remedies import CURES
+from nanstop.remedies.apply import TABLE, applied, reference
 from remedies.views import IDS, SETTINGS, View, packed_view, run, state_of
 from versions import needs
 

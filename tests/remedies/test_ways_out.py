@@ -11,10 +11,10 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import scripts_own
-from nanstop.adapters.plain_view import PlainView
+from nanstop.hosts.model.view import PlainView
 from nanstop.records import Atom
+from nanstop.remedies.apply import TABLE
 from nanstop.remedies.lasting import lasting
-from nanstop.remedies.table import TABLE
 from scripts_own import IDS, Net
 
 REMEDIES = {

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from nanstop.report.notebook import html
-from nanstop.report.text import render, render_finding, render_summary
+from nanstop.report.html.notebook import html
+from nanstop.report.text.terminal import render, render_finding, render_summary
 from report.specimens import FINDING, REPORT, UNSOLVED, UPDATE
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")

@@ -16,8 +16,8 @@ from nanstop.records import (
     Sighting,
     TensorStats,
 )
-from nanstop.report.notebook import html
-from nanstop.report.text import render, render_finding
+from nanstop.report.html.notebook import html
+from nanstop.report.text.terminal import render, render_finding
 from report.renderings import SNAPSHOTS, renderings
 from report.specimens import (
     DIAGNOSIS,
@@ -176,7 +176,7 @@ def test_notebook_escapes_every_text():
 
 
 def test_rendering_needs_no_torch():
-    code = "import sys, nanstop.report.text, nanstop.report.codec; print('torch' in sys.modules)"
+    code = "import sys, nanstop.report.text.terminal, nanstop.records.codec; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -17,10 +17,10 @@ def report(
     as_json: AsJson = False,
 ) -> int:
     """Show an incident again, diagnosed by the rules of this version. With --json: its report, or a list of a run's."""
-    from nanstop.report.codec import to_json
-    from nanstop.report.text import render
-    from nanstop.rules.diagnose import diagnose_anew
-    from nanstop.run.store import REPORT, incident_folders, load_report
+    from nanstop.diagnose.diagnose import diagnose_anew
+    from nanstop.records.codec import to_json
+    from nanstop.report.text.terminal import render
+    from nanstop.store.incidents import REPORT, incident_folders, load_report
 
     found = incident_folders(folder)
     reports = [diagnose_anew(load_report(one)) for one in found]
@@ -47,7 +47,7 @@ def compare(
     as_json: AsJson = False,
 ) -> int:
     """Lay two recorded runs side by side: the first step at which they part, and the layer where it is known."""
-    from nanstop.run import compare as runs
+    from nanstop.commands.compare import compare as runs
 
     found = runs.compare(runs.load_run(first), runs.load_run(second), tolerance=tolerance)
     show(found, printable(runs.render(found)), as_json)

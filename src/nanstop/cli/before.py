@@ -11,7 +11,7 @@ from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, progress, show
 from nanstop.errors import NanstopError
 
 if TYPE_CHECKING:
-    from nanstop.run.preflight import Preflight
+    from nanstop.commands.check.check import Preflight
 
 
 def check(
@@ -34,21 +34,21 @@ def check(
     as_json: AsJson = False,
 ) -> int:
     """Say what will go wrong with a run, before its first step. Nothing is trained, saved or pushed."""
-    from nanstop.run import preflight
+    from nanstop.commands.check import check
 
-    there = preflight.read_machine(machine) if machine is not None else None
-    if preflight.is_config(command):
-        found = preflight.preflight(_config(command), there)
-    elif preflight.is_checkpoint(command):
-        found = preflight.check_checkpoint(Path(command[0]))
+    there = check.read_machine(machine) if machine is not None else None
+    if check.is_config(command):
+        found = check.preflight(_config(command), there)
+    elif check.is_checkpoint(command):
+        found = check.check_checkpoint(Path(command[0]))
     else:
-        found = preflight.check_script(command, static=static, machine=there)
-    show(found, printable(preflight.render(found)), as_json)
+        found = check.check_script(command, static=static, machine=there)
+    show(found, printable(check.render(found)), as_json)
     return FINDINGS if found.findings else OK
 
 
 def _config(command: list[str]) -> Preflight:
-    from nanstop.adapters.trl_config import read_config
+    from nanstop.hosts.trainer.trl_config import read_config
 
     return read_config(Path(command[0]))
 
@@ -78,9 +78,9 @@ def bisect_configs(  # noqa: PLR0913, PLR0917 - one for each option
     as_json: AsJson = False,
 ) -> int:
     """Find the smallest difference between a training that fails and one that does not, by running both."""
-    from nanstop.run.bisect_result import render
-    from nanstop.run.bisect_run import Limits, run_bisect
-    from nanstop.run.settings import read_pair
+    from nanstop.commands.bisect.bisect import Limits, run_bisect
+    from nanstop.commands.bisect.configs import read_pair
+    from nanstop.commands.bisect.result import render
 
     memory_bytes = None if memory is None else int(memory * 2**20)
     limits = Limits(timeout=timeout, memory_bytes=memory_bytes, jobs=jobs, trials=limit)
@@ -100,7 +100,7 @@ def lr_range(
     as_json: AsJson = False,
 ) -> int:
     """Try rising learning rates on a script's own training, and suggest a range. Nothing is saved."""
-    from nanstop.run import lr_range as sweeps
+    from nanstop.commands.lr_range import lr_range as sweeps
 
     found = sweeps.lr_range(command, low=low, high=high, steps=steps)
     show(found, sweeps.render(found, str(sweeps.result_file())), as_json)
@@ -114,8 +114,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> int:
     """Plant failures in a copy of a script's training: which of its own NaN guards act? Nothing is saved."""
-    from nanstop.report.doctor import render
-    from nanstop.run.doctor import doctor as audit
+    from nanstop.commands.doctor.doctor import doctor as audit
+    from nanstop.commands.doctor.text import render
 
     found = audit(command)
     show(found, printable(render(found)), as_json)
@@ -142,7 +142,7 @@ def plan(
     as_json: AsJson = False,
 ) -> int:
     """Find the smallest float32 regions under which a narrow format trains as float32 does. Nothing is trained."""
-    from nanstop.adapters.planned import plan_checkpoint, plan_script
+    from nanstop.commands.plan.plan import plan_checkpoint, plan_script
 
     if Path(target[0]).is_dir():
         if len(target) > 1:
@@ -172,8 +172,8 @@ def scan(
     """Read a checkpoint's weights: non-finite values, ranges, which formats they fit. None of its code is run."""
     from dataclasses import asdict
 
-    from nanstop.report.scan_text import render_scan
-    from nanstop.run import scan as scanning
+    from nanstop.commands.scan import scan as scanning
+    from nanstop.commands.scan.text import render_scan
 
     found = scanning.scan(checkpoint, full=full)
     said = scanning.findings(found)

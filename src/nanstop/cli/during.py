@@ -96,11 +96,11 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 
     Only a training that nanstop stops makes it 3, unless the command catches nanstop.TrainingStopped.
     """
-    from nanstop.run.policy import Policy
+    from nanstop.decide.policy import Policy
 
     policy = Policy(on_failure=on_failure, on_stop=on_stop, allow=tuple(allow or ()))  # type: ignore[arg-type]
-    from nanstop.run.launch import launch
-    from nanstop.run.supervise import Patience
+    from nanstop.commands.run.launch import launch
+    from nanstop.commands.run.supervise import Patience
 
     return launch(
         command,

@@ -22,7 +22,7 @@ def explain(
     as_json: AsJson = False,
 ) -> int:
     """Print the page of a finding: what happened, why, and how to fix it."""
-    from nanstop import pages
+    from nanstop.diagnose import pages
 
     rule, page = pages.find_rule(code), pages.explain(code, lang=lang)
     title = pages.page(rule, lang).title
@@ -42,7 +42,7 @@ def explain(
 
 def _exhibits(code: str) -> tuple[dict[str, Any], str]:
     """Return what the planted fault and its healthy twin show when they are run: as values, and as text."""
-    from nanstop.exhibit import exhibits
+    from nanstop.commands.explain.exhibit import exhibits
 
     parts = dict(zip(("fault", "healthy"), exhibits(code), strict=True))
     values = {
@@ -55,7 +55,7 @@ def _exhibits(code: str) -> tuple[dict[str, Any], str]:
 
 def rules(as_json: AsJson = False) -> int:
     """List every finding."""
-    from nanstop.rules.catalogue import CATALOGUE
+    from nanstop.diagnose.catalogue import CATALOGUE
 
     rows = [
         {"code": rule.code, "name": rule.slug, "title": rule.title, "when": list(rule.when)}
@@ -71,7 +71,7 @@ def env(as_json: AsJson = False) -> int:
     """Print versions, devices and settings that decide how numbers come out."""
     from dataclasses import asdict
 
-    from nanstop.run.environment import environment
+    from nanstop.session.machine import environment
 
     facts = asdict(environment(import_torch=True))
     for name in ("packages", "flags", "env_vars"):

@@ -16,17 +16,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nanstop.commands.bisect.bisect import Limits, run_bisect
+from nanstop.commands.bisect.configs import read_pair
+from nanstop.commands.bisect.result import BisectResult
 from nanstop.demo.quiet import OFFLINE
 from nanstop.demo.scenario import Scenario
+from nanstop.diagnose.diagnose import diagnose_anew
+from nanstop.process.crash.process_end import signal_name
 from nanstop.records import Report
-from nanstop.rules.diagnose import diagnose_anew
-from nanstop.run.bisect_result import BisectResult
-from nanstop.run.bisect_run import Limits, run_bisect
-from nanstop.run.opening import incident_folder
-from nanstop.run.remains import signal_name
-from nanstop.run.settings import read_pair
-from nanstop.run.store import load_report, load_summary
-from nanstop.run.summary import summary_row
+from nanstop.session.factory import incident_folder
+from nanstop.store.incidents import load_report, load_summary
+from nanstop.store.summary import summary_row
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "grpo_training.py"

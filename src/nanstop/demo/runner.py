@@ -13,9 +13,9 @@ from typing import Any
 
 from nanstop.demo.quiet import quiet
 from nanstop.demo.scenario import Scenario, Setup
+from nanstop.diagnose.diagnose import diagnose
 from nanstop.records import AuditEntry, Evidence, Report, RunFacts, Series, SourceLine
-from nanstop.rules.cures import describe
-from nanstop.rules.diagnose import diagnose
+from nanstop.records.remedies import describe
 
 Echo = Callable[[str], None]
 Log = dict[str, Any]
@@ -106,7 +106,7 @@ def _decoded(facts: RunFacts, logs: Sequence[Log]) -> list[str]:
 def _watched(scenario: Scenario, setup: Setup) -> Log:
     """Train to the end under ``nanstop.watch``, save, and return what was found and what became of the run."""
     import nanstop
-    from nanstop.run.opening import incident_folder
+    from nanstop.session.factory import incident_folder
 
     own = replace(setup, out=setup.out / "watched")
     name = "-".join(filter(None, (scenario.name, setup.variant)))

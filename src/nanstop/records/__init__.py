@@ -7,13 +7,7 @@ back (non-finite floats are kept as strings) and publishes their schema.
 
 from __future__ import annotations
 
-from nanstop.records.checkpoint import (
-    CheckpointScan,
-    FormatFit,
-    KeyProblem,
-    TensorScan,
-)
-from nanstop.records.doctor import (
+from nanstop.commands.doctor.result import (
     INJECTED,
     Act,
     Doctor,
@@ -23,6 +17,12 @@ from nanstop.records.doctor import (
     GuardTrial,
     Injected,
     InjectedRow,
+)
+from nanstop.records.checkpoint import (
+    CheckpointScan,
+    FormatFit,
+    KeyProblem,
+    TensorScan,
 )
 from nanstop.records.facts import (
     BatchFact,
@@ -86,7 +86,7 @@ from nanstop.records.verdict import (
     Sighting,
     Trial,
 )
-from nanstop.records.words import (
+from nanstop.records.vocabulary import (
     CONFIG,
     SCHEMA,
     ActionKind,

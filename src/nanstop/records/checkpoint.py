@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from nanstop.records.facts import TokenRows
 from nanstop.records.values import TensorStats
-from nanstop.records.words import CONFIG
+from nanstop.records.vocabulary import CONFIG
 
 KeyTrouble = Literal["missing", "unexpected", "shape"]
 

@@ -16,7 +16,7 @@ from nanstop.records.setup import (
 )
 from nanstop.records.update import AccumulationFacts, ResumeFacts
 from nanstop.records.values import TensorStats
-from nanstop.records.words import CONFIG, Phase
+from nanstop.records.vocabulary import CONFIG, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from nanstop.records.facts import BatchFact, Environment, RunFacts
 from nanstop.records.values import FailureKey, OpEvent, Series, Signal, StepId, TensorStats
-from nanstop.records.words import CONFIG, SCHEMA, Fidelity, Finiteness, Origin, Phase
+from nanstop.records.vocabulary import CONFIG, SCHEMA, Fidelity, Finiteness, Origin, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nanstop.records.verdict import Atom
-from nanstop.records.words import CONFIG, SCHEMA
+from nanstop.records.vocabulary import CONFIG, SCHEMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

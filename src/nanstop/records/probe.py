@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from nanstop.records.facts import RangeRow, UpdateRow
 from nanstop.records.values import StepId
-from nanstop.records.words import CONFIG
+from nanstop.records.vocabulary import CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nanstop.records.words import CONFIG
+from nanstop.records.vocabulary import CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

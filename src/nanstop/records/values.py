@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nanstop.records.words import CONFIG, FailureKind, Finiteness, Phase, SignalSource
+from nanstop.records.vocabulary import CONFIG, FailureKind, Finiteness, Phase, SignalSource
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 

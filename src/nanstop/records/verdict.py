@@ -10,7 +10,7 @@ from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
 from nanstop.records.probe import Probe
 from nanstop.records.values import FailureKey, Series, StepId
-from nanstop.records.words import (
+from nanstop.records.vocabulary import (
     CONFIG,
     SCHEMA,
     ActionKind,

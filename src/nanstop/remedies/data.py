@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.core.step import Batch, ModelView
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
+from nanstop.replay.step import Batch, ModelView
 
 _OUTLIER = 16.0
 """A row is far off when its norm is this many times the median norm, or this many times below it."""

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nanstop.core.held import awake, round_into
-from nanstop.core.stand_in import standing_in
-from nanstop.core.tracebacks import passes_through
 from nanstop.remedies.storage import HALF
+from nanstop.replay.held import awake, round_into
+from nanstop.replay.stand_in import standing_in
+from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
 

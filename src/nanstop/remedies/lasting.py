@@ -14,12 +14,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from nanstop.core.held import Held, holders, holders_in
-from nanstop.core.step import ModelView
 from nanstop.records import Atom
+from nanstop.remedies.apply import applied
 from nanstop.remedies.forward import wrapper_of
 from nanstop.remedies.storage import innermost, state_swapped
-from nanstop.remedies.table import applied
+from nanstop.replay.held import Held, holders, holders_in
+from nanstop.replay.step import ModelView
 
 
 @contextmanager

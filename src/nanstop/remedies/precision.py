@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import torch
 from torch import nn
 
-from nanstop.core.held import saved_plain, swapped
-from nanstop.core.step import ModelView
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.remedies.forward import (
@@ -25,6 +23,8 @@ from nanstop.remedies.forward import (
     wrapper_of,
 )
 from nanstop.remedies.storage import HALF, state_swapped, stored_in
+from nanstop.replay.held import saved_plain, swapped
+from nanstop.replay.step import ModelView
 
 _FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.core.held import holder, round_into
-from nanstop.core.step import ModelView
+from nanstop.replay.held import holder, round_into
+from nanstop.replay.step import ModelView
 
 HALF = frozenset((torch.float16, torch.bfloat16))
 

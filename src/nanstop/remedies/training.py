@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
 
-from nanstop.core.held import swapped
-from nanstop.core.step import ModelView
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.remedies.storage import HALF, innermost, plain_format, state_saved_as, state_swapped
+from nanstop.replay.held import swapped
+from nanstop.replay.step import ModelView
 
 _BNB_BLOCK = 256
 """Elements that share one scale in a bitsandbytes 8-bit state."""

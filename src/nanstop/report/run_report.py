@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nanstop.records import Diagnosis, Report
-from nanstop.report import notebook, text
+from nanstop.report.html import notebook
+from nanstop.report.text import terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,10 @@ class RunReport:
     stopped: bool = False
 
     def __str__(self) -> str:
-        parts = [text.render(report) for report in self.incidents]
-        parts += [text.render_finding(finding) for finding in self.findings]
+        parts = [terminal.render(report) for report in self.incidents]
+        parts += [terminal.render_finding(finding) for finding in self.findings]
         parts.append(
-            text.render_summary(
+            terminal.render_summary(
                 self.incidents,
                 self.findings,
                 steps=self.steps,

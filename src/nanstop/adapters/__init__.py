@@ -1,1 +1,0 @@
-"""The only place that knows transformers, TRL and raw training loops."""

@@ -1,0 +1,324 @@
+"""The public functions. ``nanstop.__init__`` imports this when one of them is first used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanstop.decide.policy import Policy
+from nanstop.errors import NanstopError, TrainingStopped
+from nanstop.hosts.script.autowatch import opened
+from nanstop.process.inject.dry_run import planned
+from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
+from nanstop.report.announce import announcer
+from nanstop.store.incidents import Store, load_incident, load_report
+from nanstop.tracebacks import passes_through
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from nanstop.commands.plan.plan import Applied, Plan
+    from nanstop.report.run_report import RunReport
+
+__tracebackhide__ = passes_through
+
+
+class Watch:
+    """A watch on a run. ``close()`` (or leaving its ``with`` block) restores everything that was patched."""
+
+    def __init__(self, inner: Any, store: Store, applied: Applied | None = None) -> None:
+        self._inner = inner
+        self._store = store
+        self._applied = applied
+
+    @property
+    def incidents(self) -> tuple[Report, ...]:
+        """What failed so far, one report for each kind of failure."""
+        session = self._inner.session
+        return tuple(session.reports) if session is not None else ()
+
+    @property
+    def findings(self) -> tuple[Diagnosis, ...]:
+        """What is silently wrong or about to fail, but has not failed."""
+        session = self._inner.session
+        return tuple(session.findings) if session is not None else ()
+
+    @property
+    def folder(self) -> Path:
+        """Where the incidents of this run are kept."""
+        return self._store.folder
+
+    def report(self) -> RunReport:
+        """Return all that happened so far, to print or to show in a notebook."""
+        from nanstop.report.run_report import RunReport
+
+        session = self._inner.session
+        return session.report() if session is not None else RunReport((), (), 0, 0.0)
+
+    def close(self) -> None:
+        """End the watch; calling it again does nothing."""
+        self._end()
+
+    def _end(self, *exit_code: int) -> None:
+        self._inner.close(*exit_code)
+        if self._applied is not None:
+            self._applied.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
+
+class LoopWatch(Watch):
+    """A watch on a raw PyTorch loop. ``ends``: a stop ends the ``with`` block, and no more than that."""
+
+    def __init__(
+        self, inner: Any, store: Store, applied: Applied | None = None, *, ends: bool = False
+    ) -> None:
+        super().__init__(inner, store, applied)
+        self._ends = ends
+
+    def __enter__(self) -> LoopWatch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        self._end(0 if kind is None else 1)
+        return self._ends and isinstance(error, TrainingStopped)
+
+    def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
+        """Run ``loss_fn(batch)`` and its backward as one micro-batch; return the detached loss."""
+        return self._inner.step(loss_fn, batch)
+
+    def update(
+        self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
+    ) -> Tensor | None:
+        """Clip, step and zero the gradients; return their norm, or None if the update was left out.
+
+        Errors: ``TrainingStopped`` where training is not worth going on with.
+        """
+        return self._inner.update(clip=clip, scaler=scaler, scheduler=scheduler)
+
+
+class _Off:
+    """Stands in for a watch when ``NANSTOP=off``."""
+
+    session = None
+
+    def close(self) -> None:
+        """Nothing was patched."""
+
+
+def watch(
+    target: Any,
+    optimizer: Any = None,
+    *,
+    policy: Policy | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    accumulation: int | None = None,
+    plan: Plan | PrecisionPlan | str | os.PathLike[str] | None = None,
+) -> Watch:
+    """Watch a transformers/TRL trainer (call ``trainer.train()`` as ever), or a model and its optimizer.
+
+    ``plan``: a precision plan or its file, in force while a trainer trains, and on a model until the watch is closed.
+    ``policy``: a ``Policy`` or one of its words ("repair", "skip", "stop", "observe"). ``out``: incident folder, else
+    ``$NANSTOP_DIR``, else ``.nanstop``. Watching a trainer twice is one watch. With ``NANSTOP=off`` nothing is watched.
+    Errors: ``NanstopError`` NS001 for anything that can't be watched.
+    """
+    from nanstop.session.factory import incident_folder, opener, run_store, switched_off
+
+    chosen = _policy(policy)
+    if _is_trainer(target):
+        from nanstop.hosts.trainer.watch import watch_trainer
+
+        if optimizer is not None:
+            raise NanstopError("watch(trainer) takes no optimizer: the trainer has its own")
+        job = planned()  # which stands in for the training
+        if switched_off() or (job is not None and not job.keeps_watch):
+            return Watch(_Off(), Store(incident_folder(out)))
+        known = vars(target).get("_nanstop_watch")
+        if known is None:
+            record = _planned(plan)
+            if record is not None:
+                from nanstop.commands.plan.plan import require_fit
+
+                require_fit(record, target)
+            store = run_store(out)
+            announce = announcer(store.folder)
+            open_session = opener(chosen, store, announce, plan=record, opened=opened)
+            try:
+                inner = watch_trainer(target, open_session)
+            except Exception as error:  # nanstop is never the reason a run dies
+                from nanstop.hosts.compat import not_watched
+
+                announce(not_watched(target, error))
+                return Watch(_Off(), store)
+            known = target._nanstop_watch = Watch(inner, store)
+        elif plan is not None:
+            raise NanstopError(
+                "this trainer is watched already", hint="give the plan to its first watch()"
+            )
+        return known
+    return _watch_loop(target, optimizer, chosen, out, accumulation, plan=_planned(plan))
+
+
+def _planned(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> PrecisionPlan | None:
+    if plan is None:
+        return None
+    from nanstop.commands.plan.plan import record_of
+
+    return record_of(plan)
+
+
+def _watch_loop(
+    model: Any,
+    optimizer: Any,
+    policy: Policy,
+    out: str | os.PathLike[str] | None,
+    accumulation: int | None,
+    *,
+    plan: PrecisionPlan | None,
+) -> LoopWatch:
+    import torch
+
+    from nanstop.hosts.loop.watch import watch_loop
+    from nanstop.session.factory import incident_folder, opener, run_store, switched_off
+
+    if not isinstance(model, torch.nn.Module):
+        raise NanstopError(
+            f"watch() takes a transformers or TRL trainer, or a torch module and its optimizer, "
+            f"not {type(model).__name__}"
+        )
+    if optimizer is None:
+        raise NanstopError(
+            "watch(model) needs the optimizer too",
+            hint="nanstop.watch(model, optimizer), or nanstop.watch(trainer)",
+        )
+    if switched_off():
+        from nanstop.session.off import IdleSession
+
+        idle = watch_loop(model, optimizer, lambda *_: IdleSession(), accumulation=accumulation)
+        return LoopWatch(idle, Store(incident_folder(out)))
+    applied = None
+    if plan is not None:
+        from nanstop.commands.plan.plan import Plan
+
+        applied = Plan(plan).apply(model, optimizer)
+    store = run_store(out)
+    open_session = opener(policy, store, announcer(store.folder), opened=opened)
+    inner = watch_loop(model, optimizer, open_session, accumulation=accumulation)
+    return LoopWatch(inner, store, applied, ends=policy.on_stop == "end")
+
+
+def check(target: Any, *, static: bool = False) -> tuple[Diagnosis, ...]:
+    """Return what will go wrong with a trainer or a model, before its first step; the most certain first.
+
+    A trainer's first window is made as ``train()`` would make it, probed, and undone; with ``static``, and for a model
+    alone, nothing is run. Errors: ``NanstopError`` NS001 for anything else. What could not be probed is no error.
+    """
+    from nanstop.commands.check.check import preflight
+    from nanstop.commands.check.job import look
+
+    trainer = target if _is_trainer(target) and not static else None
+    return preflight(look(_facts(target), trainer=trainer)).findings
+
+
+def _facts(target: Any) -> Any:
+    import torch
+
+    if _is_trainer(target):
+        from nanstop.hosts.trainer.facts import facts_of
+        from nanstop.hosts.trainer.view import HfView
+
+        return facts_of(HfView(target), target)
+    if isinstance(target, torch.nn.Module):
+        from nanstop.hosts.model.view import PlainView
+        from nanstop.hosts.trainer.facts import facts_of_loop
+
+        return facts_of_loop(PlainView(target))
+    raise NanstopError(f"check() takes a trainer or a torch module, not {type(target).__name__}")
+
+
+def plan(
+    model: Any,
+    batches: Any = None,
+    *,
+    dtype: str | torch.dtype = "float16",
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: Optimizer | None = None,
+    lr: float | None = None,
+    updates: int = 3,
+    seconds: float = 60.0,
+) -> Plan:
+    """Return the smallest precision plan under which a model in ``dtype`` trains as it does in float32.
+
+    ``batches``: what the model is called with (its own labels, or ``input_ids`` to predict); the first four are used.
+    ``loss``: a function of one batch, else the loss that the model returns. ``updates`` of the optimizer, or of AdamW
+    at ``lr`` (1e-5), are tried too. A trainer in place of the model brings all of these: its first window is used. The
+    search begins no new trial after ``seconds``. Where there is no plan the result says why. Everything is left as it
+    was, bit for bit. Synchronises the device. Errors: ``NanstopError`` NS001 for what cannot be calibrated on, and
+    whatever the model raises in float32.
+    """
+    import torch
+
+    from nanstop.commands.plan.plan import make_plan
+
+    if not isinstance(model, torch.nn.Module) and not _is_trainer(model):
+        raise NanstopError(f"plan() takes a torch module or a trainer, not {type(model).__name__}")
+    return make_plan(
+        model,
+        batches,
+        dtype=dtype,
+        loss=loss,
+        optimizer=optimizer,
+        lr=lr,
+        updates=updates,
+        seconds=seconds,
+    )
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Return a plan that was saved. Errors: ``NanstopError`` for one that is missing, damaged or of another version."""
+    from nanstop.commands.plan.plan import read_plan
+
+    return read_plan(path)
+
+
+def load(path: str | os.PathLike[str]) -> Incident:
+    """Return the incident of a folder. Errors: ``NanstopError`` for one that is missing, damaged or tampered with."""
+    return load_incident(path)
+
+
+def investigate(incident: Incident | str | os.PathLike[str]) -> Report:
+    """Return the report of an incident or its folder, diagnosed anew by the present rules. Nothing is run."""
+    from nanstop.diagnose.diagnose import diagnose_anew
+
+    report = Report(incident=incident) if isinstance(incident, Incident) else load_report(incident)
+    return diagnose_anew(report)
+
+
+def _policy(given: Policy | str | None) -> Policy:
+    if given is None:
+        return Policy()
+    if isinstance(given, str):
+        return Policy(on_failure=given)  # type: ignore[arg-type]  # checked by Policy itself
+    if not isinstance(given, Policy):
+        raise NanstopError(f"policy must be a Policy or a word, not {type(given).__name__}")
+    return given
+
+
+def _is_trainer(target: Any) -> bool:
+    """Return whether this is a transformers Trainer, without importing transformers for what is not."""
+    return any(
+        base.__name__ == "Trainer" and base.__module__.startswith("transformers.")
+        for base in type(target).__mro__
+    )

@@ -1,0 +1,1 @@
+"""A folder a verb of the command line."""

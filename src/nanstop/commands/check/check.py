@@ -1,0 +1,179 @@
+"""What will go wrong with a run, said before its first step: facts and a probe against the findings."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nanstop.diagnose.diagnose import RANK, Examination, examine
+from nanstop.diagnose.evidence.reading import counted
+from nanstop.errors import NanstopError
+from nanstop.process.inject.dry_run import dry_run
+from nanstop.records import (
+    CONFIG,
+    SCHEMA,
+    Diagnosis,
+    Environment,
+    Evidence,
+    Probe,
+    RunFacts,
+)
+from nanstop.records.codec import from_json
+from nanstop.report.text.terminal import render_finding
+from nanstop.session.machine import environment
+from nanstop.store.files import read_text
+from nanstop.suggest import unknown
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+_CONFIGS = (".yaml", ".yml", ".json")
+_MAX_MACHINE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What is known of a run that has not begun, and what follows from it.
+
+    ``probe``: None where nothing was run. ``failures``: what could not be looked at, with the reason. ``seconds``: of
+    looking, without what the script itself took.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    facts: RunFacts
+    environment: Environment
+    probe: Probe | None = None
+    findings: tuple[Diagnosis, ...] = ()
+    failures: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def check_script(
+    command: Sequence[str], *, static: bool = False, machine: Environment | None = None
+) -> Preflight:
+    """Return what is found of a script's first training, which does not take place; see ``dry_run`` for errors.
+
+    ``static``: look at facts only and run nothing.
+    """
+    seen = dry_run(command, "check", Preflight, options={"static": static})
+    return preflight(seen, machine)
+
+
+def is_checkpoint(command: Sequence[str]) -> bool:
+    """Return whether this is a file of weights or a folder that is no program. Errors: NS001 where it has arguments."""
+    path = Path(command[0]) if command else Path()
+    folder = path.is_dir() and not (path / "__main__.py").is_file()
+    if not folder and path.suffix not in _WEIGHTS:
+        return False
+    if len(command) > 1:
+        raise NanstopError(f"{path} is a checkpoint and takes no arguments")
+    return True
+
+
+def check_checkpoint(path: Path) -> Preflight:
+    """Return what a scan of a checkpoint finds. Errors: ``NanstopError`` as ``scan``."""
+    from nanstop.commands.scan.scan import facts_of, findings, scan
+
+    began = time.perf_counter()
+    found = scan(path)
+    return Preflight(
+        facts=replace(facts_of(found), host=str(path)),
+        environment=environment(),
+        findings=findings(found),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def is_config(command: Sequence[str]) -> bool:
+    """Return whether this is a config file by itself. Errors: ``NanstopError`` NS001 for one that has arguments."""
+    path = Path(command[0]) if command else Path()
+    if path.suffix not in _CONFIGS:
+        return False
+    if not path.is_file():
+        folder = path.parent if path.parent.is_dir() else Path()
+        near = [str(folder / one.name) for one in folder.iterdir() if one.suffix in _CONFIGS]
+        if near:
+            raise unknown("config file", path, sorted(near))
+        raise NanstopError(f"no such config file: {path}")
+    if len(command) > 1:
+        raise NanstopError(
+            f"{path} is a config file and takes no arguments",
+            hint=f"with a script: nanstop check train.py --config {path}",
+        )
+    return True
+
+
+def preflight(seen: Preflight, machine: Environment | None = None) -> Preflight:
+    """Return ``seen`` with its findings, best first. Pure: nothing is run or read here.
+
+    ``machine``: the facts of another machine, for a run that will not happen on this one.
+    """
+    if machine is not None:
+        seen = replace(seen, environment=machine, facts=_elsewhere(seen.facts, machine))
+    evidence = Evidence(
+        facts=seen.facts,
+        environment=seen.environment,
+        probe=seen.probe,
+        ranges=seen.probe.ranges if seen.probe is not None else (),
+    )
+    found = examine(evidence, "static")
+    if seen.probe is not None:
+        found = _merged(found, examine(evidence, "gauge"))
+    return replace(seen, findings=found.diagnoses, failures=(*seen.failures, *found.failures))
+
+
+def _merged(first: Examination, second: Examination) -> Examination:
+    """Return both kinds of findings, each code once, the most certain first."""
+    codes = {diagnosis.code for diagnosis in first.diagnoses}
+    new = [one for one in second.diagnoses if one.code not in codes and one.code != "NS000"]
+    ordered = sorted((*first.diagnoses, *new), key=lambda one: (RANK[one.confidence], one.code))
+    return Examination(tuple(ordered), tuple(dict.fromkeys((*first.failures, *second.failures))))
+
+
+def _elsewhere(facts: RunFacts, machine: Environment) -> RunFacts:
+    """Return the facts that the run would have on a machine with a GPU: there it computes as its options say."""
+    if machine.gpu is None and machine.capability is None:
+        return facts
+    asked = facts.precision.requested if facts.precision is not None else None
+    return replace(facts, device="cuda", autocast=facts.autocast or asked)
+
+
+def read_machine(path: Path) -> Environment:
+    """Return the machine that a file describes: what ``nanstop env --json`` prints there, or a part of it.
+
+    Errors: ``NanstopError`` NS001 for a file that cannot be read or says something else.
+    """
+    try:
+        plain = json.loads(read_text(path, _MAX_MACHINE_BYTES))
+    except ValueError as error:
+        raise NanstopError(f"{path}: not JSON ({error})", hint="nanstop env --json") from error
+    if not isinstance(plain, dict):
+        raise NanstopError(f"{path}: not the facts of a machine", hint="nanstop env --json")
+    known = [each.name for each in fields(Environment)]
+    strange = next((name for name in plain if name not in known), None)
+    if strange is not None:
+        raise unknown(f"fact of a machine in {path}", strange, known)
+    told: dict[str, Any] = {"nanstop": "unknown", "python": "unknown"} | plain
+    for name in ("packages", "flags", "env_vars"):
+        pairs = told.get(name) or {}
+        if not isinstance(pairs, dict):
+            raise NanstopError(f"{path}: {name} is a mapping of names to values")
+        told[name] = tuple((key, str(value)) for key, value in pairs.items())
+    return from_json(Environment, json.dumps(told))
+
+
+def render(found: Preflight) -> str:
+    """Return the findings as text, each as everywhere, and what was looked at."""
+    blocks = [render_finding(one) for one in found.findings]
+    notes = [f"note: {failure}" for failure in found.failures]
+    return "\n\n".join([*blocks, "\n".join([*notes, _closing(found)])])
+
+
+def _closing(found: Preflight) -> str:
+    probed = found.probe is not None
+    looked = "facts and a probe of the first window" if probed else "facts alone, nothing was run"
+    number = counted(len(found.findings), "finding") if found.findings else "nothing found"
+    return f"nanstop: {found.facts.host or 'model'}: {number} ({looked}, {found.seconds:.1f} s)"

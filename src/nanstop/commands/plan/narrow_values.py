@@ -1,0 +1,222 @@
+"""What a run under a plan holds in a narrow format, and how large that is in float32.
+
+A recorded run says which operation emits which format; sizes come from a float32 run of the same micro-batch
+(``probe.SizeLook``), because what overflows is saturated, and all that follows it spoiled, in the run itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.localize.localize import Scene, known_tensors
+from nanstop.measure.ranges import SizeLook, keyed
+from nanstop.records import FORMAT_MAX, Phase
+from nanstop.replay.eager import eager
+from nanstop.replay.step import Step
+from nanstop.tracing import operators
+from nanstop.tracing.recorder import UNMEASURED, Op, Recorder, Trace, Value
+
+Key = tuple[int, Phase, str, str, int]
+
+_MOVES = operators.CASTS | {"clone", "contiguous", "view_copy"}
+_PRODUCTS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm", "convolution"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """One recorded run of a micro-batch. ``error``: what it raised; gradients are those of a scaled loss."""
+
+    micro: int
+    trace: Trace
+    loss: float | None
+    loss_dtype: torch.dtype | None
+    grads: Mapping[str, Tensor]
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A value that the module ``module`` holds in the narrow format: its largest size in float32, loss not scaled.
+
+    ``made_of``: (module, size) of the narrow values that the operation read.
+    """
+
+    backward: bool
+    module: str
+    op: str
+    absmax: float
+    made_of: tuple[tuple[str, float], ...] = ()
+
+
+def rehearse(
+    step: Step,
+    micro: int,
+    *,
+    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    sizes: dict[Key, tuple[float, ...]] | None = None,
+) -> Rehearsal:
+    """Run a micro-batch under the recorder and undo it bitwise. Compiled code runs eagerly. Synchronises the device.
+
+    ``sizes``: takes in the largest finite size of each output of each op.
+    """
+    loss: Tensor | None = None
+    error: Exception | None = None
+    look = SizeLook(step, micro) if sizes is not None else None
+    with step.isolated(), under(), eager():
+        recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
+        with recorder:
+            try:
+                loss = step.run(micro)
+            except Exception as raised:  # what the run raises is what is being studied
+                error = raised
+        named = step.view.root.named_parameters()
+        grads = {name: p.grad.detach() for name, p in named if p.grad is not None}
+    trace = recorder.finish()
+    if sizes is not None and look is not None:
+        sizes.update(look.sizes(trace))
+    return Rehearsal(
+        micro=micro,
+        trace=trace,
+        loss=None if loss is None else float(loss.detach()),
+        loss_dtype=None if loss is None else loss.dtype,
+        grads=grads,
+        error=error,
+    )
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """Sizes of what ops wrote, in float32: followed back through casts and copies to the op that made the number."""
+
+    run: Rehearsal
+    wide: Mapping[Key, tuple[float, ...]]
+    dtype: torch.dtype
+    keys: dict[int, Key] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys = {op.index: key for key, op in keyed(self.run.trace, self.run.micro)}
+
+    def of(self, op: Op) -> float | None:
+        """Return the size of an op's output; None where it was not measured: masks, numbers of the program's own."""
+        seen = 0
+        while operators.base_name(op.name) in _MOVES and op.inputs and seen < len(self.keys):
+            writer = self.writer(op.inputs[-1])
+            if writer is None:
+                return self._given(op.inputs[-1])
+            op, seen = writer, seen + 1
+        return _no_mask(self._largest(op, self.wide.get(self.keys[op.index], ())))
+
+    def _largest(self, op: Op, sizes: tuple[float, ...]) -> float | None:
+        """Return the largest size of the outputs in the format: kernels return statistics in float32 beside them."""
+        narrow = [value.dtype is self.dtype for value in op.outputs]
+        if any(narrow) and len(narrow) == len(sizes):
+            sizes = tuple(size for size, mine in zip(sizes, narrow, strict=True) if mine)
+        return max(sizes, default=None)
+
+    def writer(self, value: Value) -> Op | None:
+        """Return the op that wrote a value last, None for a parameter or an entry of the batch."""
+        before = value.storage.writers[: value.generation]
+        return self.run.trace.ops[before[-1]] if before else None
+
+    def _given(self, value: Value) -> float | None:
+        if value.slot == UNMEASURED:
+            return None
+        low, high = self.run.trace.low[value.slot], self.run.trace.high[value.slot]
+        size = max(abs(low), abs(high))
+        return _no_mask(size) if math.isfinite(size) else None
+
+
+def _no_mask(size: float | None) -> float | None:
+    """Return a size unless it is a format's largest number to the bit: programs write that, and compute it never."""
+    return None if size in FORMAT_MAX.values() else size
+
+
+def narrow_values(
+    run: Rehearsal, wide: Mapping[Key, tuple[float, ...]], dtype: torch.dtype
+) -> tuple[Narrow, ...]:
+    """Return every value that an operation computed in ``dtype``, or cast to it, in a recorded run.
+
+    What only moves a value that was in the format already is left out.
+    """
+    sizes = _Sizes(run, wide, dtype)
+    found: list[Narrow] = []
+    for op in run.trace.ops:
+        if not any(value.dtype is dtype for value in op.outputs):
+            continue
+        moves = operators.base_name(op.name) in _MOVES
+        if moves and any(value.dtype is dtype for value in op.inputs):
+            continue
+        size = sizes.of(op)
+        if size is not None:
+            read = tuple(_operands(op, sizes, dtype))
+            found.append(Narrow(op.phase == "backward", op.module, op.name, size, read))
+    return tuple(found)
+
+
+def _operands(op: Op, sizes: _Sizes, dtype: torch.dtype) -> Iterator[tuple[str, float]]:
+    for value in op.inputs:
+        writer = sizes.writer(value) if value.dtype is dtype else None
+        size = sizes.of(writer) if writer is not None else None
+        if writer is not None and size is not None:
+            yield writer.module, size
+
+
+def births(run: Rehearsal) -> tuple[str, ...]:
+    """Return the modules of operations that read finite numbers and wrote others, in the order of the run."""
+    finite = [
+        math.isfinite(low) and math.isfinite(high)
+        for low, high in zip(run.trace.low, run.trace.high, strict=True)
+    ]
+
+    def good(value: Value) -> bool:
+        return value.slot == UNMEASURED or finite[value.slot]
+
+    return tuple(
+        dict.fromkeys(
+            op.module
+            for op in run.trace.ops
+            if not all(map(good, op.outputs)) and all(map(good, op.inputs))
+        )
+    )
+
+
+def num_casts(run: Rehearsal) -> int:
+    """Return how often a floating value was converted to another format."""
+    return sum(
+        operators.base_name(op.name) in operators.CASTS
+        and any(v.dtype.is_floating_point for v in op.inputs)
+        and {v.dtype for v in op.inputs} != {v.dtype for v in op.outputs}
+        for op in run.trace.ops
+    )
+
+
+def bytes_written(run: Rehearsal) -> int:
+    """Return the bytes of all that operations wrote."""
+    return sum(
+        math.prod(value.shape) * value.dtype.itemsize
+        for op in run.trace.ops
+        for value in op.outputs
+    )
+
+
+def product_work(run: Rehearsal, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
+    """Return, by module, the multiplications of its matrix products: those done in ``dtype``, and all."""
+    found: dict[str, tuple[int, int]] = {}
+    for op in run.trace.ops:
+        if operators.base_name(op.name) not in _PRODUCTS or not op.inputs:
+            continue
+        depth = math.prod(op.inputs[-1].shape[-2:-1])
+        work = depth * sum(math.prod(value.shape) for value in op.outputs)
+        narrow = any(value.dtype is dtype for value in op.outputs)
+        before = found.get(op.module, (0, 0))
+        found[op.module] = before[0] + work * narrow, before[1] + work
+    return found

@@ -1,0 +1,170 @@
+"""What the trial of a plan on one batch showed: how far from float32, how near to the format's end, where it broke."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nanstop.commands.plan.narrow_values import (
+    Narrow,
+    Rehearsal,
+    births,
+    bytes_written,
+    num_casts,
+    product_work,
+)
+from nanstop.errors import NanstopError
+from nanstop.measure.ranges import headroom_bits
+from nanstop.numerics.tensors import format_limit, format_name, nonfinite_names
+from nanstop.prove.trials import cosine
+
+LOSS_TOLERANCE = 1e-3
+MIN_COSINE = 0.999
+MIN_HEADROOM = 2.0
+
+_TINY_LOSS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the trial of a plan showed, the worst of all batches.
+
+    ``pressed``: what is too large for the plan's format, or would leave it after two doublings; ``blamed``: modules
+    where the run broke otherwise. ``why``: what is wrong, "" where nothing is. ``largest``: gradient in the format,
+    without the loss scale.
+    """
+
+    why: str
+    loss_gap: float
+    cosine: float
+    headroom_bits: float
+    worst: Narrow | None
+    pressed: tuple[Narrow, ...]
+    blamed: tuple[str, ...]
+    loss_dtype: str
+    casts: int
+    bytes: int
+    products: Mapping[str, tuple[int, int]]
+    """Of the first batch: conversions, bytes written, and the work of matrix products by module."""
+    largest: float
+
+    @property
+    def passes(self) -> bool:
+        return not self.why
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The float32 run of one batch."""
+
+    loss: float
+    grads: Mapping[str, Tensor]
+
+
+def exact_of(run: Rehearsal) -> Exact:
+    """Return what a float32 run gave. Raises what it raised; ``NanstopError`` where it can't be held against."""
+    if run.error is not None:
+        raise run.error
+    assert run.loss is not None
+    if not run.grads:
+        raise NanstopError(
+            "the calibration gives no gradient",
+            hint="are all parameters frozen, or does the loss not depend on them?",
+        )
+    if not math.isfinite(run.loss) or nonfinite_names(run.grads.items()):
+        raise NanstopError(
+            "loss or gradients are not finite even in float32: no format cures that",
+            hint="`nanstop run` names the operation; look at the batch, the mask and the weights",
+        )
+    return Exact(run.loss, run.grads)
+
+
+def shown_by(
+    run: Rehearsal, values: tuple[Narrow, ...], exact: Exact, dtype: torch.dtype, scale: float
+) -> Shown:
+    """Return what a recorded run under a plan showed. ``values``: what it held in ``dtype``, loss not scaled."""
+    name = format_name(dtype)
+    limit = format_limit(dtype) / 2**MIN_HEADROOM
+    sized = [replace(v, absmax=v.absmax * scale) if v.backward else v for v in values]
+    pressed = tuple(v for v in sized if v.absmax > limit)
+    worst = max(sized, key=lambda value: value.absmax, default=None)
+    bad = nonfinite_names(run.grads.items())
+    gap = loss_gap(run.loss, exact.loss)
+    near = cosine(run.grads, exact.grads) if not bad and run.error is None else -1.0
+    why = _wrong(run, gap, near, bad)
+    tight = _tight(worst, name) if worst is not None else ""
+    return Shown(
+        why="; ".join(filter(None, (tight, why))),
+        loss_gap=gap,
+        cosine=near,
+        headroom_bits=headroom_bits(worst.absmax, name) if worst is not None else math.inf,
+        worst=worst,
+        pressed=pressed,
+        blamed=_blamed(run) if why and not pressed else (),
+        loss_dtype="" if run.loss_dtype is None else format_name(run.loss_dtype),
+        casts=num_casts(run),
+        bytes=bytes_written(run),
+        products=product_work(run, dtype),
+        largest=max((v.absmax for v in values if v.backward), default=0.0),
+    )
+
+
+def worse(first: Shown, second: Shown) -> Shown:
+    """Return both at once: the larger distances, the smaller headroom, everything that is pressed."""
+    tight = min((first, second), key=lambda shown: shown.headroom_bits)
+    pressed = {(v.module, v.op, v.backward): v for v in (*first.pressed, *second.pressed)}
+    return replace(
+        first,
+        why=first.why or second.why,
+        loss_gap=max(first.loss_gap, second.loss_gap),
+        cosine=min(first.cosine, second.cosine),
+        headroom_bits=tight.headroom_bits,
+        worst=tight.worst,
+        pressed=tuple(pressed.values()),
+        blamed=tuple(dict.fromkeys((*first.blamed, *second.blamed))),
+        largest=max(first.largest, second.largest),
+    )
+
+
+def loss_gap(loss: float | None, exact: float) -> float:
+    """Return the relative distance of two losses, inf where one is not finite."""
+    if loss is None or not math.isfinite(loss):
+        return math.inf
+    return abs(loss - exact) / max(abs(exact), _TINY_LOSS)
+
+
+def _wrong(run: Rehearsal, gap: float, near: float, bad: tuple[str, ...]) -> str:
+    if run.error is not None:
+        text = " ".join(str(run.error).split())[:160]
+        return f"{type(run.error).__name__} in `{_last_module(run)}`: {text}"
+    if math.isinf(gap):
+        return "the loss is not finite"
+    if bad:
+        return f"{len(bad)} gradients are not finite, `{bad[0]}` first"
+    if gap > LOSS_TOLERANCE:
+        return f"the loss is {gap:.1e} away from float32"
+    if near < MIN_COSINE:
+        return f"the gradient's cosine with float32 is {near:.4f}"
+    return ""
+
+
+def _tight(worst: Narrow, dtype: str) -> str:
+    bits = headroom_bits(worst.absmax, dtype)
+    if bits >= MIN_HEADROOM:
+        return ""
+    what = "a scaled gradient" if worst.backward else "a value"
+    room = f"{bits:.1f} bits below" if bits >= 0.0 else "beyond"
+    return f"{what} of {worst.absmax:.3g} is {room} the end of {dtype}"
+
+
+def _blamed(run: Rehearsal) -> tuple[str, ...]:
+    """Return where a run broke: where it raised, else where non-finite values were born."""
+    return (_last_module(run),) if run.error is not None else births(run)
+
+
+def _last_module(run: Rehearsal) -> str:
+    return run.trace.ops[-1].module if run.trace.ops else ""

@@ -1,0 +1,220 @@
+"""Runs any training command in a child process that is watched; its streams and its exit code stay its own.
+
+Only a training that nanstop stops, and that the command does not answer for itself, ends with ``STOPPED``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Timer
+from types import FrameType
+from typing import Any
+
+from nanstop.commands.run.supervise import Patience, supervised
+from nanstop.decide.decision import STOPPED
+from nanstop.decide.policy import Policy
+from nanstop.errors import NanstopError
+from nanstop.process.crash.process_end import Ending
+from nanstop.records.codec import to_json
+from nanstop.report.announce import announcer
+from nanstop.session.factory import SERIES_VARIABLE, incident_folder, switched_off, watching
+from nanstop.store.incidents import Store
+from nanstop.store.summary import Summary, summary_row
+
+GRACE_SECONDS = 2.0
+"""How long the child may take to end by a signal before we pass ours on; a repeated one is passed on at once."""
+
+_PYTHON_FILES = (".py", ".pyw", ".pyz", ".zip")
+_NOTHING_SEEN = (
+    "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
+)
+_LAUNCHERS = ("accelerate", "deepspeed", "python", "torchrun", "trl")
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    policy: Policy,
+    out: str | os.PathLike[str] | None = None,
+    as_json: bool = False,
+    record: bool = False,
+    series: bool = False,
+    patience: Patience | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run ``command`` watched and return its exit code; 128 + n, as a shell says it, if signal n ended it.
+
+    ``STOPPED`` where nanstop stopped the training: by a ``TrainingStopped`` that the command did not catch, or, if
+    the policy is to end it, without one.
+
+    ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it runs. ``series``: keep
+    the numbers of the whole run, for ``nanstop compare``. ``patience``: when
+    a run without progress is ended; None for never. ``environment``: of the child, the present one by default; what
+    watching needs is added. Errors: ``NanstopError`` NS001 for a command that cannot be started.
+    """
+    resolved = resolve_command(command)
+    given = dict(os.environ if environment is None else environment)
+    if switched_off(given):
+        return _shell_code(_run(resolved, given, subprocess.Popen.wait)[0])
+    folder = Path(out or given.get("NANSTOP_DIR") or incident_folder()).absolute()
+    run_id = secrets.token_hex(8)
+    store = Store(folder, run_id)
+    store.reset()
+    began = time.monotonic()
+    watched = given | watching(policy, folder, run_id, given.get("PYTHONPATH", ""))
+    if series:
+        watched[SERIES_VARIABLE] = "1"
+    with supervised(store, record=record, patience=patience) as supervisor:
+        code, interrupted = _run(resolved, {**watched, **supervisor.variables}, supervisor.wait)
+        summary = _summary_so_far(store)
+        ending, report = supervisor.ended(
+            code,
+            interrupted=interrupted,
+            failed=bool(summary.incidents),
+            stopped=policy.on_stop == "end" and summary.ended == "stopped",
+        )
+    if code == 0 and summary == Summary() and store.problem is None:
+        sys.stderr.write(_NOTHING_SEEN)
+    if report is not None:
+        announcer(folder)(report)
+        summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
+    shown = STOPPED if ending.kind == "stopped" else _shell_code(code)
+    summary = _close(store, summary, ending, shown, time.monotonic() - began)
+    if as_json:
+        sys.stdout.write(f"{to_json(summary)}\n")
+    return shown
+
+
+def resolve_command(args: Sequence[str]) -> list[str]:
+    """Return the command to start: a script or ``-m MODULE`` under this Python, else a program and its arguments.
+
+    A program is looked for on PATH, then beside this Python. Errors: ``NanstopError`` NS001 for one that is not there.
+    """
+    if not args:
+        raise NanstopError("nothing to run", hint="nanstop run SCRIPT | -m MODULE | COMMAND ...")
+    first, *rest = args
+    if first == "-m":
+        if not rest:
+            raise NanstopError("-m needs the name of a module")
+        return [sys.executable, *args]
+    if first.startswith("-"):
+        raise NanstopError(f"unknown option: `{first}`", hint="options of nanstop: nanstop run -h")
+    path = Path(first)
+    if _is_python(path):
+        return [sys.executable, *args]
+    program = shutil.which(first) or shutil.which(first, path=str(Path(sys.executable).parent))
+    if program is None:
+        raise _missing(first)
+    return [program, *rest]
+
+
+def _is_python(path: Path) -> bool:
+    if path.suffix in _PYTHON_FILES:
+        if not path.exists():
+            raise _missing(str(path))
+        return True
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            raise NanstopError(f"{path} is a folder without __main__.py")
+        return True
+    return path.is_file() and not os.access(path, os.X_OK)
+
+
+def _missing(name: str) -> NanstopError:
+    path = Path(name)
+    folder = path.parent if path.parent.is_dir() else Path()
+    scripts = [str(folder / one.name) for one in folder.glob("*.py")]
+    is_script = path.suffix in _PYTHON_FILES or path.name != name
+    near = difflib.get_close_matches(name, scripts if is_script else [*scripts, *_LAUNCHERS], n=1)
+    what = "script" if is_script else "program"
+    return NanstopError(
+        f"no such {what}: {name}", hint=f"did you mean `{near[0]}`?" if near else ""
+    )
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    wait: Callable[[subprocess.Popen[Any]], int],
+) -> tuple[int, bool]:
+    """Return the exit code as ``Popen`` says it, and whether the command was asked to end through us."""
+    try:
+        child = subprocess.Popen(command, env=dict(environment))
+    except OSError as error:
+        raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
+    with _forwarding(child) as forwarded:
+        code = wait(child)
+    return code, bool(forwarded)
+
+
+def _shell_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
+    """Pass SIGTERM and SIGINT on; yield those that came. What is typed at the terminal reaches the child without us.
+
+    So does what `timeout` or a scheduler sends to the whole group, and nothing tells that from a signal to us alone: the
+    child gets time to end by itself, because a second one would interrupt it while it saves its work.
+    """
+    pending: dict[int, Timer] = {}
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and _typed():
+            return
+        wait = 0.0 if number in pending else GRACE_SECONDS
+        pending[number] = Timer(wait, child.send_signal, (number,))
+        pending[number].start()
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield pending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for timer in pending.values():
+            timer.cancel()
+
+
+def _typed() -> bool:
+    """Return whether a SIGINT now comes from the terminal, which sends it to the whole foreground group."""
+    if not hasattr(os, "tcgetpgrp"):  # Windows: Ctrl-C reaches every process of the console
+        return True
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _summary_so_far(store: Store) -> Summary:
+    """Return what the run's processes have written; an empty summary if nothing of it was ever watched."""
+    try:
+        return store.present_summary()
+    except NanstopError:
+        return Summary()
+
+
+def _close(store: Store, summary: Summary, ending: Ending, code: int, seconds: float) -> Summary:
+    """Write down how the run ended."""
+    steps = ending.remains.flight.step if ending.remains is not None else 0
+    summary = replace(
+        summary,
+        ended=ending.kind,
+        exit=code,
+        steps=max(summary.steps, steps),
+        seconds=max(summary.seconds, seconds),
+    )
+    store.write_summary(summary)
+    return summary

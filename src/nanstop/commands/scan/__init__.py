@@ -1,0 +1,1 @@
+"""`nanstop scan`."""

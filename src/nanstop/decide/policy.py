@@ -1,0 +1,268 @@
+"""What to do about a failure: a pure function of the user's wishes, what happened before, and what was proven.
+
+The session carries a decision out; nothing here touches a model, a file or a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from nanstop.errors import NanstopError
+from nanstop.records import Action, ActionKind, Atom, FailureKey, Proof
+from nanstop.records.remedies import CURES, safety_of
+from nanstop.suggest import unknown
+
+OnFailure = Literal["repair", "skip", "stop", "observe"]
+OnStop = Literal["raise", "end"]
+Folded = tuple[str, str, str, str]
+
+DATA_REMEDIES = frozenset({"drop_sample", "drop_micro"})
+"""Remedies that name samples of one window: applied once, never kept for later steps."""
+
+EXCEPTIONS_IN_A_ROW = 3
+"""Updates that are left out one after another where each would have ended the run by an exception of its own."""
+MOST_LOST = 10
+"""A run stops when one in so many updates of an optimizer is lost, and ``ENOUGH`` of them say so."""
+ENOUGH = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How far nanstop may go.
+
+    ``on_failure``: "repair" applies proven remedies that keep the mathematics (and those named in ``allow``), "skip"
+    leaves the failing update out, "stop" ends the run, "observe" only reports. ``allow`` names remedies that change
+    training (``"clip"``, ``"drop_sample"``). ``max_skips_in_a_row`` updates may be left out one after another, and of
+    all that an optimizer makes no more than a tenth; the next failure stops the run. ``on_stop``:
+    "raise" has ``train()`` raise ``TrainingStopped``, "end" has it return as after early stopping. ``budget_seconds`` and ``budget_trials`` bound the search for a proof of one incident.
+
+    Errors: ``NanstopError`` NS001 for an unknown option, value or remedy, with the nearest valid one.
+    """
+
+    on_failure: OnFailure = "repair"
+    allow: tuple[str, ...] = ()
+    max_skips_in_a_row: int = 32
+    on_stop: OnStop = "raise"
+    budget_seconds: float = 60.0
+    budget_trials: int = 40
+
+    def __new__(cls, **options: Any) -> Policy:
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise unknown("policy option", name, known)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        for option, words in (("on_failure", OnFailure), ("on_stop", OnStop)):
+            if getattr(self, option) not in get_args(words):
+                raise unknown(option, getattr(self, option), get_args(words))
+        allow = (self.allow,) if isinstance(self.allow, str) else tuple(self.allow)
+        for name in allow:
+            if name not in CURES:
+                raise unknown("remedy in allow", name, sorted(CURES))
+        object.__setattr__(self, "allow", allow)
+        _require_number("max_skips_in_a_row", self.max_skips_in_a_row, whole=True, least=0)
+        _require_number("budget_seconds", self.budget_seconds, whole=False, least=0)
+        _require_number("budget_trials", self.budget_trials, whole=True, least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """One kind of failure: how often it came, and the remedy that was proven for it (empty: none)."""
+
+    folded: Folded
+    count: int
+    cure: tuple[Atom, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyState:
+    """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it.
+
+    ``lost``: how many updates of each optimizer were left out in the present training, by its number.
+    """
+
+    occurrences: tuple[Occurrence, ...] = ()
+    adopted: tuple[Atom, ...] = ()
+    skips_in_a_row: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
+
+    def occurrence(self, key: FailureKey) -> Occurrence:
+        """Return what is remembered of failures like ``key``, with count 0 for a new one."""
+        new = Occurrence(folded=key.folded, count=0)
+        return next((one for one in self.occurrences if one.folded == key.folded), new)
+
+
+def decide(  # noqa: PLR0913 - called once, by name
+    policy: Policy,
+    state: PolicyState,
+    *,
+    key: FailureKey,
+    proof: Proof | None,
+    at_step: int,
+    optimizer: int = 0,
+    world_size: int = 1,
+    can_veto: bool = True,
+    weights_broken: bool = False,
+    update_pending: bool = False,
+    replays_clean: bool = False,
+) -> tuple[Action, PolicyState]:
+    """Return what to do about this failure, and the state after it.
+
+    ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of the same kind is
+    used. ``at_step``: how many updates ``optimizer``, a number that stands for it, was to make before this one.
+    ``weights_broken``: an earlier update left weights that are not finite, so that skipping cannot help; a proven
+    remedy then asks for a rollback. ``update_pending``: the update that would break them has not been applied: it and
+    those before it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not come back, so that "repair" needs no
+    remedy. Several ranks, or an update that cannot be held back, leave "observe";
+    "stop" on one rank needs no veto.
+    """
+    known = state.occurrence(key)
+    cure = known.cure if proof is None else _permitted(policy, proof)
+    now = replace(known, count=known.count + 1, cure=() if _is_for_data(cure) else cure)
+    state = _remember(state, now)
+    note = _only_observing(policy, key, world_size=world_size, can_veto=can_veto)
+    if note:
+        return Action(kind="observe", reason=note), state
+    if policy.on_failure == "stop":
+        return Action(kind="stop", reason="the policy is to stop at the first failure"), state
+    if policy.on_failure == "repair" and cure:
+        goes_back = weights_broken or update_pending
+        kind, state = _repair(state, cure, count=now.count, at_step=at_step, goes_back=goes_back)
+        why = _PENDING if update_pending else _why(kind, now.count)
+        return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
+    if policy.on_failure == "repair" and replays_clean:
+        reason = "the failure does not come back: the step is run again as it is"
+        return Action(kind="redo", reason=reason), completed(state)
+    if weights_broken:
+        reason = "the weights themselves are not finite: leaving updates out cannot help"
+        return Action(kind="stop", reason=reason), state
+    why = _why_not_repaired(policy, proof)
+    lost = dict(state.lost).get(optimizer, 0)
+    too_many = _too_many(policy, key, state.skips_in_a_row, lost, num_updates=at_step + 1)
+    if too_many:
+        return Action(kind="stop", reason=f"{why}; {too_many}"), state
+    return Action(kind="skip", reason=why), _left_out(state, optimizer, lost)
+
+
+_PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
+
+
+def completed(state: PolicyState) -> PolicyState:
+    """Return the state after an update that was applied: the row of skips has ended."""
+    return replace(state, skips_in_a_row=0) if state.skips_in_a_row else state
+
+
+def begun(state: PolicyState) -> PolicyState:
+    """Return the state with which another training begins: what is known of failures stays, nothing is lost yet."""
+    return replace(state, skips_in_a_row=0, lost=())
+
+
+def num_lost(state: PolicyState) -> int:
+    """Return how many updates of the present training were left out, of all optimizers."""
+    return sum(num for _, num in state.lost)
+
+
+def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
+    """Return the proven atoms if the policy lets them be applied, else none."""
+    if proof.verdict != "proven" or _not_allowed(policy, proof):
+        return ()
+    return proof.minimal
+
+
+def _not_allowed(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
+    """Return the atoms that change training and are not named in ``allow``."""
+    changing = tuple(atom for atom in proof.minimal if safety_of((atom,)) != "safe")
+    if proof.safety != "safe" and not changing:  # harmless one by one, not together
+        changing = proof.minimal
+    return tuple(atom for atom in changing if atom.remedy not in policy.allow)
+
+
+def _is_for_data(cure: tuple[Atom, ...]) -> bool:
+    return any(atom.remedy in DATA_REMEDIES for atom in cure)
+
+
+def _remember(state: PolicyState, now: Occurrence) -> PolicyState:
+    others = tuple(one for one in state.occurrences if one.folded != now.folded)
+    return replace(state, occurrences=(*others, now))
+
+
+def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_veto: bool) -> str:
+    """Return why nothing may be done but report, or an empty string."""
+    if policy.on_failure == "observe":
+        return "the policy is to observe"
+    if world_size > 1:
+        return f"{world_size} processes train together and cannot agree yet: observed only"
+    if policy.on_failure == "stop":
+        return ""
+    if key.phase in ("evaluate", "generate"):
+        return f"no update is at stake in phase {key.phase}: observed only"
+    if not can_veto:
+        return "this trainer's update cannot be held back: observed only"
+    return ""
+
+
+def _repair(
+    state: PolicyState, cure: tuple[Atom, ...], *, count: int, at_step: int, goes_back: bool
+) -> tuple[ActionKind, PolicyState]:
+    state = completed(state)
+    if _is_for_data(cure):
+        return "quarantine", state
+    if goes_back:
+        return "rollback", _adopt(state, cure)
+    if count >= 2 or at_step == 0:
+        return "adopt", _adopt(state, cure)
+    return "redo", state
+
+
+def _adopt(state: PolicyState, cure: tuple[Atom, ...]) -> PolicyState:
+    added = tuple(atom for atom in cure if atom not in state.adopted)
+    return replace(state, adopted=(*state.adopted, *added))
+
+
+def _too_many(
+    policy: Policy, key: FailureKey, in_a_row: int, lost: int, *, num_updates: int
+) -> str:
+    """Return what says that too many updates are lost, or an empty string."""
+    most = policy.max_skips_in_a_row
+    if in_a_row >= (min(most, EXCEPTIONS_IN_A_ROW) if key.kind == "exception" else most):
+        return f"{in_a_row} updates in a row were left out"
+    if lost >= max(most, ENOUGH) and lost * MOST_LOST >= num_updates:
+        return f"{lost} of {num_updates} updates were left out"
+    return ""
+
+
+def _left_out(state: PolicyState, optimizer: int, lost: int) -> PolicyState:
+    others = tuple(one for one in state.lost if one[0] != optimizer)
+    row = state.skips_in_a_row + 1
+    return replace(state, skips_in_a_row=row, lost=(*others, (optimizer, lost + 1)))
+
+
+def _why(kind: ActionKind, count: int) -> str:
+    occasion = f"failure number {count} of its kind" if count > 1 else "it failed at the first step"
+    return {
+        "quarantine": "the sample is left out of this step",
+        "rollback": "back to the last good weights, and on with the proven remedy",
+        "adopt": f"{occasion}: the proven remedy stays on",
+        "redo": "the step is run again under the proven remedy",
+    }[kind]
+
+
+def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
+    if policy.on_failure == "skip":
+        return "the policy is to leave failing updates out"
+    if proof is None or proof.verdict == "none_found" or not proof.minimal:
+        return "no remedy was found"
+    if proof.verdict == "plausible":
+        return "the remedy that passes could not be proven"
+    names = ", ".join(sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)}))
+    return f"the proven remedy changes training and needs allow=({names},)"
+
+
+def _require_number(name: str, value: object, *, whole: bool, least: int) -> None:
+    kinds = int if whole else (int, float)
+    if not isinstance(value, kinds) or isinstance(value, bool) or not value >= least:
+        kind = "a whole number" if whole else "a number"
+        raise NanstopError(f"{name} must be {kind} of at least {least}, not {value!r}")

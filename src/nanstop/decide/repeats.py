@@ -1,0 +1,58 @@
+"""What a run remembers of its failures: a repeat, or a consequence, belongs to the report of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nanstop.decide.policy import DATA_REMEDIES
+from nanstop.records import FailureKey, Report
+
+
+class KnownFailures:
+    """The reports of a run, latest last. ``names_samples`` and ``left_alone`` say what one means for the next."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self._keys: dict[str, FailureKey] = {}
+
+    def put(self, report: Report, key: FailureKey) -> None:
+        """Add a report, or put a newer version in the place of one with the same id."""
+        self._keys[report.incident.id] = key
+        others = [known for known in self.reports if known.incident.id != report.incident.id]
+        self.reports = [*others, report]
+
+    def key_of(self, report: Report) -> FailureKey:
+        """Return the key that a report was put under."""
+        return self._keys[report.incident.id]
+
+    def like(self, key: FailureKey) -> Report | None:
+        """Return the report of an earlier failure of this kind."""
+        return next((r for r in self.reports if self.key_of(r).same_as(key)), None)
+
+    def explaining(
+        self, bad_params: Sequence[str], *, at_step: int, over: bool = False
+    ) -> Report | None:
+        """Return the report that says why these weights are bad: it left alone what broke them at the step before.
+
+        When training is ``over``, one that saw them bad says as much.
+        """
+        if not bad_params:
+            return None
+        for report in reversed(self.reports):
+            if over and set(bad_params) <= set(report.incident.bad_params):
+                return report
+            if left_alone(report) and report.audit[-1].at.step + 1 == at_step:
+                return report
+        return None
+
+
+def left_alone(report: Report) -> bool:
+    """Return whether training went on with what had failed."""
+    at_stake = report.incident.phase not in ("evaluate", "generate")
+    return at_stake and report.audit[-1].action.kind in ("observe", "continue")
+
+
+def names_samples(report: Report) -> bool:
+    """Return whether the cure leaves out samples of one window, which says nothing of another."""
+    cure = report.proof.minimal if report.proof else ()
+    return any(atom.remedy in DATA_REMEDIES for atom in cure)

@@ -1,0 +1,1 @@
+"""What notices that something is wrong, or about to be."""

@@ -1,0 +1,75 @@
+"""Which updates of half-precision weights are rehearsed before they are applied: the first ones, then two at a time.
+
+An update that float32 would not make does its damage at once and says nothing of it: weights that move a thousand times
+too far stay finite. So the first ``FIRST`` updates that a run makes are rehearsed on a sample of 16 x 1024 weights, and of
+the later ones those numbered 2^k and the next, because a state that vanishes shows in the second of two. A run without
+half-precision trainables pays for a look at its optimizer's formats at those steps; any other 1 to 3 ms for each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from nanstop.replay.rehearsal import HALF, CannotRehearseError, Moved, Rehearsal
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from nanstop.replay.step import Step
+
+FIRST = 10
+
+
+@dataclass(slots=True)
+class _Followed:
+    num_updates: int = 0
+    rehearsal: Rehearsal | None = None
+
+
+class Foresight:
+    """The rehearsals of one run, an optimizer each."""
+
+    def __init__(self) -> None:
+        self._followed: WeakKeyDictionary[Optimizer, _Followed] = WeakKeyDictionary()
+        self._present: Rehearsal | None = None
+        self.over = False
+        self.obstacle = ""
+        """Why updates are followed no further."""
+
+    def ruinous(self, step: Step) -> tuple[Moved, ...]:
+        """Return the sampled parameters that an update is about to ruin; () where it is not looked at.
+
+        Asked once an update; gradients must be those that it will use. Synchronises the device once where it looks. What
+        cannot be run on copies is followed no further.
+        """
+        optimizer = step.view.optimizer
+        if self.over or optimizer is None:
+            return ()
+        followed = self._followed.setdefault(optimizer, _Followed())
+        number, followed.num_updates = followed.num_updates, followed.num_updates + 1
+        if not _is_time(number):
+            followed.rehearsal = None
+            return ()
+        if not any(p.dtype in HALF for group in optimizer.param_groups for p in group["params"]):
+            return ()
+        try:
+            if followed.rehearsal is None:
+                followed.rehearsal = Rehearsal(optimizer, step.view.root)
+            self._present = followed.rehearsal
+            return tuple(moved for moved in followed.rehearsal.rehearse() if moved.is_ruinous)
+        except CannotRehearseError as error:
+            self.over, self.obstacle = True, str(error)
+        except Exception as error:  # the optimizer's own code, on tensors that it did not expect
+            self.over, self.obstacle = True, f"{type(error).__name__}: {error}"
+        return ()
+
+    def left_out(self) -> None:
+        """Forget the last rehearsal: its update was left out."""
+        if self._present is not None:
+            self._present.take_back()
+
+
+def _is_time(number: int) -> bool:
+    return number < FIRST or number & (number - 1) == 0 or (number - 1) & (number - 2) == 0

@@ -1,0 +1,88 @@
+"""The always-on flag: one host read a window over its losses and the norm that clipping computes anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.tensors import floats, nonfinite_names
+from nanstop.records import GradientTally
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one window gave, on the host: each micro-batch's raw loss, the gradient norm, what the scaler found."""
+
+    losses: tuple[float, ...]
+    norm: float
+    found_inf: bool = False
+
+    @property
+    def bad_losses(self) -> tuple[int, ...]:
+        """Return the positions of losses that are not finite."""
+        return tuple(i for i, loss in enumerate(self.losses) if not math.isfinite(loss))
+
+    @property
+    def quiet(self) -> bool:
+        return not self.found_inf and not self.bad_losses and math.isfinite(self.norm)
+
+
+def read_window(
+    losses: Sequence[Tensor], norm: Tensor, found_inf: Sequence[Tensor] = ()
+) -> Reading:
+    """Return the window's values with a single device synchronisation.
+
+    ``losses``: scalars, any float dtype. ``norm``: scalar. ``found_inf``: the scaler's scalar flags, one a device.
+    """
+    device = norm.device
+    scalars = [*losses, norm, *found_inf]
+    # A finite loss in float64 may be beyond float32; not every device has float64.
+    wide = torch.float64 if any(s.dtype == torch.float64 for s in scalars) else torch.float32
+    stacked = torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars])
+    values = stacked.tolist()
+    num_losses = len(losses)
+    return Reading(
+        losses=tuple(values[:num_losses]),
+        norm=values[num_losses],
+        found_inf=any(values[num_losses + 1 :]),
+    )
+
+
+def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """Return the norm that ``torch.nn.utils.clip_grad_norm_`` would compute, bitwise, and change nothing."""
+    return torch.nn.utils.get_total_norm(
+        [p.grad for p in parameters if p.grad is not None], norm_type
+    )
+
+
+def nonfinite(tensors: Mapping[str, Tensor | None]) -> tuple[str, ...]:
+    """Return the names of tensors that hold NaN or Inf, in order. Cost and synchronisation: see ``nonfinite_names``."""
+    return nonfinite_names((name, t) for name, t in tensors.items() if t is not None)
+
+
+def nonfinite_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
+    """Return the names of parameters whose gradient is not finite. A non-finite *norm* alone does not say so."""
+    return nonfinite({name: parameter.grad for name, parameter in named})
+
+
+def tally_gradients(gradients: Iterable[Tensor | None]) -> GradientTally:
+    """Return how many gradients there are, and how many are not finite or zero throughout.
+
+    Of a sharded gradient this rank's part is looked at. Reads each once and synchronises once a device.
+    """
+    held: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        for values in floats(gradient) if gradient is not None and gradient.numel() else ():
+            flags = (values.isfinite().all(), values.isinf().any(), values.any())
+            held.setdefault(values.device, []).append(torch.stack(flags))
+    rows = [row for flags in held.values() for row in torch.stack(flags).tolist()]
+    return GradientTally(
+        num_total=len(rows),
+        num_bad=sum(not finite for finite, _, _ in rows),
+        num_inf=sum(infinite for _, infinite, _ in rows),
+        num_zero=sum(not nonzero for _, _, nonzero in rows),
+    )

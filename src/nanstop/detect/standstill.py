@@ -1,0 +1,78 @@
+"""Whether gradients that are exactly 0, update after update, would be so whatever the weights are.
+
+A loss that is at its least has none either, and gets one with the next batch that is not fitted: a value network of zeros
+before the first reward. Advantages that are all 0, or a mask that is, take the gradient away at every point. One
+experiment tells them apart: a micro-batch run again, undone, with other weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.tensors import floats
+
+if TYPE_CHECKING:
+    from nanstop.records import RunFacts
+    from nanstop.replay.step import Step
+
+ELSEWHERE = "grad_elsewhere"
+"""The series that holds what was found: the largest gradient with other weights."""
+MOST_MOVED = 1 << 24
+"""Weights that are moved, the last ones first: those of the head are enough."""
+_SHARE, _LEAST = 0.1, 0.02
+"""By how much of their tensor's size they are moved, and by how much at least."""
+
+
+class Standstill:
+    """Counts updates without any gradient. The experiment is made after 4 in a row, after 16, 64, and so on."""
+
+    def __init__(self) -> None:
+        self._num_zero = 0
+
+    def note(self, norm: object) -> None:
+        """Note the norm of a healthy window's gradients; None where it is not known."""
+        self._num_zero = self._num_zero + 1 if norm == 0.0 else 0
+
+    def due(self, facts: RunFacts) -> bool:
+        """Return whether this window should be run again with other weights."""
+        number = self._num_zero
+        power_of_4 = number & (number - 1) == 0 and number.bit_length() % 2 == 1
+        return number >= 4 and power_of_4 and facts.world_size == 1 and facts.veto == "yes"
+
+    def take(self, step: Step) -> float:
+        """Return the largest gradient of a micro-batch with other weights; NaN where none was moved.
+
+        Undone bitwise: the weights' own storages are put back. Raises what the step raises. Synchronises the device.
+        """
+        trained = [p for p in step.view.root.parameters() if p.requires_grad]
+        with step.isolated(), _moved(trained) as num_moved, torch.enable_grad():
+            step.run(0)
+            found = [part for p in trained if p.grad is not None for part in floats(p.grad)]
+            sizes = [max(-float(low), float(high)) for low, high in map(torch.aminmax, found)]
+        return max(sizes, default=0.0) if num_moved else float("nan")
+
+
+@contextmanager
+@torch.no_grad()
+def _moved(parameters: Sequence[Tensor]) -> Iterator[int]:
+    """Have other weights inside, in storages of their own; yield how many."""
+    generator, left = torch.Generator().manual_seed(0), MOST_MOVED
+    held: list[tuple[Tensor, Tensor]] = []
+    try:
+        for parameter in reversed(parameters):
+            if parameter.is_floating_point() and parameter.numel() <= left:
+                left -= parameter.numel()
+                data = parameter.data
+                size = _SHARE * data.float().square().mean().sqrt().clamp(min=_LEAST / _SHARE)
+                noise = torch.randn(data.shape, generator=generator).to(data.device)
+                held.append((parameter, data))
+                parameter.data = data + (size * noise).to(data.dtype)
+        yield MOST_MOVED - left
+    finally:
+        for parameter, data in held:
+            parameter.data = data

@@ -1,0 +1,1 @@
+"""Evidence to findings, best first. Records only, never tensors."""

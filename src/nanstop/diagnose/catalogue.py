@@ -1,0 +1,125 @@
+"""The table of findings: every rule, in the order of its code. A code is never renumbered."""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.findings import ns000_not_established
+from nanstop.diagnose.findings.data import (
+    ns501_non_finite_input,
+    ns502_id_out_of_range,
+    ns503_no_supervised_tokens,
+    ns504_outlier_batch,
+)
+from nanstop.diagnose.findings.forward import (
+    ns201_fp16_overflow,
+    ns202_fully_masked_row,
+    ns203_mask_arithmetic_overflow,
+    ns204_invalid_operation,
+    ns205_empty_denominator,
+    ns206_zero_norm_division,
+    ns207_exp_or_log_overflow,
+    ns208_silent_precision_loss,
+    ns209_absorbed_overflow,
+)
+from nanstop.diagnose.findings.gradients import (
+    ns301_gradient_overflow,
+    ns302_loss_scale_collapse,
+    ns303_gradient_underflow,
+    ns304_backward_singularity,
+    ns305_norm_poisoned_clip,
+)
+from nanstop.diagnose.findings.logs import ns801_log_hides_failure, ns802_zero_loss_by_design
+from nanstop.diagnose.findings.objective import (
+    ns701_no_learning_signal,
+    ns702_ratio_or_kl_blow_up,
+    ns703_train_inference_mismatch,
+    ns704_non_finite_reward,
+)
+from nanstop.diagnose.findings.runtime import (
+    ns601_process_killed,
+    ns602_kernel_defect,
+    ns603_not_reproducible,
+    ns604_out_of_memory,
+    ns605_hang,
+    ns606_race_or_collective,
+)
+from nanstop.diagnose.findings.setup import (
+    ns101_narrow_range_for_model,
+    ns102_half_precision_trainables,
+    ns103_untrained_token_rows,
+    ns104_precision_unsupported,
+    ns105_uninitialised_weights,
+    ns106_checkpoint_not_finite,
+    ns107_quantisation_misuse,
+    ns108_known_bad_stack,
+    ns109_task_or_head_mismatch,
+    ns110_optimizer_eps_vanishes,
+    ns111_update_lost_to_rounding,
+    ns112_clip_scale_order,
+    ns113_hyperparameter_out_of_range,
+    ns114_no_gradient_path,
+    ns115_resume_state_lost,
+    ns116_update_cannot_be_vetoed,
+    ns117_accumulation_changes_loss,
+)
+from nanstop.diagnose.findings.weights import (
+    ns401_weights_not_finite,
+    ns402_optimizer_broke_weights,
+    ns403_optimizer_state_invalid,
+    ns404_divergence,
+)
+
+CATALOGUE: tuple[Rule, ...] = (
+    ns000_not_established.RULE,
+    ns101_narrow_range_for_model.RULE,
+    ns102_half_precision_trainables.RULE,
+    ns103_untrained_token_rows.RULE,
+    ns104_precision_unsupported.RULE,
+    ns105_uninitialised_weights.RULE,
+    ns106_checkpoint_not_finite.RULE,
+    ns107_quantisation_misuse.RULE,
+    ns108_known_bad_stack.RULE,
+    ns109_task_or_head_mismatch.RULE,
+    ns110_optimizer_eps_vanishes.RULE,
+    ns111_update_lost_to_rounding.RULE,
+    ns112_clip_scale_order.RULE,
+    ns113_hyperparameter_out_of_range.RULE,
+    ns114_no_gradient_path.RULE,
+    ns115_resume_state_lost.RULE,
+    ns116_update_cannot_be_vetoed.RULE,
+    ns117_accumulation_changes_loss.RULE,
+    ns201_fp16_overflow.RULE,
+    ns202_fully_masked_row.RULE,
+    ns203_mask_arithmetic_overflow.RULE,
+    ns204_invalid_operation.RULE,
+    ns205_empty_denominator.RULE,
+    ns206_zero_norm_division.RULE,
+    ns207_exp_or_log_overflow.RULE,
+    ns208_silent_precision_loss.RULE,
+    ns209_absorbed_overflow.RULE,
+    ns301_gradient_overflow.RULE,
+    ns302_loss_scale_collapse.RULE,
+    ns303_gradient_underflow.RULE,
+    ns304_backward_singularity.RULE,
+    ns305_norm_poisoned_clip.RULE,
+    ns401_weights_not_finite.RULE,
+    ns402_optimizer_broke_weights.RULE,
+    ns403_optimizer_state_invalid.RULE,
+    ns404_divergence.RULE,
+    ns501_non_finite_input.RULE,
+    ns502_id_out_of_range.RULE,
+    ns503_no_supervised_tokens.RULE,
+    ns504_outlier_batch.RULE,
+    ns601_process_killed.RULE,
+    ns602_kernel_defect.RULE,
+    ns603_not_reproducible.RULE,
+    ns604_out_of_memory.RULE,
+    ns605_hang.RULE,
+    ns606_race_or_collective.RULE,
+    ns701_no_learning_signal.RULE,
+    ns702_ratio_or_kl_blow_up.RULE,
+    ns703_train_inference_mismatch.RULE,
+    ns704_non_finite_reward.RULE,
+    ns801_log_hides_failure.RULE,
+    ns802_zero_loss_by_design.RULE,
+)

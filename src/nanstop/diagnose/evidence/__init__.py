@@ -1,0 +1,1 @@
+"""What findings read off the records."""

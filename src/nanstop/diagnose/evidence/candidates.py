@@ -1,0 +1,93 @@
+"""Candidate cures in the order in which they should be tried. Rules propose, ``search.prove`` decides."""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.reading import has_masters
+from nanstop.records import Atom, Evidence, OpEvent, RunFacts
+from nanstop.records.formats import HALF
+
+Candidates = tuple[tuple[Atom, ...], ...]
+
+BF16: Candidates = ((Atom(remedy="bf16"),),)
+FP32_TRAINABLES: Candidates = ((Atom(remedy="fp32_trainables"),),)
+KERNELS = ("sdpa", "eager")
+
+
+def is_attention(event: OpEvent) -> bool:
+    """Return whether the op belongs to an attention module or to a function that computes attention."""
+    function = event.source.function if event.source is not None else ""
+    place = f"{event.module.rsplit('.', 1)[-1]} {function} {event.op}".lower()
+    return "attn" in place or "attention" in place
+
+
+def kernels(facts: RunFacts) -> Candidates:
+    """Return the attention kernels other than the present one; none where the model has no such switch."""
+    if facts.attention is None:
+        return ()
+    return tuple(
+        (Atom(remedy="attention", value=kernel),) for kernel in KERNELS if kernel != facts.attention
+    )
+
+
+def islands(event: OpEvent, facts: RunFacts) -> Candidates:
+    """Return float32 islands on the op's module: giving back the input's format, float32, float32 under autocast.
+
+    An op outside the modules has none; what is left there is the loss, and the head that feeds it.
+    """
+    logits: Candidates = ((Atom(remedy="fp32_logits"),),)
+    if event.phase == "loss":
+        return logits
+    inside = Atom(remedy="island", target=event.module, value="float32")
+    back = Atom(remedy="island", target=event.module, value="float32->input")
+    outer = Atom(remedy="outer_autocast", value=facts.autocast or _half_format(facts))
+    own: Candidates = ((back,), (inside,), (inside, outer))
+    return own if event.module else (*own, *logits)
+
+
+def _half_format(facts: RunFacts) -> str:
+    used = [group.dtype for group in facts.param_groups if group.dtype in HALF]
+    return used[0] if used else "float16"
+
+
+def precision(event: OpEvent, facts: RunFacts, dtype: str) -> Candidates:
+    """Return what cures an overflow of ``dtype`` at ``event``: an island, another kernel, then bfloat16."""
+    other = kernels(facts) if is_attention(event) else ()
+    wide = BF16 if dtype != "bfloat16" else ()
+    return (*islands(event, facts), *other, *wide)
+
+
+def half_trainables(facts: RunFacts) -> tuple[str, ...]:
+    """Return the half formats that trainable parameters are stored in."""
+    return tuple(
+        dict.fromkeys(
+            group.dtype for group in facts.param_groups if group.trainable and group.dtype in HALF
+        )
+    )
+
+
+def updated_in_half(facts: RunFacts) -> tuple[str, ...]:
+    """Return the half formats of what updates write to: of no parameter where the optimizer has copies."""
+    return () if has_masters(facts) else half_trainables(facts)
+
+
+def fp32_trainables(facts: RunFacts) -> Candidates:
+    """Return float32 trainables, alone and under the autocast that lets them meet half weights."""
+    formats = updated_in_half(facts)
+    if not formats:
+        return ()
+    atom = Atom(remedy="fp32_trainables")
+    outer = Atom(remedy="outer_autocast", value=formats[0])
+    return (atom,), (atom, outer)
+
+
+def without_rows(evidence: Evidence) -> Candidates:
+    """Return the failing micro-batch without its bad samples, then without the micro-batch."""
+    incident, found = evidence.incident, evidence.localization
+    if incident is None or incident.at.micro is None:
+        return ()
+    micro = incident.at.micro
+    positions = (found.positions if found is not None else None) or ()
+    samples = dict.fromkeys(position.sample for position in positions)
+    rows = tuple(Atom(remedy="drop_sample", target=f"{micro}:{row}") for row in samples)
+    whole = (Atom(remedy="drop_micro", target=str(micro)),)
+    return (rows, whole) if rows else (whole,)

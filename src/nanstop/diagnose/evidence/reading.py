@@ -1,0 +1,218 @@
+"""What several rules read off the evidence, so that each rule states only its own condition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from nanstop.records import (
+    FORMAT_MAX,
+    BatchFact,
+    Environment,
+    Evidence,
+    Localization,
+    OpEvent,
+    Phase,
+    RunFacts,
+    Sighting,
+    TensorStats,
+)
+from nanstop.records.formats import COUNTS, SMALLEST
+
+_OF_TORCH = (
+    "_c10d_functional",
+    "aten",
+    "c10d",
+    "mkldnn",
+    "onednn",
+    "prim",
+    "prims",
+    "quantized",
+    "rngprims",
+    "torchvision",
+)
+MODEST = 1e4
+"""Largest input from which no sensible operation leaves the range of bfloat16 or float32: its cube fits."""
+
+FORWARD = ("forward", "recompute", "generate", "evaluate", "loss")
+
+
+def standing(evidence: Evidence) -> RunFacts:
+    """Return the standing facts of the run, empty ones where none were recorded."""
+    if evidence.facts is not None:
+        return evidence.facts
+    return evidence.incident.facts if evidence.incident is not None else RunFacts()
+
+
+def sighting(
+    evidence: Evidence, phase: Phase, *, op: str | None = None, since: int | None = None
+) -> Sighting | None:
+    """Return where in a run that has not failed this is seen, from step ``since`` on if that was earlier."""
+    at = evidence.at
+    if at is None:
+        return None
+    earlier = since is not None and since != at.step
+    step, micro = (since, None) if earlier and since is not None else (at.step, at.micro)
+    return Sighting(step=step, micro=micro, phase=phase, op=op or None)
+
+
+def machine_of(evidence: Evidence) -> Environment | None:
+    """Return the machine of the run, that of the incident where no other was recorded."""
+    if evidence.environment is not None:
+        return evidence.environment
+    return evidence.incident.environment if evidence.incident is not None else None
+
+
+def weights_of(evidence: Evidence) -> tuple[TensorStats, ...]:
+    """Return the ranges of the weights of the scanned checkpoint, or of those that stood out as a model was loaded."""
+    if evidence.checkpoint is not None:
+        return tuple(tensor.stats for tensor in evidence.checkpoint.tensors)
+    return standing(evidence).odd_weights
+
+
+def born(evidence: Evidence, phases: Iterable[str]) -> OpEvent | None:
+    """Return the op that made the first bad value out of finite ones in one of ``phases``, else None."""
+    found = evidence.localization
+    if found is None or found.origin != "born_here" or found.first_bad is None:
+        return None
+    return found.first_bad if found.first_bad.phase in phases else None
+
+
+def bad_output(event: OpEvent) -> TensorStats | None:
+    """Return the first output that is not finite."""
+    return next((output for output in event.outputs if not output.finite), None)
+
+
+def op_name(op: str) -> str:
+    """Return the short name: ``_to_copy`` of ``aten._to_copy.default``."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def foreign_kernel(event: OpEvent) -> bool:
+    """Return whether the op is a kernel from outside torch that is not finite on values far inside its wide format.
+
+    Nothing inside such a kernel was seen. In float16 it may overflow as any op does; elsewhere small finite inputs speak
+    against the kernel, also where it is finite in a wider format.
+    """
+    output = bad_output(event)
+    if event.op.partition(".")[0] in _OF_TORCH or "." not in event.op:
+        return False
+    if output is None or output.dtype not in ("bfloat16", "float32", "float64"):
+        return False
+    return all(stats.finite and (stats.absmax <= MODEST or _masks(stats)) for stats in event.inputs)
+
+
+def _masks(stats: TensorStats) -> bool:
+    """Return whether the largest values are the lowest of the format: what hides a key."""
+    return stats.absmax >= 0.99 * FORMAT_MAX.get(stats.dtype, math.inf)
+
+
+def number(value: float) -> str:
+    """Return ``value`` as people write it: whole numbers whole, others with six digits."""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.6g}"
+
+
+def counted(amount: int, noun: str) -> str:
+    """Return ``1 row`` or ``2 rows``."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def percent(part: int, whole: int) -> str:
+    """Return a share as people say it: whole percents, one digit below 10 %, never rounded to none or all."""
+    if part in (0, whole):
+        return "100 %" if part else "0 %"
+    share = max(100.0 * part / whole, 0.1)
+    return f"{min(share, 99.0):.0f} %" if share >= 10.0 else f"{share:.1f} %"
+
+
+def limit(dtype: str) -> str:
+    """Return the largest finite value of a format, as text."""
+    return number(FORMAT_MAX[dtype]) if dtype in FORMAT_MAX else "its limit"
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names in backticks, and how many more there are."""
+    names = tuple(names)
+    shown = ", ".join(f"`{name}`" for name in names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def growth_lines(found: Localization | None) -> tuple[str, ...]:
+    """Return where the range of values grew most on the way to the failure, in at most one line."""
+    if found is None:
+        return ()
+    steps = [(ratio, event) for event in found.growth if (ratio := _growth(event)) >= 2.0]
+    if not steps:
+        return ()
+    ratio, event = max(steps, key=lambda step: step[0])
+    return (f"range grew x{ratio:.3g} at {event.module or op_name(event.op)}",)
+
+
+def _growth(event: OpEvent) -> float:
+    before = max((stats.absmax for stats in event.inputs), default=0.0)
+    after = max((stats.absmax for stats in event.outputs), default=0.0)
+    return after / before if before > 0.0 else 0.0
+
+
+def failing_batch(evidence: Evidence) -> tuple[BatchFact, ...]:
+    """Return the facts of the failing micro-batch; of the whole window where it is not known which failed."""
+    incident = evidence.incident
+    if incident is None:
+        return ()
+    micro = incident.at.micro
+    return tuple(fact for fact in incident.batch if micro is None or fact.micro == micro)
+
+
+def loss_is_bad(evidence: Evidence) -> bool:
+    """Return whether the loss itself was seen to be non-finite."""
+    incident = evidence.incident
+    signals = incident.signals if incident is not None else ()
+    return any(
+        signal.source == "loss" and signal.value is not None and not math.isfinite(signal.value)
+        for signal in signals
+    )
+
+
+def after_reduction(evidence: Evidence) -> bool:
+    """Return whether ranks trained together, this one's losses were finite, and a gradient that they share was not."""
+    incident = evidence.incident
+    if incident is None or standing(evidence).world_size < 2 or loss_is_bad(evidence):
+        return False
+    return any(signal.source in ("grad", "scaler") for signal in incident.signals)
+
+
+def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...]:
+    """Return (step, value) pairs of a named history, from the evidence or else from the incident."""
+    histories = evidence.series or (evidence.incident.history if evidence.incident else ())
+    for history in histories:
+        if history.name == name:
+            return tuple(zip(history.steps, history.values, strict=False))
+    return ()
+
+
+def lost_squares(facts: RunFacts, dtype: str) -> str:
+    """Return which second moments a state in ``dtype`` loses whatever computes them, as text; "" where it has none."""
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.betas is None or optimizer.state_bits == 8:
+        return ""
+    least = math.sqrt(SMALLEST[dtype] / 2 / max(1.0 - optimizer.betas[1], 1e-9))
+    return f"second moments are kept in {dtype}: those of gradients below {least:.2g} are 0"
+
+
+def has_masters(facts: RunFacts) -> bool:
+    """Return whether the optimizer holds none of the model's own parameters: it updates copies of them."""
+    path = facts.gradient_path
+    return path is not None and path.num_trainable > 0 and path.num_updated == 0
+
+
+def is_count(read: TensorStats) -> bool:
+    """Return whether a tensor seems to count something: integers, or floats of which the ends are whole and reach 2.
+
+    A mask that is summed in a floating format counts what it lets through; norms that are whole are 0 or 1 at most.
+    """
+    least, most = float(read.absmin_nonzero), float(read.absmax)
+    whole = least.is_integer() and most.is_integer()
+    return read.dtype in COUNTS or (whole and least >= 1.0 and most >= 2.0)

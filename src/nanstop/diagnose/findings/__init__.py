@@ -1,0 +1,1 @@
+"""One file a finding, in the folder of its hundred; `diagnose.catalogue` is the list."""

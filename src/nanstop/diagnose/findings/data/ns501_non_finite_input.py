@@ -1,0 +1,98 @@
+"""The batch holds NaN or Inf.
+
+## What happened
+A tensor of the failing micro-batch was not finite before the model saw it.
+
+## Why it happens
+Division by the standard deviation of a constant image (0 / 0), a float16 cache of features beyond 65504, a missing
+value in a CSV (read as NaN), a rollout engine that returned NaN as log-probability. One bad element in a batch of
+8 x 3 x 224 x 224 = 1204224 makes the mean loss NaN.
+
+## Example
+```python
+image = torch.full((3, 224, 224), 0.5)
+(image - image.mean()) / image.std()          # NaN everywhere: 0 / 0
+```
+
+## Fix
+1. Repair or remove the sample at its source; the report names its row. Cost: a look at the data.
+2. Drop the sample from this batch (quarantine). Cost: that sample.
+3. Drop the micro-batch. Cost: its other samples too.
+
+## Fix safety
+Dropping data changes training; it is applied only when allowed (`Policy(allow=("drop_sample",))`).
+
+## Not to be confused with
+NS204: finite data, undefined formula. No change of precision, learning rate or clipping helps.
+
+## References
+- https://github.com/huggingface/trl/issues/6166
+- https://github.com/huggingface/trl/pull/6266
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.reading import counted, failing_batch, listed, op_name
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import BatchFact, Diagnosis, Evidence
+
+ADDITIONS = ("add", "sub")
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if an entry of the failing micro-batch is not finite."""
+    found = evidence.localization
+    traced = found is not None and found.origin == "from_batch"
+    # -Inf is how an additive mask hides a key: by itself it is no fault.
+    bad = [
+        fact
+        for fact in failing_batch(evidence)
+        if fact.num_bad and (traced or "mask" not in fact.name)
+    ]
+    if not bad and not traced:
+        return None
+    names = [fact.name for fact in bad]
+    if not names and found is not None and found.culprit:
+        names = [found.culprit]
+    return Diagnosis(
+        code="NS501",
+        title=f"batch not finite: {listed(names)}" if names else "batch not finite",
+        cause=_cause(sum(fact.num_bad for fact in bad)),
+        confidence="certain"
+        if (traced or found is None)
+        and not _made_by_script(evidence, bad)
+        and not _may_hide(evidence)
+        else "likely",
+        lines=tuple(
+            f"`{fact.name}` {fact.dtype} {list(fact.shape)}: {fact.num_bad} not finite"
+            for fact in bad
+        ),
+        remedies=without_rows(evidence),
+        where=names[0] if names else "",
+    )
+
+
+def _may_hide(evidence: Evidence) -> bool:
+    """Return whether what is bad is -inf alone and was added to something: it may be a mask, and another op at fault."""
+    event = evidence.localization.first_bad if evidence.localization is not None else None
+    if event is None or op_name(event.op).rstrip("_") not in ADDITIONS:
+        return False
+    bad = [read for read in event.inputs if not read.finite]
+    return bool(bad) and not any(read.nan or read.posinf for read in bad)
+
+
+def _made_by_script(evidence: Evidence, bad: list[BatchFact]) -> bool:
+    """Return whether what is bad has other rows than the batch: weights of classes, say, which some formula made."""
+    rows = {fact.shape[:1] for fact in failing_batch(evidence)[:1]}
+    return bool(bad) and rows.isdisjoint(fact.shape[:1] for fact in bad)
+
+
+def _cause(num_bad: int) -> str:
+    amount = f"{counted(num_bad, 'element')} not finite" if num_bad else "the data was not finite"
+    return f"{amount} before the model saw the batch"
+
+
+RULE = Rule(
+    "NS501", "non-finite-input", "NaN or Inf in the batch", check, ("incident",), __doc__ or ""
+)

@@ -1,0 +1,97 @@
+"""A token or label id has no row in its table.
+
+## What happened
+The batch holds an id that is negative or not smaller than the number of rows of the embedding (or of classes). On the
+CPU that raises `index out of range`; on CUDA it is a device assert that ends the process's use of the GPU, reported at
+a later, innocent line.
+
+## Why it happens
+A vocabulary of 32000 has rows 0 to 31999. Adding a `[PAD]` token gives it id 32000, and without
+`resize_token_embeddings` there is no such row. Labels of -1 instead of -100 are another: the loss ignores -100 only.
+
+## Example
+```python
+tokenizer.add_special_tokens({"pad_token": "[PAD]"})      # id 32000, table of 32000 rows
+model(**tokenizer("...", padding="max_length", return_tensors="pt"))
+```
+
+## Fix
+1. `model.resize_token_embeddings(len(tokenizer))`, then initialise the new rows (NS103). Cost: a few rows.
+2. Use an existing token for padding: `tokenizer.pad_token = tokenizer.eos_token`. Cost: none.
+3. Mark labels to ignore with -100. Cost: none.
+4. Drop the micro-batch. Cost: its data; the next one with that token fails again.
+
+## Fix safety
+Dropping data changes training; it is applied only when allowed.
+
+## Not to be confused with
+NS103: the row exists and was never trained. An IndexError of your own data set code.
+
+## References
+- https://github.com/meta-llama/llama-cookbook/issues/189
+- https://github.com/fc2869/lo-fit/issues/1
+"""
+
+from __future__ import annotations
+
+import re
+
+from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.reading import failing_batch, number, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts
+from nanstop.records.formats import is_float
+
+IGNORED_LABEL = -100
+_MESSAGE = re.compile(
+    r"index out of range|out of bounds|device-side assert|indexSelectLargeIndex|Target -?\d+ is",
+    re.IGNORECASE,
+)
+_NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if an id exceeds its table, or an exception says so."""
+    facts = standing(evidence)
+    wrong = [problem for fact in failing_batch(evidence) if (problem := _problem(fact, facts))]
+    raised = _message(evidence)
+    if not wrong and not raised:
+        return None
+    return Diagnosis(
+        code="NS502",
+        title="id out of range" + (f": {wrong[0]}" if wrong else ""),
+        cause=raised or "an id of the batch has no row in the table",
+        confidence=("certain" if raised else "likely") if wrong else "possible",
+        lines=tuple(wrong[1:]),
+        remedies=without_rows(evidence),
+        where=wrong[0].split("`")[1] if wrong else "",
+    )
+
+
+def _problem(fact: BatchFact, facts: RunFacts) -> str | None:
+    rows = facts.table_rows or facts.vocab
+    if is_float(fact.dtype) or fact.dtype == "bool" or any(word in fact.name for word in _NOT_IDS):
+        return None
+    if rows is not None and fact.maximum is not None and fact.maximum >= rows:
+        return f"`{fact.name}` reaches {number(fact.maximum)}, the table has {rows} rows"
+    low = fact.minimum
+    is_labels = "label" in fact.name or fact.num_supervised is not None
+    if low is not None and low < 0 and not (low == IGNORED_LABEL and is_labels):
+        return f"`{fact.name}` holds {number(low)}"
+    return None
+
+
+def _message(evidence: Evidence) -> str:
+    signals = evidence.incident.signals if evidence.incident is not None else ()
+    raised = [signal.message for signal in signals if signal.source == "exception"]
+    return next((text.splitlines()[0] for text in raised if _MESSAGE.search(text)), "")
+
+
+RULE = Rule(
+    "NS502",
+    "id-out-of-range",
+    "token or label id without a row",
+    check,
+    ("incident",),
+    __doc__ or "",
+)

@@ -1,0 +1,1 @@
+"""2xx: the forward pass."""

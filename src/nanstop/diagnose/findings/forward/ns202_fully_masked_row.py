@@ -1,0 +1,70 @@
+"""An attention row has nothing to attend to.
+
+## What happened
+Softmax or attention got a row whose every key is masked, and returned NaN for it.
+
+## Why it happens
+Softmax subtracts the row's maximum first. With all scores at -inf that is -inf - (-inf) = NaN; written out, every
+term is exp(-inf) = 0 and the sum is 0, so each weight is 0 / 0. One such row in a batch of 32 x 2048 = 65536 rows is
+enough: the loss is a mean over all of them. Left padding with a sliding window makes such rows: a padded query sees
+only padding.
+
+## Example
+```python
+scores = torch.full((1, 4), -math.inf)
+torch.softmax(scores, dim=-1)      # tensor([[nan, nan, nan, nan]])
+```
+
+## Fix
+1. Use a kernel that returns 0 for such rows: `attn_implementation="sdpa"` with torch 2.5 or later. Cost: none.
+2. Pad on the right, or let padded queries attend to themselves. Cost: none; it is the collator's or the mask's code.
+3. Drop the sample that has no visible key. Cost: that sample.
+
+## Fix safety
+Another kernel is safe: rows that nothing reads become 0. Dropping a sample changes training.
+
+## Not to be confused with
+NS203, where the mask overflowed while it was built. bfloat16, lower learning rates and clipping do not help: 0 / 0 is
+NaN in every format.
+
+## References
+- https://github.com/pytorch/pytorch/issues/103749
+- https://github.com/pytorch/pytorch/pull/131060
+- https://github.com/huggingface/transformers/issues/32390
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.candidates import kernels, without_rows
+from nanstop.diagnose.evidence.reading import FORWARD, born, counted, op_name, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the first NaN is in rows that are masked throughout."""
+    event = born(evidence, FORWARD)
+    if event is None or event.fully_masked_rows == 0:
+        return None
+    if not any(output.nan for output in event.outputs):
+        return None
+    rows = counted(event.fully_masked_rows, "row")
+    return Diagnosis(
+        code="NS202",
+        title=f"attention row without a visible key in `{op_name(event.op)}`",
+        cause=f"{rows} masked throughout: softmax divides 0 by 0",
+        confidence="certain",
+        lines=("no format helps: 0/0 is not a number in any of them",),
+        remedies=(*kernels(standing(evidence)), *without_rows(evidence)),
+        where=event.module,
+    )
+
+
+RULE = Rule(
+    "NS202",
+    "fully-masked-row",
+    "attention row without a visible key",
+    check,
+    ("incident",),
+    __doc__ or "",
+)

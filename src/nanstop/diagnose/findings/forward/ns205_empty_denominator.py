@@ -1,0 +1,113 @@
+"""A mean, a deviation or a normaliser over no element.
+
+## What happened
+An operation divided by a count that is 0, or took the mean or the standard deviation of nothing (or, for a sample
+deviation, of a single element). The result is NaN.
+
+## Why it happens
+sum / count with count = 0 is 0 / 0 = NaN. `torch.std` divides by n - 1: for a group of one completion that is 0 / 0
+again. Counts become 0 when a filter removes every completion of a group, when truncation leaves no answer, or when one
+of the two sides of a paired batch is empty. One empty group among 64 makes the mean loss NaN.
+
+## Example
+```python
+kept = rewards[lengths < 512]          # none was shorter
+(rewards - kept.mean()) / kept.std()   # NaN everywhere
+```
+
+## Fix
+1. Floor the count: `total / count.clamp(min=1)`. Cost: one line; an empty group then contributes 0.
+2. Skip groups with fewer than two elements before the statistics are taken. Cost: these groups, which teach nothing.
+3. Drop the micro-batch when it happens. Cost: its data.
+
+## Fix safety
+Dropping data changes training; it is applied only when allowed.
+
+## Not to be confused with
+NS503, the same division where all labels are masked. NS206: the count is fine and a row's norm is 0.
+
+## References
+- https://github.com/huggingface/trl/pull/3248
+- https://github.com/huggingface/trl/issues/6548
+- https://github.com/unslothai/unsloth-zoo/pull/1286
+- https://github.com/deepspeedai/DeepSpeedExamples/issues/571
+"""
+
+from __future__ import annotations
+
+import math
+
+from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.reading import FORWARD, bad_output, born, is_count, op_name
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence, OpEvent
+
+STATISTICS = ("mean", "std", "var", "var_mean", "std_mean", "nanmean", "median")
+DEVIATIONS = ("std", "var", "var_mean", "std_mean")
+_ONE = "the sample deviation of one element divides by n - 1 = 0"
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the first bad op divides by a single 0 or reduces no element."""
+    event = born(evidence, FORWARD)
+    output = bad_output(event) if event is not None else None
+    if event is None or output is None or event.wider == "finite":
+        return None
+    few = _reduces_too_few(event)
+    cause = few or _divides_by_zero(event) or _weighs_nothing(event)
+    if cause is None:
+        return None
+    return Diagnosis(
+        code="NS205",
+        title=f"`{op_name(event.op)}` over {'one' if few == _ONE else 'no'} element",
+        cause=cause,
+        confidence="certain",
+        remedies=without_rows(evidence),
+        where=event.module,
+    )
+
+
+def _divides_by_zero(event: OpEvent) -> str | None:
+    if op_name(event.op).rstrip("_") != "div" or len(event.inputs) < 2:
+        return None
+    count = event.inputs[1]
+    num_counts = math.prod(count.shape)
+    if not count.zeros:
+        return None
+    if num_counts == 1:
+        return "the denominator is one number, and it is 0"
+    if not is_count(count):  # a norm or a scale: NS206
+        return None
+    return f"{count.zeros} of {num_counts} counts in the denominator are 0"
+
+
+def _weighs_nothing(event: OpEvent) -> str | None:
+    """Return the cause if a weighted mean loss of finite scores is NaN. Labels that are all ignored: NS503."""
+    name = op_name(event.op)
+    weighted = name.startswith("nll_loss") and "backward" not in name and len(event.inputs) > 2
+    if not weighted or not event.outputs[0].nan or not all(one.finite for one in event.inputs):
+        return None
+    return "the weights of this batch's classes sum to 0"
+
+
+def _reduces_too_few(event: OpEvent) -> str | None:
+    name = op_name(event.op)
+    if name not in STATISTICS or not event.inputs:
+        return None
+    num_elements = math.prod(event.inputs[0].shape)
+    num_results = math.prod(event.outputs[0].shape) if event.outputs else 1
+    if num_elements == 0:
+        return "no element is left to average: 0/0"
+    if name in DEVIATIONS and num_elements in (1, num_results):
+        return _ONE
+    return None
+
+
+RULE = Rule(
+    "NS205",
+    "empty-denominator",
+    "mean or normaliser over no element",
+    check,
+    ("incident",),
+    __doc__ or "",
+)

@@ -1,0 +1,95 @@
+"""Division by the norm or scale of a row that is all zero.
+
+## What happened
+A tensor was divided by another one that holds zeros: the norm, the scale or the maximum of rows of which some are 0.
+
+## Why it happens
+x / |x| for x = 0 is 0 / 0 = NaN. Rows of zeros are common: padded tokens, new tokens (NS103), pruned channels. DoRA
+divides its magnitude by the norm of each row of W + BA, and B starts at 0: a zero row of W is 0 / 0 before the first
+step. A float8 scale of 448 / max(|row|) is 448 / 0 = Inf. One zero row among 32000 is enough.
+
+## Example
+```python
+x = torch.zeros(3)
+x / x.norm()                      # tensor([nan, nan, nan])
+F.normalize(x, dim=0)             # tensor([0., 0., 0.])
+```
+
+## Fix
+1. Put a floor under the norm: `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)`, which is `F.normalize`. In float16
+   1e-12 is 0: take 1e-7 or larger, or compute the norm in float32. Cost: one line.
+2. Initialise the zero rows (NS103). Cost: none.
+3. Drop the sample that has such a row. Cost: that sample.
+
+## Fix safety
+Initialising rows and dropping data change training; they are applied only when allowed.
+
+## Not to be confused with
+NS205: a single count that is 0. NS304: 0 / |0| is avoided in the forward pass and the derivative of the norm is not.
+
+## References
+- https://github.com/huggingface/peft/issues/2049
+- https://github.com/huggingface/peft/pull/3237
+- https://github.com/KohakuBlueleaf/LyCORIS/pull/166
+"""
+
+from __future__ import annotations
+
+import math
+
+from nanstop.diagnose.evidence.candidates import Candidates, islands, without_rows
+from nanstop.diagnose.evidence.reading import (
+    FORWARD,
+    bad_output,
+    born,
+    counted,
+    is_count,
+    op_name,
+    standing,
+)
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Atom, Diagnosis, Evidence, OpEvent
+from nanstop.records.formats import HALF
+
+_NO_EPS = "in float16 an eps below 3e-8 is 0, and keeps nothing from being 0"
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the first bad op divides by a tensor that holds zeros."""
+    event = born(evidence, FORWARD)
+    output = bad_output(event) if event is not None else None
+    if event is None or output is None or event.wider == "finite":
+        return None
+    if op_name(event.op).rstrip("_") != "div" or len(event.inputs) < 2:
+        return None
+    norms = event.inputs[1]
+    num_norms = math.prod(norms.shape)
+    if num_norms < 2 or not norms.zeros or is_count(norms):
+        return None
+    return Diagnosis(
+        code="NS206",
+        title="division by a norm of 0",
+        cause=f"{counted(norms.zeros, 'denominator')} of {num_norms} equal to 0",
+        confidence="certain",
+        lines=(_NO_EPS,) if norms.dtype == "float16" else (),
+        remedies=(*_zero_tables(evidence), *_wider(event, evidence), *without_rows(evidence)),
+        where=event.module,
+    )
+
+
+def _wider(event: OpEvent, evidence: Evidence) -> Candidates:
+    """Return islands for a denominator in half precision: it, or what was added to it, may not be 0 in float32."""
+    return islands(event, standing(evidence)) if event.inputs[1].dtype in HALF else ()
+
+
+def _zero_tables(evidence: Evidence) -> Candidates:
+    return tuple(
+        (Atom(remedy="init_rows", target=rows.parameter, value="mean"),)
+        for rows in standing(evidence).token_rows
+        if rows.zero_rows
+    )
+
+
+RULE = Rule(
+    "NS206", "zero-norm-division", "division by a norm of 0", check, ("incident",), __doc__ or ""
+)

@@ -1,0 +1,1 @@
+"""3xx: gradients and the loss scaler."""

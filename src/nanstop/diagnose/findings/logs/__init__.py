@@ -1,0 +1,1 @@
+"""8xx: what logs hide."""

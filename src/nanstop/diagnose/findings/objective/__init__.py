@@ -1,0 +1,1 @@
+"""7xx: rewards, ratios, objectives."""

@@ -1,0 +1,129 @@
+"""The ratio of two policies, or their KL estimate, explodes.
+
+## What happened
+The policy has moved so far from the one that generated the completions, or from the reference, that the ratio of their
+probabilities is a huge number. Before it overflows it rules the loss; afterwards the loss is Inf or NaN.
+
+## Why it happens
+A ratio is exp(logp - old_logp). A difference of 5 nats is a ratio of 148, 20 nats 4.9e8, and float32 ends at 88.72 nats,
+float16 at 11.09. Over a sequence differences add up: 100 tokens that are 0.3 nats off each are exp(30) = 1e13. The k3
+estimate of the KL divergence, exp(d) - d - 1 with d = ref_logp - logp, has the same exponential: one token that the
+policy has unlearned (logp = -100) against a reference that likes it (-1) gives exp(99) = Inf, where the plain estimate -d
+gives 99.
+
+## Example
+```python
+logp, ref = torch.tensor([-0.5, -100.0]), torch.tensor([-0.6, -1.0])
+(torch.exp(ref - logp) - (ref - logp) - 1).mean()     # inf
+torch.exp(ref - logp).clamp(max=10)                   # finite forward, and exp's own gradient is still inf
+```
+
+## Fix
+1. Clamp the log-ratio (to 20, in float32) *before* the exponential, and mask padding before it as well. Cost: no
+   gradient for tokens beyond.
+2. Fewer updates for each batch of completions (`num_iterations`, `steps_per_generation`), a smaller learning rate.
+   Cost: more generation.
+3. Ratios of tokens instead of whole sequences, clipped on both sides (`delta` in TRL). Cost: another objective.
+4. A larger `beta`, where it is the reference that is left behind. Cost: slower learning.
+
+## Fix safety
+All of these change training. `beta=0` removes the term and with it the only sign that the policy drifts.
+
+## Not to be confused with
+NS703: the ratio is off before the first update, so that training cannot be its cause. NS207: any other exponential. NS404:
+the loss itself diverges.
+
+## References
+- https://github.com/huggingface/trl/pull/6549
+- https://github.com/huggingface/trl/pull/6637
+- https://github.com/NVIDIA-NeMo/RL/issues/874
+- https://github.com/huggingface/trl/pull/488
+- https://github.com/MakazhanAlpamys/Soup/issues/342
+"""
+
+from __future__ import annotations
+
+import math
+
+from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.objective import RATIO, RATIO_AT_ONCE, is_of_policies, typical
+from nanstop.diagnose.evidence.reading import (
+    FORWARD,
+    bad_output,
+    born,
+    limit,
+    number,
+    op_name,
+    series_values,
+)
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence
+
+MOST_KL = 20.0
+"""Nats a token on average; the logarithm of a vocabulary of 256000 is 12.5."""
+MOST_RATIO = 1.0
+"""Nats a token on average, after updates on the same completions: each ratio is off by a factor of e."""
+OVERFLOWS = ("exp", "exp2", "expm1")
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return an exponential of a log-ratio that overflowed, else a logged KL or a ratio that no policy should reach."""
+    return _overflow(evidence) if evidence.incident is not None else _drift(evidence)
+
+
+def _overflow(evidence: Evidence) -> Diagnosis | None:
+    event = born(evidence, FORWARD)
+    output = bad_output(event) if event is not None else None
+    if event is None or output is None or output.nan or not event.inputs:
+        return None
+    if op_name(event.op).rstrip("_") not in OVERFLOWS or not is_of_policies(evidence, event):
+        return None
+    reached = number(event.inputs[0].absmax)
+    return Diagnosis(
+        code="NS702",
+        title="the ratio of two policies overflows",
+        cause=f"log-probabilities are up to {reached} nats apart; exp ends at {_edge(output.dtype)} "
+        f"in {output.dtype} ({limit(output.dtype)})",
+        confidence="certain",
+        lines=("clamp the difference of the log-probabilities before the exponential",),
+        remedies=without_rows(evidence),
+        where=event.module,
+    )
+
+
+def _edge(dtype: str) -> str:
+    return "11.09" if dtype == "float16" else "88.72"
+
+
+def _drift(evidence: Evidence) -> Diagnosis | None:
+    kl = [abs(value) for _, value in series_values(evidence, "kl")[-1:]]
+    if kl and (kl[0] >= MOST_KL or math.isinf(kl[0])):
+        cause = f"the estimate of the KL divergence is {number(kl[0])} nats a token"
+        return _moved(cause, certain=kl[0] >= MOST_KL**2)
+    gap, first = typical(evidence, RATIO, last=4), typical(evidence, RATIO_AT_ONCE)
+    if gap is None or gap < MOST_RATIO or (first is not None and first > gap / 4):
+        return None
+    before = f", {number(first)} before the first one" if first is not None else ""
+    cause = f"log-probabilities move {number(gap)} nats a token within the updates of one batch"
+    return _moved(cause + before, certain=False)
+
+
+def _moved(cause: str, *, certain: bool) -> Diagnosis:
+    return Diagnosis(
+        code="NS702",
+        title="the policy runs away from the one it is compared with",
+        cause=cause,
+        confidence="certain" if certain else "likely",
+        lines=("a smaller learning rate, or fewer updates for each batch of completions",),
+        where="policy",
+    )
+
+
+RULE = Rule(
+    "NS702",
+    "ratio-or-kl-blow-up",
+    "the ratio or KL of two policies explodes",
+    check,
+    ("incident", "gauge"),
+    __doc__ or "",
+)

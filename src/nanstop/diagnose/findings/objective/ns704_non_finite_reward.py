@@ -1,0 +1,122 @@
+"""A reward is NaN, infinite or missing.
+
+## What happened
+A reward function returned something that is no number. Either the loss fails with it, or the trainer replaces it and goes
+on: then whole groups teach nothing, or something else than was meant, and no log says so.
+
+## Why it happens
+One Inf among the rewards of a group makes its mean Inf: the advantages are 1 - Inf = -Inf and Inf - Inf = NaN, for all of
+them. TRL divides by a deviation that is NaN as well and turns NaN into 0: a group of 8 with one Inf has eight advantages
+of 0. Without that division -Inf becomes -3.4e38, and the loss overflows. A NaN or None leaves its completion out; if no
+function scores it, it is generated and not learned from. Usual origins are 0 / 0 for an empty completion, log(0), a
+division by the length, `float("inf")` as a penalty, a judge that did not answer.
+
+## Example
+```python
+def reward(completions, **_):
+    return [math.log(score(text)) if score(text) else -math.inf for text in completions]
+```
+
+## Fix
+1. Give an empty, unparsable or failed completion a finite worst reward, such as the least that others can get. Cost: none.
+2. Check rewards before they are returned: `assert math.isfinite(r)` tells which completion it was. Cost: none.
+3. Bound the reward (a clamp, tanh) where it is a ratio or a logarithm. Cost: extremes look alike.
+4. None where a function does not apply, and another function that scores those completions. Cost: none.
+
+## Fix safety
+Another reward is another training. Lower learning rates, clipping and formats do not help.
+
+## Not to be confused with
+NS501: another entry of the batch is not finite. NS701: rewards are finite and equal. A None where other functions score
+the completion is how TRL routes tasks, and no fault.
+
+## References
+- https://github.com/modelscope/ms-swift/issues/8123
+- https://github.com/huggingface/trl/pull/5775
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.objective import INF, NAN, UNSCORED, named
+from nanstop.diagnose.evidence.reading import failing_batch
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Confidence, Diagnosis, Evidence
+
+_OF_REWARDS = re.compile(r"reward|advantage|returns\b", re.I)
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if rewards of the failing batch, or of a run that goes on, are not numbers."""
+    return _failed(evidence) if evidence.incident is not None else _absorbed(evidence)
+
+
+def _failed(evidence: Evidence) -> Diagnosis | None:
+    incident, found = evidence.incident, evidence.localization
+    told = [s for s in incident.signals if s.source == "reward"] if incident is not None else []
+    names = [fact.name for fact in failing_batch(evidence) if fact.num_bad]
+    if found is not None and found.culprit and found.origin == "from_batch":
+        names.append(found.culprit)
+    entries = [name for name in names if _OF_REWARDS.search(name)]
+    if not told and not entries:
+        return None
+    functions = [one.name for one in told if one.name]
+    rewards = [name for name in entries if "reward" in name.lower()]
+    amounts = [f"{one.message} of `{one.name}` are {_word(one.value)}" for one in told if one.name]
+    cause = (
+        amounts[0] if amounts else f"`{entries[0]}` of the batch is not finite" if entries else ""
+    )
+    return Diagnosis(
+        code="NS704",
+        title="a reward is not finite",
+        cause=cause or f"{told[0].message} are missing: no function scored the completion",
+        confidence="certain" if functions or (rewards and not told) else "likely",
+        lines=(_ADVICE, *amounts[1:]) if told or rewards else (_DERIVED,),
+        remedies=without_rows(evidence),
+        where=(functions or entries or ["reward"])[0],
+    )
+
+
+def _word(value: float | None) -> str:
+    return "NaN" if value is None or math.isnan(value) else "infinite"
+
+
+_ADVICE = "give a completion that cannot be scored a finite worst reward"
+_DERIVED = "it was made of rewards before the model was called: look for a deviation of one reward, or one of 0"
+
+
+def _absorbed(evidence: Evidence) -> Diagnosis | None:
+    kinds: tuple[tuple[str, str, Confidence], ...] = (
+        (INF, "infinite: their groups' advantages are 0, or overflow", "certain"),
+        (NAN, "NaN: these completions teach nothing", "certain"),
+        (UNSCORED, "missing: no function scored the completion", "likely"),
+    )
+    for series, what, confidence in kinds:
+        for name, rows in named(evidence, series).items():
+            step, share = rows[0]
+            return Diagnosis(
+                code="NS704",
+                title="a reward is not finite",
+                cause=f"{_percent(share)} of the rewards at step {step} are {what}",
+                confidence=confidence,
+                lines=(_ADVICE,),
+                where=name or "reward",
+            )
+    return None
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.3g} %"
+
+
+RULE = Rule(
+    "NS704",
+    "non-finite-reward",
+    "a reward is NaN, infinite or missing",
+    check,
+    ("incident", "gauge"),
+    __doc__ or "",
+)

@@ -1,0 +1,1 @@
+"""6xx: kernels, memory, processes."""

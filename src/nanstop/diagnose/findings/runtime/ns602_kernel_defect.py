@@ -1,0 +1,94 @@
+"""A kernel is wrong: reference mathematics is finite on the same inputs.
+
+## What happened
+A fused, compiled or vendor kernel returned NaN or Inf. The same operation on the same inputs in the same format,
+written out in plain operations, is finite. What a kernel from outside torch does inside is not seen: one that is not
+finite on small, finite values in a wide format is likely to be wrong.
+
+## Why it happens
+Fused attention keeps logsumexp and recomputes exp(score - logsumexp) tile by tile. A padded tile scored 0 with a
+logsumexp below -88.7 gives exp(88.8) = Inf, because float32 ends at exp(88.72); times a masked 0 it is NaN. Other
+kernels fail for a sequence of length 1, an empty sequence, or a head dimension of 256. None of that is in the model.
+
+## Example
+cuDNN attention backward with an explicit mask and a sequence length of 64 modulo 128 (torch 2.11 to 2.13 on H100):
+the loss is finite, every gradient is NaN; `sdpa_kernel(SDPBackend.MATH)` is finite.
+
+## Fix
+1. Use another attention kernel: `attn_implementation="sdpa"` or `"eager"`. Cost: none to 20 % of step time.
+2. Run the module in float32, which selects another kernel. Cost: that module's time doubles.
+3. Switch compilation off for the module, or update the library. Cost: speed; an update.
+
+## Fix safety
+Another kernel and float32 are safe: the same mathematics.
+
+## Not to be confused with
+NS201: the same format fails with plain operations too. Instrumentation can hide a defect of fusion, so the
+un-instrumented replay counts.
+
+## References
+- https://github.com/huggingface/trl/issues/7181
+- https://github.com/pytorch/pytorch/issues/196678
+- https://github.com/Dao-AILab/flash-attention/issues/334
+- https://github.com/huggingface/lerobot/issues/4178
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels
+from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, number, op_name, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence, OpEvent
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the defect if reference mathematics (plain operations, or eager code) is finite, or is to be expected."""
+    found, replay, facts = evidence.localization, evidence.replay, standing(evidence)
+    event = found.first_bad if found is not None and found.origin == "born_here" else None
+    if event is not None and event.reference == "finite":
+        return Diagnosis(
+            code="NS602",
+            title=f"kernel defect in `{op_name(event.op)}`",
+            cause="plain operations are finite on the same inputs in the same format; the kernel is not",
+            confidence="certain",
+            remedies=_remedies(evidence, event),
+            where=event.module,
+        )
+    if event is not None and foreign_kernel(event):
+        largest = max((s.absmax for s in event.inputs if s.absmax <= MODEST), default=0.0)
+        return Diagnosis(
+            code="NS602",
+            title=f"kernel defect in `{op_name(event.op)}`",
+            cause=(
+                f"`{event.op}` is no operation of torch and is not finite, although its inputs are and, but for "
+                f"masks, end at {number(largest)}; nothing inside it was seen"
+            ),
+            confidence="likely",
+            remedies=_remedies(evidence, event),
+            where=event.module,
+        )
+    if replay is not None and replay.eager == "finite" and facts.compiled:
+        return Diagnosis(
+            code="NS602",
+            title="compiled code is not finite where eager code is",
+            cause="the same step is finite without compilation",
+            confidence="likely",
+            lines=("fusion may also round an overflow that is near: compare with float32",),
+            remedies=kernels(facts),
+        )
+    return None
+
+
+def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
+    facts = standing(evidence)
+    return (*kernels(facts), *islands(event, facts))
+
+
+RULE = Rule(
+    "NS602",
+    "kernel-defect",
+    "kernel wrong where plain operations are right",
+    check,
+    ("incident",),
+    __doc__ or "",
+)

@@ -1,0 +1,70 @@
+"""The run stood still.
+
+## What happened
+Steps were completed regularly and then none was, for many times as long as one takes. The stack of every thread was
+written down, then the run was ended.
+
+## Why it happens
+One rank waits in a collective that another never enters (it skipped a batch, or died); a data loader's worker forked
+while a thread held a lock; a file system does not answer; a download waits for a network that is not there. NCCL gives
+up after 10 minutes by default, a lock never does. With 8 ranks and 1 that leaves the loop a batch early, the 7 others
+wait for ever.
+
+## Example
+```
+no step for 300 s, the median step took 2 s
+innermost Python frame torch/distributed/distributed_c10d.py:2924 in all_reduce
+```
+
+## Fix
+1. Read `stacks.txt` of the incident: the innermost line of the main thread says what is waited for. Cost: none.
+2. In a collective: give every rank the same number of batches (`drop_last`, or `Join`). Cost: a few samples.
+3. In a data loader: `num_workers=0`, or the start method `spawn`. Cost: loading is not overlapped; slower start.
+4. If it was only slow (an evaluation, a checkpoint), wait for longer: `nanstop run --hang`. Cost: none.
+
+## Fix safety
+`drop_last` changes which samples are seen; the others change nothing in the training.
+
+## Not to be confused with
+A slow step: first compilations, evaluation and saving take longer than a step. NS601: the process is gone.
+
+## References
+- https://github.com/pytorch/pytorch/issues/1355
+- https://github.com/pytorch/pytorch/issues/140563
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.process_end import last_op_lines, signals_named, unnatural_end
+from nanstop.diagnose.evidence.reading import op_name
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return what a run that stood still was doing."""
+    end = unnatural_end(evidence, "timeout")
+    if end is None:
+        return None
+    frames = signals_named(evidence, "frame")
+    place = frames[0].rpartition(" in ")[2] if frames else ""
+    found = evidence.localization
+    op = found.key.op if found is not None else ""
+    inside = place or op_name(op)
+    return Diagnosis(
+        code="NS605",
+        title="run stood still" + (f" in `{inside}`" if inside else ""),
+        cause=end.message or "no step was completed for many times as long as one takes",
+        confidence="certain",
+        lines=(*last_op_lines(evidence), *(f"called from {frame}" for frame in frames[1:3])),
+    )
+
+
+RULE = Rule(
+    "NS605",
+    "hang",
+    "no step for many step times",
+    check,
+    ("incident",),
+    __doc__ or "",
+)

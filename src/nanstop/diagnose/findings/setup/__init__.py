@@ -1,0 +1,1 @@
+"""1xx: how a run was set up."""

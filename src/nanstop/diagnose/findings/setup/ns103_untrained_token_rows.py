@@ -1,0 +1,97 @@
+"""Token rows look as if they had never been trained.
+
+## What happened
+Some rows of the embedding or of the output head are all zero, or their norm is far off that of the others: new tokens
+after the vocabulary was extended, or reserved tokens that the base model never saw and a chat template now uses.
+
+## Why it happens
+A zero row is divided by its own norm: in the first RMS normalisation 0 / sqrt(0 + 1e-6) is 0, but the derivative there
+is 1 / sqrt(1e-6) = 1000, so the first gradients of that row are a thousand times those of a row with norm one, and with
+an epsilon of 1e-12 a million times. Where weights are normalised by rows (DoRA) it is 0 / 0 = NaN at once. With
+tied weights the row also is the token's output row: its logit is exactly 0 for every context, which beats all others
+as soon as these are negative. A row drawn at random is no better where the embedding is scaled: Gemma multiplies by
+sqrt(3072) = 55.
+
+## Example
+```python
+tokenizer.add_tokens(["<tool>", "</tool>"])
+model.resize_token_embeddings(len(tokenizer))
+model.get_input_embeddings().weight.data[-2:] = 0.0
+```
+
+## Fix
+1. Set the rows to the mean of the trained rows (plus a little noise, so that they can differ). Cost: none.
+2. Draw them from a normal distribution with the mean and spread of the trained rows. Cost: none; a noisier start.
+3. Train these rows only, in float32, before anything else. Cost: a short run.
+
+## Fix safety
+Changes training: the rows get other values. It is done only when allowed.
+
+## Not to be confused with
+NS502, an id that has no row at all. The padding row is zero on purpose and never read by attention.
+
+## References
+- https://github.com/huggingface/transformers/issues/29219
+- https://github.com/unslothai/unsloth/issues/1024
+- https://github.com/huggingface/peft/issues/1715
+- https://github.com/huggingface/peft/issues/2049
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.candidates import Candidates
+from nanstop.diagnose.evidence.reading import counted, number, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Atom, Diagnosis, Evidence, TokenRows
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the tables with zero or outlying rows."""
+    scan = evidence.checkpoint
+    known = standing(evidence).token_rows or (scan.token_rows if scan is not None else ())
+    tables = [rows for rows in known if rows.zero_rows or rows.outlier_rows]
+    if not tables:
+        return None
+    num_zero = sum(len(table.zero_rows) for table in tables)
+    num_outlying = sum(len(table.outlier_rows) for table in tables)
+    return Diagnosis(
+        code="NS103",
+        title="token rows that were never trained",
+        cause=_cause(num_zero, num_outlying),
+        confidence="certain" if num_zero else "possible",
+        lines=tuple(_describe(table) for table in tables),
+        remedies=_initialisations(tables),
+        where=tables[0].parameter,
+    )
+
+
+def _cause(num_zero: int, num_outlying: int) -> str:
+    zero = f"{counted(num_zero, 'row')} all zero" if num_zero else ""
+    outlying = f"{counted(num_outlying, 'row')} far off the others' norm" if num_outlying else ""
+    return " and ".join(part for part in (zero, outlying) if part)
+
+
+def _describe(table: TokenRows) -> str:
+    rows = (*table.zero_rows, *table.outlier_rows)
+    shown = ", ".join(str(row) for row in rows[:6]) + (", ..." if len(rows) > 6 else "")
+    tied = ", tied with the head" if table.tied else ""
+    trained = "trainable" if table.trainable else "frozen"
+    norm = number(float(f"{table.median_norm:.4g}"))
+    return f"`{table.parameter}` ({trained}{tied}): rows {shown} of {table.num_rows}; median norm {norm}"
+
+
+def _initialisations(tables: list[TokenRows]) -> Candidates:
+    return tuple(
+        tuple(Atom(remedy="init_rows", target=table.parameter, value=value) for table in tables)
+        for value in ("mean", "normal")
+    )
+
+
+RULE = Rule(
+    "NS103",
+    "untrained-token-rows",
+    "token rows that were never trained",
+    check,
+    ("static",),
+    __doc__ or "",
+)

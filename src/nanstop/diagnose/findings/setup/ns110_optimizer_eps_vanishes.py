@@ -1,0 +1,137 @@
+"""The optimizer's eps, or its second moment, is zero in the format of its state.
+
+## What happened
+Adam divides each step by sqrt(v) + eps. In the format that the optimizer keeps v in, eps rounds to zero, or v does
+although the gradient is not zero. What then divides is too small, or is 0.
+
+## Why it happens
+torch keeps the state of a parameter in the parameter's format. The smallest number of float16 is 5.96e-08, so that
+the default eps of 1e-08 rounds to 0 in kernels that compute in it, as torch's default ones do. After the first step v
+is 0.001 x g^2, which is 0 in float16 for every |g| below 0.0055. With both at 0 the update is m / 0: Inf, or NaN
+where the gradient is 0 as well. With an eps of 1e-4 and v = 0 a gradient of 0.001 moves its weight by ten times the
+learning rate: finite, and wrong. A fused kernel computes in float32: its eps does not vanish, but the v that it
+stores does, and from the second update on it divides by the present gradient's share of v alone. A gradient of 0 then
+moves a weight by m / eps, thousands of learning rates. An 8-bit state has a few hundred values a block: a second
+moment far below the largest of its block is stored as 0.
+
+## Example
+```python
+w = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+w.grad = torch.tensor([1e-3, 1.0], dtype=torch.float16)
+torch.optim.AdamW([w], lr=1e-3, eps=1e-8).step()
+w                                   # [-inf, 0.9990]
+```
+
+## Fix
+1. Store the trainable parameters in float32: eps and v fit. Cost: 8 bytes more a trainable parameter.
+2. Keep 8-bit state in 32 bits for embeddings, heads and small tensors. Cost: 6 bytes more for each of their elements.
+3. Raise eps to 1e-5, for a fused kernel to 1e-3, where float32 is out of reach. Cost: it changes the update of every
+   parameter whose gradients are small.
+
+## Fix safety
+float32 trainables and 32-bit state are safe. A larger eps changes training.
+
+## Not to be confused with
+NS102, the half-precision trainables that are the usual reason. NS402, the broken weights that follow. NS303: the
+gradient itself is flushed to zero.
+
+## References
+- https://github.com/google-deepmind/optax/issues/1754
+- https://github.com/chainer/chainer/issues/6299
+- https://github.com/afiaka87/glide-finetune/issues/5
+- https://github.com/NVIDIA/apex/issues/240
+- https://github.com/huggingface/trl/issues/2367
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables
+from nanstop.diagnose.evidence.reading import has_masters, listed, percent, sighting, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Atom, Confidence, Diagnosis, Evidence, RunFacts, StateRow
+from nanstop.records.formats import vanishes
+
+EPS = "1e-05"
+LEAST_SHARE = 0.01
+LEAST_SHARE_OF_8_BIT = 0.5
+"""An 8-bit state is rounded after it was used; a few zeros in it are how it works."""
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if eps is zero in the state's format, or the probed update left second moments at zero."""
+    facts = standing(evidence)
+    dtypes = _formats_without_eps(facts)
+    vanished = _vanished(evidence)
+    if not dtypes and not vanished:
+        return None
+    names = tuple(row.parameter for row in vanished)
+    return Diagnosis(
+        code="NS110",
+        title=f"the optimizer's {'eps' if dtypes else 'second moment'} vanishes in its own format",
+        cause=_cause(facts, dtypes, vanished),
+        confidence=_confidence(facts, dtypes, vanished),
+        lines=(f"second moments at 0: {listed(names)}",) if names else (),
+        remedies=_remedies(facts, vanished),
+        where=names[0] if names else "",
+        seen=sighting(evidence, "optimizer") if vanished else None,
+    )
+
+
+def _formats_without_eps(facts: RunFacts) -> tuple[str, ...]:
+    """Return the formats of trainable parameters in which eps is 0; fused and 8-bit optimizers compute in float32."""
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.eps is None:
+        return ()
+    if optimizer.state_bits == 8 or optimizer.fused:
+        return ()
+    if has_masters(facts):
+        return ()
+    eps = optimizer.eps
+    formats = dict.fromkeys(group.dtype for group in facts.param_groups if group.trainable)
+    return tuple(dtype for dtype in formats if vanishes(eps, dtype))
+
+
+def _vanished(evidence: Evidence) -> tuple[StateRow, ...]:
+    """Return the probed second moments of narrow formats of which too many are zero, the worst first."""
+    rows = evidence.probe.states if evidence.probe is not None else ()
+    least = {"float16": LEAST_SHARE, "8-bit": LEAST_SHARE_OF_8_BIT}
+    bad = [row for row in rows if row.num_vanished > least.get(row.dtype, 1.0) * row.num_total]
+    return tuple(sorted(bad, key=lambda row: -row.num_vanished))
+
+
+def _confidence(
+    facts: RunFacts, dtypes: tuple[str, ...], vanished: tuple[StateRow, ...]
+) -> Confidence:
+    eps = facts.optimizer.eps if facts.optimizer is not None else None
+    if vanished and (dtypes or (eps is not None and vanishes(eps, vanished[0].dtype))):
+        return "certain"
+    return "likely" if dtypes or any(row.dtype == "float16" for row in vanished) else "possible"
+
+
+def _cause(facts: RunFacts, dtypes: tuple[str, ...], vanished: tuple[StateRow, ...]) -> str:
+    said = []
+    if dtypes and facts.optimizer is not None:
+        said.append(f"eps {facts.optimizer.eps:g} rounds to 0 in {dtypes[0]}")
+    if vanished:
+        share = percent(sum(r.num_vanished for r in vanished), sum(r.num_total for r in vanished))
+        said.append(
+            f"{share} of the second moments in {vanished[0].dtype} are 0, gradients are not"
+        )
+    return " and ".join(said)
+
+
+def _remedies(facts: RunFacts, vanished: tuple[StateRow, ...]) -> Candidates:
+    state: Candidates = ((Atom(remedy="fp32_optimizer_state"),),)
+    eps: Candidates = ((Atom(remedy="optimizer_eps", value=EPS),),)
+    eight_bit = any(row.dtype == "8-bit" for row in vanished)
+    return (*fp32_trainables(facts), *(state if eight_bit else ()), *eps)
+
+
+RULE = Rule(
+    "NS110",
+    "optimizer-eps-vanishes",
+    "the optimizer's eps or second moment is zero in its own format",
+    check,
+    ("static", "gauge"),
+    __doc__ or "",
+)

@@ -1,0 +1,124 @@
+"""Gradients are clipped while they are still scaled, or float16 computes without a loss scale.
+
+## What happened
+The loop multiplies its loss by a loss scale and clips the gradients before `scaler.unscale_`; or it computes under float16
+autocast and has no scaler; or the norm by which it clips is itself kept in float16. Nothing fails: training is slower,
+or stands still, than the numbers in the script say. Where `optimizer.step()` is called in place of
+`scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within a few steps.
+
+## Why it happens
+With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they are divided by that
+norm, and then `scaler.step` divides them by 65536 once more: the update sees a norm of 1 / 65536 = 1.5e-5 where 1.0 was
+meant. AdamW divides by the size of the gradients and hides it, until gradients come near its epsilon of 1e-8; SGD stands
+still. Without a scale, what is below 6e-8 is 0 in float16: a mean over 2048 tokens alone divides by 2048. A norm in float16
+is Inf above 65504, and clipping by Inf turns every healthy gradient into 0.
+
+## Example
+```python
+scaler.scale(loss).backward()
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   # of gradients that are 65536 times too large
+scaler.step(optimizer)
+```
+
+## Fix
+1. `scaler.unscale_(optimizer)` before clipping, and `scaler.step(optimizer)` after it. Cost: none.
+2. A `torch.amp.GradScaler` around float16 autocast, or bfloat16, which needs none. Cost: none.
+3. Store what is trained in float32; the norm then is too. Cost: memory of the trainables.
+
+## Fix safety
+Changes training: the update becomes what the script asks for. The learning rate may have been tuned to the fault.
+
+## Not to be confused with
+NS302, a scale that falls step after step. NS303, gradients that are flushed to zero, measured. NS305, one bad gradient that
+spoils the others through clipping. NS115, a scale that was not restored.
+
+## References
+- https://github.com/Lightning-AI/pytorch-lightning/issues/9599
+- https://github.com/milesial/Pytorch-UNet/issues/468
+- https://github.com/pytorch/examples/issues/1196
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.reading import has_masters, number, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
+
+Reason = tuple[Confidence, str, str, str]
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return what of clipping and scaling is out of order."""
+    facts = standing(evidence)
+    reason = _applied_scaled(facts)
+    if evidence.incident is None:
+        reason = reason or _clipped_scaled(facts) or _unscaled_half(facts) or _norm_in_half(facts)
+    if reason is None:
+        return None
+    confidence, title, cause, fix = reason
+    return Diagnosis(
+        code="NS112",
+        title=title,
+        cause=cause,
+        confidence=confidence,
+        lines=(fix,),
+        where=facts.host,
+    )
+
+
+def _applied_scaled(facts: RunFacts) -> Reason | None:
+    if not facts.scaler or facts.scaler == 1.0 or facts.sinks[:1] != ("update",):
+        return None
+    cause = f"the optimizer's step is its own: updates come from gradients {number(facts.scaler)} times too large"
+    return "certain", "scaled gradients are applied", cause, "scaler.step(optimizer)"
+
+
+def _clipped_scaled(facts: RunFacts) -> Reason | None:
+    if facts.scaler is None or not facts.sinks or facts.sinks[0] != "clip":
+        return None
+    cause = (
+        f"in the first window clipping came before `unscale_`, at a scale of {number(facts.scaler)}"
+    )
+    if facts.clip:
+        cause += (
+            f": the update's norm is {number(facts.clip / facts.scaler)}, not {number(facts.clip)}"
+        )
+    return "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
+
+
+def _unscaled_half(facts: RunFacts) -> Reason | None:
+    # A trainer of transformers makes its own scaler, and an engine scales by itself.
+    if facts.host != "loop" or facts.autocast != "float16" or facts.scaler is not None:
+        return None
+    if facts.veto != "yes" or "scale" in facts.sinks or not _trains(facts, "float32"):
+        return None
+    cause = "autocast computes in float16, where what is below 6e-8 is 0, and no GradScaler scales the loss"
+    return "likely", "float16 without a loss scale", cause, "torch.amp.GradScaler, or bfloat16"
+
+
+def _norm_in_half(facts: RunFacts) -> Reason | None:
+    if not facts.clip or not _trains(facts, "float16") or _trains(facts, "float32"):
+        return None
+    if has_masters(facts):
+        return None
+    cause = "gradients have the format of their weights, and so has their norm: Inf above 65504"
+    return (
+        "possible",
+        "the norm to clip by is kept in float16",
+        cause,
+        "train in float32 or bfloat16",
+    )
+
+
+def _trains(facts: RunFacts, dtype: str) -> bool:
+    return any(group.trainable and group.dtype == dtype for group in facts.param_groups)
+
+
+RULE = Rule(
+    "NS112",
+    "clip-scale-order",
+    "clipping and loss scaling are out of order",
+    check,
+    ("static", "incident"),
+    __doc__ or "",
+)

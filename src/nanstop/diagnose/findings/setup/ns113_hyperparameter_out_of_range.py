@@ -1,0 +1,208 @@
+"""A setting of the optimizer, the schedule or the objective is where no published recipe has it.
+
+## What happened
+The learning rate, the warm-up, the clipping, the accumulation, `num_generations` or `beta` has a value with which
+training cannot do what it is meant to, or one so far from published recipes that it is more likely a slip.
+
+## Why it happens
+Adam divides each gradient by its own size, so it moves every element by about the learning rate, whatever the loss is:
+a weight of typical size 0.02 is moved by half of itself in one step at 0.01, by five times itself at 0.1. Large models
+take less: GPT-3 was trained from scratch at 6e-4 (125M parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of
+that; ten times as much as the published rate is out of range. A warm-up of at least as many steps as the training
+never reaches the rate that was set. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the optimizer's
+eps the update is divided by eps in place of its size, and vanishes. A window longer than an epoch is cut short at its
+end. A group of 1 generation has an advantage of r - mean(r) = 0. The gradient of the DPO loss is a multiple of beta: 0
+learns nothing, a negative one prefers what was rejected; a negative weight of the KL term drives the policy away.
+
+## Example
+```python
+TrainingArguments(learning_rate=2e-1)                 # meant: 2e-4
+TrainingArguments(max_steps=100, warmup_steps=500)    # ends at a fifth of the rate
+GRPOConfig(num_generations=1)
+```
+
+## Fix
+1. Take the published value: LoRA 1e-5 to 5e-4, full fine-tuning 1e-6 to 5e-5, DPO 5e-7 to 5e-6; clipping at 1.0; a
+   warm-up of 3 to 10 % of the steps; beta 0.1 for DPO, 0 to 0.05 for GRPO; 4 to 16 generations. Cost: none.
+2. Measure the rate: `nanstop lr-range train.py`. Cost: about a hundred steps, thrown away.
+
+## Fix safety
+Changes training, as it is meant to.
+
+## Not to be confused with
+NS404, a run that has diverged. NS111: a rate so small that rounding takes the update away. NS802: a loss of 0 by design.
+A rate that is unusual and works is no fault: confidence is "possible" where only published practice speaks against it.
+
+## References
+- https://github.com/huggingface/transformers/issues/27121
+- https://github.com/karpathy/nanoGPT/issues/418
+- https://github.com/haotian-liu/LLaVA/issues/1301
+- https://github.com/haotian-liu/LLaVA/issues/918
+- https://github.com/ssbuild/chatglm_finetuning/issues/28
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nanstop.diagnose.evidence.reading import counted, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts, StepLength
+
+PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
+"""Parameters and peak learning rate of GPT-3 (Brown et al., 2020, table 2.1)."""
+
+MOVES_BY_THE_RATE = ("adam", "lion", "adafactor")
+"""Optimizers that divide the gradient by its own size or take its sign: a step is the rate, whatever the gradient is."""
+
+LONG, VERY_LONG = 0.5, 5.0
+"""Steps in sizes of a typical weight: of a language model, and of any."""
+
+TIMES_PUBLISHED = 10.0
+LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
+"""Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
+
+_RANK = {"certain": 0, "likely": 1, "possible": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """One setting that is out of range: which, its value, and what it does."""
+
+    confidence: Confidence
+    setting: str
+    effect: str
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return every setting that is out of range, the most certain first."""
+    facts = standing(evidence)
+    found = [*_rate(facts), *_warm_up(facts), *_window(facts), *_objective(facts)]
+    if not found:
+        return None
+    first, *others = sorted(found, key=lambda oddity: _RANK[oddity.confidence])
+    return Diagnosis(
+        code="NS113",
+        title=f"out of range: {first.setting}",
+        cause=first.effect,
+        confidence=first.confidence,
+        lines=tuple(f"also {other.setting}: {other.effect}" for other in others),
+        where=facts.host,
+    )
+
+
+def _rate(facts: RunFacts) -> Iterator[Oddity]:
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.lr is None:
+        return
+    rate, setting = optimizer.lr, f"learning rate {optimizer.lr:g}"
+    # A loop may set its rate before each step, and a schedule may begin at 0.
+    if rate == 0.0 and not optimizer.scheduled and facts.schedule is not None:
+        yield Oddity("certain", setting, "no update moves anything")
+    if not math.isfinite(rate):
+        yield Oddity("certain", setting, "an update makes every weight NaN")
+    if not any(family in optimizer.name.lower() for family in MOVES_BY_THE_RATE):
+        return
+    too_long = list(_step(facts, optimizer.name, optimizer.step))
+    yield from too_long
+    most = _largest_rate(facts)
+    if not too_long and most is not None and rate > most:
+        effect = f"models of this kind were trained from scratch at {most / TIMES_PUBLISHED:.1g}"
+        yield Oddity("likely" if rate > TIMES_PUBLISHED * most else "possible", setting, effect)
+
+
+def _step(facts: RunFacts, name: str, step: StepLength | None) -> Iterator[Oddity]:
+    """Yield a step that is long beside the weights that there are."""
+    if step is None:
+        return
+    # Networks of other kinds are trained with steps of half their weights' size; so does Adafactor train, which clips.
+    usual = facts.model_type is not None and "adafactor" not in name.lower()
+    if step.length >= (LONG if usual else VERY_LONG) * step.weight:
+        moved = f"a step of {name} moves each weight by about {step.length:.2g}, typical weights here are {step.weight:.1g}"
+        sure = step.length >= VERY_LONG * step.weight
+        yield Oddity("likely" if sure else "possible", f"learning rate {step.lr:g}", moved)
+
+
+def _largest_rate(facts: RunFacts) -> float | None:
+    """Return ten times the published rate for as many trained parameters; None below the smallest that is published.
+
+    Of a language model whose weights are not there yet, that of the smallest.
+    """
+    optimizer, groups = facts.optimizer, facts.param_groups
+    if optimizer is None or "adafactor" in optimizer.name.lower():
+        return None
+    trained = sum(group.num_elements for group in groups if group.trainable)
+    unseen = optimizer.step is None and not any(group.num_elements for group in groups)
+    large = facts.adapter is None and trained >= PRETRAINING_RATES[0][0]
+    if not large and not (unseen and facts.model_type is not None):
+        return None
+    rates = [rate for size, rate in PRETRAINING_RATES if size <= trained]
+    return TIMES_PUBLISHED * (rates or [PRETRAINING_RATES[0][1]])[-1]
+
+
+def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
+    schedule = facts.schedule
+    if schedule is None or not schedule.num_steps or not schedule.warmup_steps:
+        return
+    if schedule.warmup_steps >= schedule.num_steps:
+        setting = f"warm-up of {counted(schedule.warmup_steps, 'step')}"
+        effect = f"the training ends after {counted(schedule.num_steps, 'step')}: its rate is never reached"
+        yield Oddity("certain", setting, effect)
+
+
+def _window(facts: RunFacts) -> Iterator[Oddity]:
+    """Yield what clipping and accumulation do to an update."""
+    if facts.clip is not None and facts.clip < 0.0 and facts.schedule is None:
+        yield Oddity("certain", f"clipping at {facts.clip:g}", "gradients change their sign")
+    path, eps = facts.gradient_path, facts.optimizer.eps if facts.optimizer is not None else None
+    if facts.clip is not None and facts.clip > 0.0 and path is not None and path.num_trainable:
+        size = facts.clip / math.sqrt(path.num_trainable)
+        if eps is not None and size < eps / 100:
+            effect = f"elements of about {size:.1g} vanish beside the optimizer's eps of {eps:g}"
+            yield Oddity("likely", f"clipping at {facts.clip:g}", effect)
+    epoch = facts.schedule.micros_per_epoch if facts.schedule is not None else None
+    if epoch is not None and epoch < facts.num_micro:
+        effect = f"an epoch ends after {epoch} of them"
+        yield Oddity("possible", f"accumulation over {facts.num_micro} micro-batches", effect)
+
+
+def _objective(facts: RunFacts) -> Iterator[Oddity]:
+    objective = facts.objective
+    if objective is None:
+        return
+    group, beta, method = objective.num_generations, objective.beta, objective.method
+    if group is not None and group < 2:
+        yield Oddity(
+            "certain", f"num_generations {group}", "every advantage is 0: nothing is learnt"
+        )
+    if beta is None or method not in LARGEST_BETA:
+        return
+    weighs_kl = group is not None
+    if beta < 0.0:
+        effect = (
+            "the policy is driven from the reference"
+            if weighs_kl
+            else "what was rejected is preferred"
+        )
+        yield Oddity("certain", f"beta {beta:g}", effect)
+    elif beta == 0.0 and not weighs_kl:
+        yield Oddity(
+            "certain", "beta 0", "the loss is log 2 whatever the model says: nothing is learnt"
+        )
+    elif beta > LARGEST_BETA[method]:
+        effect = (
+            "published values are 0 to 0.05" if weighs_kl else "published values are 0.01 to 0.5"
+        )
+        yield Oddity("possible", f"beta {beta:g}", effect)
+
+
+RULE = Rule(
+    "NS113",
+    "hyperparameter-out-of-range",
+    "a setting that no recipe has",
+    check,
+    ("static",),
+    __doc__ or "",
+)

@@ -1,0 +1,181 @@
+"""No update can reach a parameter that is to be trained.
+
+## What happened
+Nothing is trainable, or the optimizer holds other tensors than the model's, or gradients cannot come through to what is
+trainable. The loss is computed, steps are counted, checkpoints are written, and the model stays what it was.
+
+## Why it happens
+Reentrant checkpointing runs each block without a graph and rebuilds it in backward, which autograd does only for a block
+with an input that requires a gradient. Token ids have none, and the output of a frozen embedding neither: of 32 layers
+of LoRA not one gets a gradient, all 0 of them, and torch says so once, in a warning. An optimizer that was made before
+`get_peft_model`, `model.half()` on loaded copies or a new `model` keeps the old tensors: it updates 0 of the parameters
+that the forward uses. A `.detach()`, `.item()` or `torch.no_grad()` on the way to the loss ends the graph. LoRA adds
+B A x alpha / r, and B starts at zero: with alpha 0 both gradients are exactly 0 for ever.
+
+## Example
+```python
+optimizer = torch.optim.AdamW(model.parameters())
+model = get_peft_model(model, LoraConfig())       # the optimizer holds the frozen base
+```
+
+## Fix
+1. `gradient_checkpointing_kwargs={"use_reentrant": False}`. Cost: none.
+2. `model.enable_input_require_grads()` before training. Cost: one more gradient, of the embedding's output.
+3. Make the optimizer after the model is complete. Cost: none.
+4. See that what is to be trained has `requires_grad`, and that the loss comes from it without a detour. Cost: none.
+
+## Fix safety
+All of these change training from nothing to something.
+
+## Not to be confused with
+NS111: updates that arrive and are rounded away. NS303: gradients that are flushed to zero. NS701: a reward that never
+differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed base without adapters.
+
+## References
+- https://github.com/huggingface/transformers/issues/26221
+- https://github.com/huggingface/trl/issues/3089
+- https://github.com/huggingface/trl/issues/2486
+- https://github.com/huggingface/peft/issues/1142
+- https://github.com/locuslab/open-unlearning/issues/178
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.candidates import half_trainables
+from nanstop.diagnose.evidence.reading import counted, has_masters, listed, sighting, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import (
+    Confidence,
+    Diagnosis,
+    Evidence,
+    GradientPath,
+    Incident,
+    RunFacts,
+    Sighting,
+)
+
+Reason = tuple[Confidence, str, str, str]
+
+_REFUSAL = "does not require grad and does not have a grad_fn"
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return why no gradient or no update comes to what is to be trained."""
+    facts = standing(evidence)
+    reason = (
+        _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
+    )
+    if evidence.incident is not None:
+        reason = _refused(evidence.incident, reason)
+    if reason is None:
+        return None
+    confidence, title, cause, help_line = reason
+    return Diagnosis(
+        code="NS114",
+        title=title,
+        cause=cause,
+        confidence=confidence,
+        lines=(help_line,),
+        where=facts.host,
+        seen=_seen(evidence, facts),
+    )
+
+
+def is_mostly_unreached(path: GradientPath) -> bool:
+    """Return whether one backward reached few of what is to be trained. Experts are left out by turns, but not most."""
+    return path.num_reached is not None and path.num_reached < path.num_tensors / 3
+
+
+def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
+    """Return where it was met: gradients that were counted after a backward, or that an update did not use."""
+    path = facts.gradient_path
+    if path is None or path.num_reached is None or "gradient_path" not in evidence.learned:
+        return None
+    if _nothing_trainable(facts) is not None:
+        return None
+    if _held_elsewhere(facts) is not None:
+        return sighting(evidence, "optimizer")
+    return sighting(evidence, "backward") if is_mostly_unreached(path) else None
+
+
+def _refused(incident: Incident, known: Reason | None) -> Reason | None:
+    """Return why autograd refused the loss: what is known of the set-up, else that it leads to nothing trainable."""
+    if not any(_REFUSAL in signal.message for signal in incident.signals):
+        return None
+    cause = "autograd finds nothing that is trained behind the loss"
+    advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
+    return ("certain", *known[1:]) if known else ("certain", "no gradient arrives", cause, advice)
+
+
+def _nothing_trainable(facts: RunFacts) -> Reason | None:
+    path = facts.gradient_path
+    if path is None or path.num_trainable or not facts.param_groups:
+        return None
+    frozen = sum(group.num_tensors for group in facts.param_groups)
+    cause = f"all {counted(frozen, 'parameter')} of the model are frozen"
+    return "certain", "nothing is trainable", cause, "attach adapters, or set requires_grad"
+
+
+def _held_elsewhere(facts: RunFacts) -> Reason | None:
+    path = facts.gradient_path
+    if path is None or not has_masters(facts):
+        return None
+    # An engine, and an optimizer for half weights, may hold float32 copies that it writes back itself.
+    if facts.world_size > 1 or facts.veto != "yes" or half_trainables(facts):
+        return None
+    # A loop may hand the gradients to copies of its own: its first update tells, and what arrived is noted after it.
+    if facts.host == "loop" and path.num_reached is None:
+        return None
+    cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
+    title = "the optimizer holds none of the model's parameters"
+    return "certain", title, cause, "make the optimizer after the model is complete"
+
+
+def _cut_off(facts: RunFacts) -> Reason | None:
+    path = facts.gradient_path
+    if path is None or not path.num_trainable:
+        return None
+    if path.num_reached == 0:
+        cause = (
+            f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
+        )
+        if path.unreached:
+            cause += f": {listed(path.unreached)}"
+        return (
+            "certain",
+            "no gradient arrives",
+            cause,
+            "look for detach, item or no_grad before the loss",
+        )
+    if path.num_reached is not None and is_mostly_unreached(path):
+        missing = path.num_tensors - path.num_reached
+        cause = f"after one backward {missing} of {counted(path.num_tensors, 'trainable tensor')} have none"
+        return (
+            "likely",
+            "no gradient arrives at most of what is to be trained",
+            f"{cause}: {listed(path.unreached)}" if path.unreached else cause,
+            "look for reentrant checkpointing of blocks whose inputs require no gradient, or a detach",
+        )
+    if path.reentrant and path.inputs_require_grad is False:
+        cause = "reentrant checkpointing, and the embedding's output requires no gradient"
+        fix = 'gradient_checkpointing_kwargs={"use_reentrant": False}, or model.enable_input_require_grads()'
+        return "likely", "no gradient enters the checkpointed blocks", cause, fix
+    return None
+
+
+def _scaled(facts: RunFacts) -> Reason | None:
+    adapter = facts.adapter
+    if adapter is None or adapter.kind != "LORA" or adapter.alpha != 0.0:
+        return None
+    cause = "lora_alpha is 0: what the adapters compute is multiplied by 0"
+    return "certain", "adapters that are scaled by 0", cause, "set lora_alpha, usually to r or 2 r"
+
+
+RULE = Rule(
+    "NS114",
+    "no-gradient-path",
+    "no update reaches what is to be trained",
+    check,
+    ("static", "incident"),
+    __doc__ or "",
+)

@@ -1,0 +1,121 @@
+"""A run goes on from a checkpoint without the state of its optimizer, schedule, loss scale or random numbers.
+
+## What happened
+The weights were restored and something else was not: the checkpoint has no `optimizer.pt` or `scheduler.pt`
+(`save_only_model`), no `scaler.pt`, no `rng_state.pth`, or the optimizer counts thousands of steps and its second moments
+are zero. Training goes on without a word; the loss jumps, and sometimes it does not come back.
+
+## Why it happens
+transformers loads `optimizer.pt` and `scheduler.pt` only where both are there, and says nothing where they are not. A
+fresh AdamW then moves every weight by the full learning rate in its first step, whatever its gradient: the ratio
+m / sqrt(v) is 1. Moments that are zero at step 10000 are worse: the bias correction is over (1 - 0.999^10000 = 1), so that
+m / sqrt(v) = 0.1 g / sqrt(0.001 g^2) = 3.2: each weight moves 3.2 times the learning rate. Without the schedule the
+warm-up begins anew, or the peak rate does. Without its scale a scaler starts at 65536 and leaves out steps until it has fallen.
+
+## Example
+```python
+TrainingArguments(..., save_only_model=True)          # the first run
+trainer.train(resume_from_checkpoint=True)            # a fresh optimizer, no warning
+```
+
+## Fix
+1. Resume from a checkpoint that is whole: `save_only_model=False`. Cost: disk, twice the weights for Adam.
+2. Where there is none, start a new run from the weights, with a warm-up. Cost: the moments are built up again.
+3. In a loop, save and load `optimizer`, `scheduler` and `scaler` with `state_dict()`. Cost: disk.
+
+## Fix safety
+Changes training: the next updates are other ones.
+
+## Not to be confused with
+NS403, moments that are negative or not finite. NS106, a checkpoint whose weights are not finite. NS302, a scale that
+falls because of overflow.
+
+## References
+- https://github.com/huggingface/accelerate/issues/4289
+- https://github.com/EvolvingLMMs-Lab/OneVision-Encoder/pull/65
+- https://github.com/PolymathicAI/the_well/issues/77
+- https://github.com/NVlabs/stylegan2-ada-pytorch/issues/108
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.reading import counted, listed, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence, ResumeFacts
+
+REPLACED = 0.5
+"""A step moves a weight by a small part of its size; two initialisations differ by 1.4 times theirs."""
+
+_OPTIMIZER = ("optimizer.pt", "scheduler.pt")
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return what of an earlier run's state is missing."""
+    resume = standing(evidence).resume
+    if resume is None:
+        return None
+    if resume.replaced > REPLACED:
+        return _overwritten(resume)
+    emptied = resume.step > 0 and resume.num_zero == resume.num_moments > 0
+    if not (emptied or resume.missing):
+        return None
+    lost = emptied or any(name in resume.missing for name in _OPTIMIZER)
+    return Diagnosis(
+        code="NS115",
+        title="the optimizer starts anew in the middle of a training"
+        if lost
+        else "a checkpoint that is not whole"
+        if resume.folder
+        else "the loss scale was not restored with the optimizer",
+        cause=_cause(resume, emptied=emptied),
+        confidence="certain" if lost else "likely",
+        lines=tuple(_lines(resume)),
+        where=resume.folder or "optimizer",
+    )
+
+
+def _overwritten(resume: ResumeFacts) -> Diagnosis:
+    moved = f"{100 * resume.replaced:.0f} % of their size"
+    return Diagnosis(
+        code="NS115",
+        title="the first update put other weights in place of the model's",
+        cause=f"it moved them by {moved}: the optimizer's copies were made of other weights",
+        confidence="likely",
+        lines=("make the optimizer's copies after the weights are loaded",),
+        where="optimizer",
+    )
+
+
+def _cause(resume: ResumeFacts, *, emptied: bool) -> str:
+    if emptied:
+        moments = counted(resume.num_moments, "second moment")
+        return f"at step {resume.step} all {moments} of the optimizer are zero"
+    if not resume.folder:
+        return "the optimizer goes on from a saved state, the loss scaler begins anew"
+    missing = listed(resume.missing, most=4)
+    if all(name in resume.missing for name in _OPTIMIZER):
+        return f"`{resume.folder}` has no {missing}: it was saved with save_only_model"
+    return f"`{resume.folder}` has no {missing}"
+
+
+def _lines(resume: ResumeFacts) -> list[str]:
+    lines: list[str] = []
+    if any(name in resume.missing for name in _OPTIMIZER):
+        lines.append(
+            "optimizer and schedule are restored together or not at all: both are fresh now"
+        )
+    if "scaler.pt" in resume.missing or "scaler" in resume.missing:
+        lines.append("the loss scale starts at its first value and leaves out steps until it fits")
+    if "rng_state.pth" in resume.missing:
+        lines.append("dropout and sampling go on with other random numbers")
+    return lines
+
+
+RULE = Rule(
+    "NS115",
+    "resume-state-lost",
+    "state of an earlier run was not restored",
+    check,
+    ("static",),
+    __doc__ or "",
+)

@@ -1,0 +1,139 @@
+"""The loss depends on how a batch is split into micro-batches.
+
+## What happened
+With gradient accumulation the run optimises something else than without it: each micro-batch is averaged over its own
+tokens although they have different numbers of them, or the losses of the window are added up and divided by nothing, or
+divided twice, or a BatchNorm sees one micro-batch at a time, or gradients of many micro-batches are summed in half
+precision, which rounds the late ones away.
+
+## Why it happens
+Two micro-batches of 10 and 100 tokens: the mean of their means gives each token of the first 1 / (2 x 10), each of the
+second 1 / (2 x 100), ten times less; of the whole batch it is 1 / 110 for all. transformers therefore tells the loss how
+many tokens the window has (`num_items_in_batch`) and then does not divide by the number of micro-batches. A
+`compute_loss` of one's own that does not pass it on returns a mean that nobody divides: with 8 micro-batches the gradient
+is 8 times too large, which AdamW hides and clipping turns into another learning rate. A model whose `forward` takes no
+such argument is averaged by micro-batch.
+
+## Example
+```python
+class MyTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        loss = model(**inputs).loss          # num_items_in_batch stays in kwargs
+        return loss
+```
+
+## Fix
+1. Pass `num_items_in_batch` on to the model or divide the summed loss by it. Cost: none.
+2. Where the loss is a mean by design, say so: `loss_is_scaled_for_ga = False` on the trainer. Cost: none.
+3. Pack or group by length, so that micro-batches have as many tokens. Cost: order of the data.
+4. GroupNorm or frozen statistics in place of BatchNorm. Cost: another model.
+
+## Fix safety
+Changes training: the gradient becomes that of the whole batch. A learning rate tuned to the fault has to be tuned again.
+
+## Not to be confused with
+NS113, a learning rate that is out of range as written. NS503, rows without any supervised token. Losses that are a mean
+over rows or pairs (DPO, reward models): those do not depend on the split while the micro-batches are of one size. Two
+losses of one step, as of real and of generated samples: they are no pieces of one batch, and are not told.
+
+## References
+- https://github.com/huggingface/transformers/issues/24725
+- https://github.com/huggingface/transformers/pull/34191
+- https://github.com/huggingface/transformers/issues/37766
+- https://github.com/huggingface/trl/issues/2175
+- https://github.com/ml-explore/mlx-lm/pull/1413
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.reading import counted, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import AccumulationFacts, Confidence, Diagnosis, Evidence
+
+_UNEVEN = 1.05
+"""Micro-batches whose numbers of tokens differ by less weigh their tokens alike."""
+
+_MANY = 32
+"""Micro-batches of which each adds less than a thirtieth to the sum: five of bfloat16's eight bits are lost on it."""
+
+Reason = tuple[Confidence, str, str, str]
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return how the split into micro-batches changes what is optimised."""
+    facts = standing(evidence)
+    sums = facts.accumulation
+    if sums is None or facts.num_micro < 2:
+        return None
+    reason = (
+        _divided_wrongly(sums, facts.num_micro)
+        or _weighed_unevenly(sums)
+        or _rounded(sums, facts.num_micro)
+        or _normed(sums)
+    )
+    if reason is None:
+        return None
+    confidence, title, cause, fix = reason
+    return Diagnosis(
+        code="NS117",
+        title=title,
+        cause=cause,
+        confidence=confidence,
+        lines=(fix,),
+        where=facts.host,
+    )
+
+
+def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:
+    if sums.by_tokens is False and not sums.by_micros:
+        cause = (
+            f"each of {num_micro} micro-batches is a mean of its own, and nothing divides their sum"
+        )
+        title = f"gradients are {num_micro} times too large"
+        return "certain", title, cause, "pass num_items_in_batch on to the loss"
+    if sums.by_tokens and sums.by_micros:
+        cause = f"divided by the tokens of the window, and by its {num_micro} micro-batches again"
+        title = f"gradients are {num_micro} times too small"
+        return "certain", title, cause, "set loss_is_scaled_for_ga = True on the trainer"
+    return None
+
+
+def _weighed_unevenly(sums: AccumulationFacts) -> Reason | None:
+    counts = [count for count in sums.counts if count]
+    if sums.by_tokens is not False or not counts or max(counts) < _UNEVEN * min(counts):
+        return None
+    ratio = max(counts) / min(counts)
+    shown = ", ".join(map(str, sums.counts[:6])) + (", ..." if len(sums.counts) > 6 else "")
+    cause = (
+        f"micro-batches of {shown} supervised tokens weigh the same: a token of the shortest "
+        f"counts {ratio:.3g} times one of the longest"
+    )
+    fix = "a loss that takes num_items_in_batch, or micro-batches of as many tokens"
+    return "likely", "a mean of means over uneven micro-batches", cause, fix
+
+
+def _rounded(sums: AccumulationFacts, num_micro: int) -> Reason | None:
+    if sums.sum_format is None or num_micro < _MANY:
+        return None
+    share = f"1/{num_micro}"
+    cause = f"a micro-batch adds about {share} of the sum, of which {sums.sum_format} keeps the leading digits"
+    title = f"gradients of {num_micro} micro-batches are summed in {sums.sum_format}"
+    return "likely", title, cause, "sum gradients in float32"
+
+
+def _normed(sums: AccumulationFacts) -> Reason | None:
+    if not sums.batch_norms:
+        return None
+    sees = "sees" if sums.batch_norms == 1 else "see"
+    cause = f"{counted(sums.batch_norms, 'BatchNorm')} {sees} one micro-batch at a time"
+    return "possible", "statistics of micro-batches", cause, "freeze its statistics, or GroupNorm"
+
+
+RULE = Rule(
+    "NS117",
+    "accumulation-changes-loss",
+    "the loss depends on how a batch is split into micro-batches",
+    check,
+    ("static",),
+    __doc__ or "",
+)

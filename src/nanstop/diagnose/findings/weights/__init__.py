@@ -1,0 +1,1 @@
+"""4xx: weights and the optimizer."""

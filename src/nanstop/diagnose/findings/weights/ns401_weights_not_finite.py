@@ -1,0 +1,91 @@
+"""Parameters were not finite before the step began.
+
+## What happened
+The step failed because a weight was NaN or Inf already when the forward pass started. No operation of this step is to
+blame.
+
+## Why it happens
+One NaN in a weight matrix of 4096 x 4096 = 16777216 elements makes one output channel NaN, and the next matrix
+product spreads it to all of them. The weight came so: from the checkpoint, from a merge, from memory that was never
+filled (`torch.empty`), or from an earlier update that nothing caught.
+
+## Example
+```python
+model.load_state_dict(torch.load("adapter.pt", weights_only=True))
+[n for n, p in model.named_parameters() if not p.isfinite().all()]     # ['lm_head.weight']
+```
+
+## Fix
+1. Go back to the last good state: nanstop rewinds to its snapshot and replays up to the update that broke the weights,
+   where it kept one (then it is NS402). Cost: the steps since the snapshot.
+2. Load another checkpoint, after `nanstop scan CHECKPOINT`. Cost: none.
+3. Re-initialise the rows or tensors that are bad. Cost: what they had learned.
+
+## Fix safety
+Re-initialising changes training. Replacing NaN by 0 in a checkpoint hides how it came about and is not offered.
+
+## Not to be confused with
+NS402: the update that broke them is known. NS201: anomaly mode and module hooks name the first operation that touches
+the bad weight, which did nothing wrong.
+
+## References
+- https://github.com/IntMeGroup/FineVQ/issues/5
+- https://github.com/huggingface/transformers/issues/28968
+- https://github.com/pytorch/torchtitan/pull/2450
+- https://github.com/mst272/LLM-Dojo/issues/11
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.candidates import Candidates
+from nanstop.diagnose.evidence.reading import counted, listed, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Atom, Diagnosis, Evidence
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if parameters were bad before the forward pass."""
+    found, incident = evidence.localization, evidence.incident
+    if found is not None and found.key.phase == "optimizer":
+        return None
+    named = incident.bad_params if incident is not None else ()
+    if found is not None and found.origin == "from_param" and found.culprit:
+        named = (found.culprit, *(name for name in named if name != found.culprit))
+    if not named:
+        return None
+    at_start = incident is not None and incident.at.step == 0
+    history = "before this step; the update is not known"
+    if at_start:
+        left = {stats.name for stats in standing(evidence).left_weights} & set(named)
+        so = ": an earlier training in this process left them so" if left else ""
+        history = f"before the first step{so}"
+    return Diagnosis(
+        code="NS401",
+        title=f"weights not finite: {listed(named)}",
+        cause=f"{counted(len(named), 'parameter')} not finite {history}",
+        confidence="certain",
+        lines=("no operation of this step made it: the forward pass began with it",),
+        remedies=_row_initialisations(evidence, named),
+        where=named[0],
+    )
+
+
+def _row_initialisations(evidence: Evidence, named: tuple[str, ...]) -> Candidates:
+    # New rows are made from those that are left.
+    tables = {rows.parameter for rows in standing(evidence).token_rows if rows.median_norm > 0.0}
+    return tuple(
+        (Atom(remedy="init_rows", target=name, value=value),)
+        for name in named
+        if name in tables
+        for value in ("mean", "normal")
+    )
+
+
+RULE = Rule(
+    "NS401",
+    "weights-not-finite",
+    "weights not finite before the step",
+    check,
+    ("incident",),
+    __doc__ or "",
+)

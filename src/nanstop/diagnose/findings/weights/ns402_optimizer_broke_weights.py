@@ -1,0 +1,206 @@
+"""The update broke weights that were good: not finite, or moved out of all proportion.
+
+## What happened
+The gradients were finite, the weights were finite before the update and are not after it. Every later step fails, and
+blames the first operation that touches a broken weight. Or every number stays finite, and the update moves weights more
+than 10 times as far as the same gradients do in float32: the model is lost, and nothing says so but the loss.
+
+## Why it happens
+AdamW moves a weight by lr x m / (sqrt(v) + eps). In float16 both parts of the denominator vanish: eps = 1e-8 is below
+2.98e-8, half of the smallest positive value, and so is v = 0.001 x g^2 for every |g| < 5.4e-3. What is left is m / 0
+= Inf, or 0 / 0 = NaN where the gradient was 0. A fused kernel computes in float32 and rounds what it stores: its
+first update is right, but v is 0 from then on, and every later one too long, by thousands of learning rates where the
+gradient is 0 and m is not. With 8-bit moments, a v that is small in its block of 256 rounds to 0, and the update is m
+/ eps = m x 1e8. A learning rate can do it alone only by the size of the update: 1e5 x an update of 1 leaves float16.
+
+## Example
+```python
+p = torch.nn.Parameter(torch.tensor([0.02, 0.02], dtype=torch.float16))
+p.grad = torch.tensor([1e-4, 0.0], dtype=torch.float16)
+torch.optim.AdamW([p], lr=1e-3).step()
+p                                   # [-inf, nan]
+```
+
+## Fix
+1. Store the trainable parameters in float32 (with autocast, so that they can meet half weights). Cost: 8 bytes more a
+   trainable parameter.
+2. Use 32-bit optimizer states, or AdamW instead of an 8-bit optimizer. Cost: 6 bytes more a trainable parameter.
+3. Raise eps to 1e-5, for a fused kernel to 1e-3. Cost: smaller updates for parameters with small gradients.
+4. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
+
+## Fix safety
+Float32 trainables and states are safe. Another optimizer, eps, learning rate and re-initialised rows change training.
+
+## Not to be confused with
+NS401: already broken, and the update that did it is not known. The log seldom shows this failure: with the default
+`logging_nan_inf_filter` the next numbers are astronomically large or 0 (NS801).
+
+## References
+- https://github.com/huggingface/trl/issues/2367
+- https://github.com/NVIDIA/apex/issues/240
+- https://github.com/google-deepmind/optax/issues/1754
+- https://github.com/bitsandbytes-foundation/bitsandbytes/issues/227
+- https://github.com/huggingface/peft/issues/1715
+"""
+
+from __future__ import annotations
+
+import math
+
+from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables, updated_in_half
+from nanstop.diagnose.evidence.reading import counted, listed, lost_squares, op_name, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
+from nanstop.records.formats import vanishes
+
+EPS = "1e-05"
+MOST_LENGTHS = 3
+ROOTS = frozenset({"sqrt", "rsqrt"})
+DIVISIONS = frozenset({"div", "true_divide", "divide"})
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the replayed update turned finite parameters into non-finite ones."""
+    found = evidence.localization
+    if found is None:
+        return _foreseen(evidence)
+    if found.key.phase != "optimizer" or found.origin == "from_state":
+        return None
+    broken = tuple(name for name in found.reaches if name != "loss")
+    if not broken and found.culprit:
+        broken = (found.culprit,)
+    facts = standing(evidence)
+    event = found.first_bad if found.origin == "born_here" else None
+    too_long = found.key.kind == "length"
+    confidence, cause = _cause(facts, event)
+    rows = () if too_long else _zero_rows(facts, broken)
+    return Diagnosis(
+        code="NS402",
+        title=_title(broken, too_long=too_long),
+        cause=cause,
+        confidence=confidence,
+        lines=_lengths(evidence, broken) if too_long else (_count(broken),),
+        remedies=(*_remedies(facts), *rows),
+        where=broken[0] if broken else "",
+    )
+
+
+def _foreseen(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding where an update was held back that could be rehearsed on a sample only."""
+    incident = evidence.incident
+    if incident is None or incident.phase != "optimizer" or incident.bad_params:
+        return None
+    broken = tuple(signal.name for signal in incident.signals if signal.source == "param")
+    if not broken:
+        return None
+    facts = standing(evidence)
+    _, cause = _cause(facts, None)
+    return Diagnosis(
+        code="NS402",
+        title=f"the update would break {listed(broken)}",
+        cause=cause,
+        confidence="likely",
+        lines=("rehearsed on a sample of the weights: not finite there, and finite in float32",),
+        remedies=_remedies(facts),
+        where=broken[0],
+    )
+
+
+def _title(broken: tuple[str, ...], *, too_long: bool) -> str:
+    if too_long:
+        return f"the update moves {listed(broken)} far too far"
+    return f"the update broke {listed(broken)}" if broken else "the update broke the weights"
+
+
+def _count(broken: tuple[str, ...]) -> str:
+    return f"gradients were finite; {counted(len(broken), 'parameter')} not finite after the update"
+
+
+def _lengths(evidence: Evidence, broken: tuple[str, ...]) -> tuple[str, ...]:
+    """Return how many parameters move too far, and of those that stand out how far."""
+    signals = evidence.incident.signals if evidence.incident is not None else ()
+    held = [s for s in signals if s.source == "param" and s.value is not None and s.threshold]
+    worst = sorted(held, key=lambda s: (s.value or 0.0) / (s.threshold or 1.0), reverse=True)
+    return (
+        f"every number is finite; {counted(len(broken), 'parameter')} moved too far",
+        *(f"`{s.name}` moves by {s.value:.3g}, {s.message}" for s in worst[:MOST_LENGTHS]),
+    )
+
+
+def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
+    optimizer, formats = facts.optimizer, updated_in_half(facts)
+    name = optimizer.name if optimizer is not None else "the optimizer"
+    eps = optimizer.eps if optimizer is not None else None
+    fused = optimizer is not None and optimizer.fused
+    if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
+        return "certain", f"the learning rate is {optimizer.lr:g}: look at the schedule"
+    if fused and formats and (squares := lost_squares(facts, formats[0])):
+        return "certain" if formats[0] == "float16" else "likely", (
+            f"{name}'s {squares}, and what is left is m / (0 + eps)"
+        )
+    for dtype in formats:
+        if eps is not None and vanishes(eps, dtype):
+            return (
+                "certain",
+                f"{name}'s eps {eps:g} rounds to 0 in {dtype}: the update is m / (sqrt(v) + 0)",
+            )
+    if eps == 0.0:
+        return "likely", f"{name}'s eps is 0: where no gradient ever came its update is 0 / 0"
+    own = _own_arithmetic(event) if event is not None else ""
+    if own:
+        return "likely", f"{name}'s own arithmetic: {own}"
+    if optimizer is not None and optimizer.state_bits == 8:
+        return (
+            "likely",
+            f"{name} keeps 8-bit moments: a second moment that rounds to 0 divides by eps alone",
+        )
+    if formats:
+        return "likely", f"{name} computes in {formats[0]}: squared gradients leave its range"
+    rate = f" (lr {optimizer.lr:g})" if optimizer is not None and optimizer.lr is not None else ""
+    return "possible", f"{name}'s update leaves the weights' format{rate}"
+
+
+def _own_arithmetic(event: OpEvent) -> str:
+    """Return what an optimizer does to finite numbers that no number comes of; empty where it is a matter of range."""
+    made = op_name(event.op).rstrip("_").removeprefix("_foreach_")
+    if not all(read.finite for read in event.inputs):
+        return ""
+    if made in ROOTS and any(output.nan for output in event.outputs):
+        return f"`{made}` of a negative number, which a sum of squares cannot be"
+    divisors = event.inputs[1:2] if made in DIVISIONS else ()
+    if any(divisor.zeros for divisor in divisors):
+        return f"`{made}` by 0"
+    return ""
+
+
+def _remedies(facts: RunFacts) -> Candidates:
+    optimizer = facts.optimizer
+    if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
+        return ()
+    eight_bit: Candidates = (
+        (Atom(remedy="fp32_optimizer_state"),),
+        (Atom(remedy="optimizer_swap", value="adamw"),),
+    )
+    has_eps = optimizer is None or optimizer.eps is not None
+    eps: Candidates = ((Atom(remedy="optimizer_eps", value=EPS),),) if has_eps else ()
+    state = eight_bit if optimizer is not None and optimizer.state_bits == 8 else ()
+    return (*fp32_trainables(facts), *state, *eps, (Atom(remedy="lr", value="0.1"),))
+
+
+def _zero_rows(facts: RunFacts, broken: tuple[str, ...]) -> Candidates:
+    return tuple(
+        (Atom(remedy="init_rows", target=rows.parameter, value=value),)
+        for rows in facts.token_rows
+        if rows.zero_rows and rows.parameter in broken
+        for value in ("mean", "normal")
+    )
+
+
+RULE = Rule(
+    "NS402",
+    "optimizer-broke-weights",
+    "the update broke the weights",
+    check,
+    ("incident",),
+    __doc__ or "",
+)

@@ -1,0 +1,236 @@
+"""Training ran away: loss and gradients grew from step to step until a value left its format.
+
+## What happened
+An operation overflowed on finite weights and a finite batch. In the steps before it the loss and the gradient norm had
+grown, each step more than the one before, and nothing was wrong with any of them but their size.
+
+## Why it happens
+Gradient descent on a curvature of L multiplies the distance to the minimum by |1 - lr L| a step: for lr L = 12 that is
+11, and 11^37 = 3.4e38 leaves float32 after 37 steps. In a network of several layers the gradient grows with the product
+of the others' weights, so that the exponent itself grows: 5, 8.7e7, 5e29, Inf in three steps. A wider format only
+postpones it: float64 ends at 1.8e308.
+
+## Example
+```python
+w = torch.tensor(1.0, requires_grad=True)
+for _ in range(40):
+    (loss,) = ((w * w).mul(6.0),)               # curvature 12
+    loss.backward()
+    w.data -= 1.0 * w.grad; w.grad = None       # 1, -11, 121, -1331, ...
+```
+
+## Fix
+1. Go back to a checkpoint from before the growth, with a tenth of the learning rate. Cost: the steps since then.
+2. Clip the gradient norm (`max_grad_norm=1.0`). Cost: none; it bounds a step, not a learning rate that is too large.
+3. Warm the learning rate up over some hundred steps. Cost: those steps. `nanstop lr-range SCRIPT` finds the rate at
+   which training runs away. Cost: about a hundred steps.
+
+## Fix safety
+All of it changes training. Leaving the failing update out is no cure: the weights are where they are.
+
+## Not to be confused with
+NS201: the loss was flat and one value is too large for a narrow format. NS402: one update breaks the weights without
+any growth before it. A single spike of the loss is not divergence, and neither is a batch that is far from the others
+(NS504).
+
+## References
+- https://github.com/karpathy/nanoGPT/issues/418
+- https://github.com/huggingface/transformers/issues/27121
+- https://github.com/huggingface/peft/issues/3073
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median, median_low
+
+from nanstop.diagnose.evidence.candidates import Candidates
+from nanstop.diagnose.evidence.reading import (
+    bad_output,
+    born,
+    number,
+    op_name,
+    series_values,
+    standing,
+)
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import (
+    FORMAT_MAX,
+    Atom,
+    Confidence,
+    Diagnosis,
+    Evidence,
+    OpEvent,
+    RunFacts,
+    TensorStats,
+)
+from nanstop.records.formats import EPSILON
+
+ANYWHERE = ("forward", "recompute", "loss", "backward", "optimizer")
+WIDE = 1e30
+"""Formats that end beyond this hold whatever a training that does not run away computes."""
+BY_FAR = 1e5
+CLEARLY = 100.0
+WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """``factor``: the last value over what was usual; ``rises``: how often a value was twice all before it.
+
+    ``is_short``: nothing says whether the history was flat before.
+    """
+
+    first: float
+    last: float
+    rises: int
+    is_short: bool
+
+    @property
+    def factor(self) -> float:
+        """How many times what was usual; a loss near zero is taken as 1, or each of its moves would be a climb."""
+        return self.last / max(self.first, 1.0)
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if an overflow ends a climb of the loss and of the gradient norm over several steps."""
+    event = born(evidence, ANYWHERE)
+    output = bad_output(event) if event is not None else None
+    if event is None or output is None or not _is_overflow(event, output):
+        return None
+    loss, norm = _climbs(evidence)
+    weights = _grown_weights(evidence)
+    wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
+    confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
+    if confidence is None:
+        return None
+    facts = standing(evidence)
+    return Diagnosis(
+        code="NS404",
+        title=f"training ran away until `{op_name(event.op)}` overflowed {output.dtype}",
+        cause=_cause(loss, weights, facts),
+        confidence=confidence,
+        lines=_lines(evidence, norm, weights),
+        remedies=_remedies(event, facts.clip),
+        where=event.module,
+    )
+
+
+def _is_overflow(event: OpEvent, output: TensorStats) -> bool:
+    """Return whether a wider format holds the result, as far as it was tried: beyond float64 there is none.
+
+    In backward a fused kernel that is repeated gets what its forward kept in the narrow format: no test of large values.
+    """
+    kept = event.phase == "backward" and any(_has_no_units(stats) for stats in event.inputs)
+    return event.wider != "nonfinite" or kept or (output.dtype == "float64" and not output.nan)
+
+
+def _has_no_units(stats: TensorStats) -> bool:
+    """Return whether neighbours at the largest value are more than 1 apart: e to such a difference is any number."""
+    return stats.absmax > 2.0 / EPSILON.get(stats.dtype, math.inf)
+
+
+def _climbs(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
+    """Return how loss and gradient norm rose up to the failing step, over the steps whose loss was finite."""
+    losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
+    return _climb(losses), _climb({step: norms[step] for step in losses if step in norms})
+
+
+def _climb(history: Mapping[int, float]) -> Climb | None:
+    """Return how a history rose up to the failing step; None where it holds no two steps, or only zeros."""
+    values = list(history.values())[-WINDOW:]
+    if len(values) < 2 or not any(values):
+        return None
+    first = median_low(values[: (len(values) + 1) // 2])
+    record, rises = first, 0
+    for value in values:
+        if value > 0.0 and value >= 2.0 * record:
+            record, rises = value, rises + 1
+    return Climb(first, values[-1], rises, len(values) < 3)
+
+
+def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
+    """Return the size of each step's value: of its micro-batches the median; steps that failed are left out.
+
+    The norm of finite gradients overflows before they do: it counts as the largest number.
+    """
+    largest = FORMAT_MAX["float32"] if name == "grad_norm" else math.inf
+    at = evidence.incident.at.step if evidence.incident is not None else 0
+    steps: dict[int, list[float]] = {}
+    for step, value in series_values(evidence, name):
+        if step <= at:
+            steps.setdefault(step, []).append(min(abs(value), largest))
+    return {step: median(seen) for step, seen in steps.items() if all(map(math.isfinite, seen))}
+
+
+def _grown_weights(evidence: Evidence) -> tuple[TensorStats, ...]:
+    """Return the weights that no training that converges makes so large, and that were not so when the run began."""
+    incident = evidence.incident
+    if incident is None:
+        return ()
+    facts = standing(evidence)
+    before = {stats.name for stats in facts.odd_weights}
+    left = {stats.name for stats in facts.left_weights}
+    return tuple(
+        stats
+        for stats in incident.odd_weights
+        if stats.name not in before and (incident.at.step > 0 or stats.name in left)
+    )
+
+
+def _confidence(
+    loss: Climb | None, norm: Climb | None, *, wide: bool, moved: bool
+) -> Confidence | None:
+    if loss is None:
+        return "possible" if moved else None
+    # The norm of the failing step itself is not finite: it rose once more than its history says.
+    rises = min(loss.rises, norm.rises + 1) if norm is not None else loss.rises
+    factor = max(loss.factor, norm.factor if norm is not None else 0.0)
+    if factor < CLEARLY or not rises:
+        return None
+    enough = 2 if moved or (wide and factor >= BY_FAR) else 3
+    if rises >= enough or (moved and loss.is_short):
+        return "likely"
+    # A lone spike after a flat history may be a batch's own.
+    return "possible" if moved or rises >= 2 or (loss.is_short and factor >= BY_FAR) else None
+
+
+def _cause(loss: Climb | None, weights: tuple[TensorStats, ...], facts: RunFacts) -> str:
+    left = {stats.name for stats in facts.left_weights}
+    if loss is None and any(stats.name in left for stats in weights):
+        return "an earlier training in this process left weights that had grown beyond all measure"
+    lr = facts.optimizer.lr if facts.optimizer is not None else None
+    rate = f" at a learning rate of {lr:g}" if lr is not None else ""
+    if loss is None:
+        return f"weights grew beyond all measure in the updates before it{rate}"
+    return f"the loss grew from {loss.first:.3g} to {loss.last:.3g} before it{rate}"
+
+
+def _lines(
+    evidence: Evidence, norm: Climb | None, weights: tuple[TensorStats, ...]
+) -> tuple[str, ...]:
+    clip, lines = standing(evidence).clip, []
+    if norm is not None:
+        lines.append(f"the gradient norm went from {norm.first:.3g} to {norm.last:.3g}")
+    if weights:
+        largest = max(weights, key=lambda stats: stats.absmax)
+        lines.append(f"`{largest.name}` has come to {largest.absmax:.3g}")
+    lines.append("gradients are not clipped" if not clip else f"clipped at {number(clip)}")
+    if evidence.localization is None or evidence.localization.key.phase != "optimizer":
+        lines.append(
+            "nothing in this step cures it: go back to before the growth with a smaller learning rate"
+        )
+    return tuple(lines)
+
+
+def _remedies(event: OpEvent, clip: float | None) -> Candidates:
+    """Return what bounds an update; a forward pass of weights that are too large already has no cure in its step."""
+    if event.phase != "optimizer":
+        return ()
+    clipping: Candidates = ((Atom(remedy="clip", value="1"),),) if not clip else ()
+    return (*clipping, (Atom(remedy="lr", value="0.1"),))
+
+
+RULE = Rule("NS404", "divergence", "training ran away", check, ("incident",), __doc__ or "")

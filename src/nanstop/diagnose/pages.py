@@ -1,0 +1,57 @@
+"""The pages of the findings, by code or by name, in English and in Chinese."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanstop.diagnose import catalogue
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.suggest import unknown
+
+LANGUAGES = ("en", "zh")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a finding says, in one language: its title, and its page as Markdown without a heading of the first level."""
+
+    title: str
+    text: str
+
+
+def find_rule(code: str) -> Rule:
+    """Return the rule of a code ("NS201", in any case) or of a name ("fp16-overflow").
+
+    Errors: ``NanstopError`` NS001 for one that does not exist, with the nearest.
+    """
+    for rule in catalogue.CATALOGUE:
+        if code.upper() == rule.code or code.lower() == rule.slug:
+            return rule
+    names = [name for rule in catalogue.CATALOGUE for name in (rule.code, rule.slug)]
+    raise unknown("finding", code.upper() if code[:2].upper() == "NS" else code, names)
+
+
+def page(rule: Rule, lang: str = "en") -> Page:
+    """Return the page of a rule: its docstring in English, ``rules/zh/CODE.md`` in Chinese.
+
+    Errors: ``NanstopError`` NS001 for a language that is not in ``LANGUAGES``.
+    """
+    if lang not in LANGUAGES:
+        raise unknown("language", lang, LANGUAGES)
+    if lang == "en":
+        return Page(rule.title, rule.page.strip())
+    from importlib.resources import files
+
+    file = files(catalogue.__package__) / lang / f"{rule.code}.md"
+    heading, _, text = file.read_text(encoding="utf-8").partition("\n")
+    return Page(heading.partition(": ")[2], text.strip())
+
+
+def explain(code: str, *, lang: str = "en") -> str:
+    """Return the page of a finding as Markdown, headed by its code and name.
+
+    Errors: those of ``find_rule`` and of ``page``. The language is never guessed from the locale.
+    """
+    rule = find_rule(code)
+    found = page(rule, lang)
+    return f"# {rule.code} {rule.slug}: {found.title}\n\n{found.text}\n"

@@ -1,0 +1,1 @@
+"""Planted faults of unit size and their healthy twins, keyed by code."""

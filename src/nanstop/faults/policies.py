@@ -1,0 +1,92 @@
+"""Planted faults of objectives that compare a policy with rewards, with a reference, or with its own rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nanstop.faults.parts import Model, diagonal, ones
+from nanstop.faults.specimen import Batch, Specimen, run_plain
+
+NUM_STEPS = 64
+
+
+def _policy(value: float = 0.5) -> Model:
+    return Model(head=diagonal(value))
+
+
+def _states(rows: int = 3) -> Tensor:
+    x = ones(rows=rows)
+    x[:, :, 0] = torch.arange(float(rows))[:, None]
+    return x
+
+
+def _specimen(
+    model: Model, loss_fn: Callable[[Batch], Tensor], batch: Batch, num_steps: int = 1
+) -> Specimen:
+    return Specimen(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+        loss_fn=loss_fn,
+        batches=(batch,) * num_steps,
+    )
+
+
+def _relative(rewards: Tensor) -> Tensor:
+    """Return the advantages of one group."""
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
+def rewarded(rewards: tuple[float, ...], num_steps: int = NUM_STEPS) -> Specimen:
+    """A group of completions with these rewards, several times."""
+    model = _policy()
+
+    def loss_fn(batch: Batch) -> Tensor:
+        logps = model(batch["x"]).log_softmax(-1)[..., 0]
+        return -(logps * _relative(batch["rewards"])[:, None]).mean()
+
+    batch = {"x": _states(len(rewards)), "rewards": torch.tensor(rewards)}
+    return _specimen(model, loss_fn, batch, num_steps)
+
+
+def against_reference(gap: float) -> Specimen:
+    """The k3 estimate of the KL divergence to a reference that likes one token ``gap`` nats better."""
+    model = _policy()
+    ref_logps = model(_states()).log_softmax(-1)[..., 0].detach()
+    ref_logps[1, 2] += gap
+
+    def loss_fn(batch: Batch) -> Tensor:
+        logps = model(batch["x"]).log_softmax(-1)[..., 0]
+        kl = torch.exp(batch["ref_logps"] - logps) - (batch["ref_logps"] - logps) - 1
+        return (kl - logps).mean()
+
+    return _specimen(model, loss_fn, {"x": _states(), "ref_logps": ref_logps})
+
+
+def rolled_out(temperature: float) -> Specimen:
+    """Completions whose log-probabilities were noted at another temperature than the loss's, which is 1."""
+    model = _policy(2.0)
+    old_logps = (model(_states()) / temperature).log_softmax(-1)[..., 0].detach()
+
+    def loss_fn(batch: Batch) -> Tensor:
+        ratio = torch.exp(model(batch["x"]).log_softmax(-1)[..., 0] - batch["old_logps"])
+        return -(ratio * batch["advantages"][:, None]).mean()
+
+    advantages = torch.tensor([1.0, 0.0, -1.0])
+    batch = {"x": _states(), "old_logps": old_logps, "advantages": advantages}
+    return _specimen(model, loss_fn, batch)
+
+
+def nothing_differs(specimen: Specimen) -> bool:
+    """Return whether a finite loss has a gradient of exactly 0."""
+    run = run_plain(specimen)
+    return run.healthy and run.num_nonzero_gradients == 0
+
+
+def ratio_is_off(specimen: Specimen) -> bool:
+    """Return whether the first ratios are more than 5 % off 1."""
+    batch = specimen.batches[0]
+    logps = specimen.model(batch["x"]).log_softmax(-1)[..., 0]
+    return bool(((logps - batch["old_logps"]).exp() - 1.0).abs().mean() > 0.05)

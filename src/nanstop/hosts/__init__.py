@@ -1,0 +1,1 @@
+"""The libraries that train. Nobody else knows them."""

@@ -1,0 +1,1 @@
+"""What every loop shares, and the manual interface."""

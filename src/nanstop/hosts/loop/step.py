@@ -1,0 +1,283 @@
+"""A window of a raw training loop that can be run again: the ``Step`` of loops without a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.errors import NanstopError
+from nanstop.hosts.run_again import run_again
+from nanstop.records import Atom, RunFacts, StepId
+from nanstop.replay.held import kept_awake
+from nanstop.replay.rng import RngState, note_rng, restore_rng
+from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
+from nanstop.replay.step import Batch, ModelView
+from nanstop.replay.unheard import unheard
+from nanstop.replay.untouched import versions_kept
+
+UNTIL_UPDATE = frozenset(
+    {
+        "clip",
+        "fp32_optimizer_state",
+        "fp32_trainables",
+        "loss_scale",
+        "lr",
+        "optimizer_eps",
+        "optimizer_swap",
+    }
+)
+"""Remedies that act on the update: they stay on until it is over."""
+
+
+_SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
+"""Packages whose modules gather weights or pass activations on while they run."""
+
+
+class Micro(Protocol):
+    """A micro-batch: what it was given, the raw loss it gave (None where it raised), and how to run it again."""
+
+    batch: Batch
+    loss: Tensor | None
+    rng: RngState
+
+    def obstacle(self) -> str:
+        """Return why it cannot be run again exactly, or ""."""
+        ...
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        """Run forward and backward again from the present random state; gradients are added."""
+        ...
+
+    def leaves(self) -> Iterable[Tensor]:
+        """Return tensors of the script, parameters or not, that its backward may give a gradient."""
+        ...
+
+
+class UnseenMicro:
+    """Stands for gradients whose making was not seen: ``autograd.grad``, a loss without a model call."""
+
+    def __init__(self, reason: str, loss: Tensor | None = None) -> None:
+        self.batch: Batch = {}
+        self.loss = loss
+        self.rng = note_rng()
+        self._reason = reason
+
+    def obstacle(self) -> str:
+        return self._reason
+
+    def rerun(self, batch: Batch | None) -> Tensor:  # noqa: ARG002  (never reached: there is an obstacle)
+        raise NanstopError(self._reason, code="NS000")
+
+    def leaves(self) -> Iterable[Tensor]:
+        return ()
+
+
+@dataclass(slots=True)
+class LoopStep:
+    """See ``core.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run again.
+
+    ``start``: the buffers as they were when the window began. ``apply``: the update as the loop makes it. ``rates``:
+    the learning rates of this window, one for each group; ``usual``: those that windows of the run have had.
+    """
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    micros: Sequence[Micro]
+    buffers: BufferNotes
+    start: Any
+    apply: Callable[[], None]
+    rates: tuple[Any, ...] = ()
+    usual: Collection[tuple[Any, ...]] = ()
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        return tuple(m.batch for m in self.micros)
+
+    @property
+    def losses(self) -> tuple[Tensor | None, ...]:
+        return tuple(m.loss for m in self.micros)
+
+    @property
+    def is_local(self) -> bool:
+        """A model inside DDP is run without it; one whose weights lie on several processes cannot be."""
+        kinds = {kind for m in self.view.root.modules() for kind in type(m).__mro__}
+        return not any(kind.__module__.startswith(_SHARDING) for kind in kinds)
+
+    def obstacle(self) -> str:
+        """Return why the window cannot be run again as a whole, or ""."""
+        return next((o for o in (m.obstacle() for m in self.micros) if o), "")
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        noted = self.micros[micro]
+        restore_rng(noted.rng)
+        # Sinks such as clip_grad_norm_ run without gradients.
+        root, compiled = self.view.root, self.facts.compiled
+        with torch.enable_grad(), run_again(root, self._leaves(), compiled=compiled):
+            return noted.rerun(batch)
+
+    def update(self) -> None:
+        optimizer = self.view.optimizer
+        present = learning_rates(optimizer)
+        # A rate that no window of this run had is a remedy's; it stays.
+        if present in self.usual:
+            self.set_rates()
+        try:
+            self.apply()
+        finally:
+            set_learning_rates(optimizer, present)
+
+    def set_rates(self) -> None:
+        """Give the optimizer the learning rates that this window had."""
+        set_learning_rates(self.view.optimizer, self.rates)
+
+    def trainable(self) -> Trainable:
+        """Return what the update changes."""
+        named = {n: p for n, p in self.view.root.named_parameters() if p.requires_grad}
+        known = {id(p) for p in named.values()}
+        others = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        named |= {f"parameter {i}": p for i, p in enumerate(others)}
+        return Trainable(named, self.view.optimizer, self.view.scaler)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return every parameter of the model and of the optimizer once."""
+        found = {id(p): p for p in self.view.root.parameters()}
+        if self.view.optimizer is not None:
+            for group in self.view.optimizer.param_groups:
+                found.update((id(p), p) for p in group["params"])
+        return list(found.values())
+
+    def _leaves(self) -> list[Tensor]:
+        """Return every tensor that a backward of this window may give a gradient, once."""
+        found = {id(p): p for p in self.parameters()}
+        found.update((id(t), t) for micro in self.micros for t in micro.leaves())
+        return list(found.values())
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        obstacle = self.obstacle()
+        if obstacle:
+            raise NanstopError(f"not replayable: {obstacle}", code="NS000")
+        leaves = self._leaves()
+        root, scaler = self.view.root, self.view.scaler
+        kept = self.trainable() if with_update else Trainable({}, None, scaler)
+        with ExitStack() as undo:
+            undo.enter_context(unheard())
+            undo.enter_context(kept_awake(root))
+            undo.callback(restore_rng, note_rng())
+            undo.enter_context(versions_kept((*leaves, *kept.tensors())))
+            undo.callback(_set_gradients, [(p, p.grad) for p in leaves])
+            undo.enter_context(self.buffers.kept(self.start))
+            undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
+            undo.callback(Snapshot(kept).restore)
+            self.buffers.restore(self.start)
+            for leaf in leaves:
+                leaf.grad = None
+            ready_scaler(scaler)
+            yield
+
+    def redo(self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack) -> str:
+        """Make the window's gradients again, each micro-batch under its remedies; return what went wrong, or "".
+
+        The random state stays as it is. Where it goes wrong, gradients and buffers are as before. Gradients keep their
+        storage. Remedies that act on the update are entered on ``until_update``, which the caller closes after it.
+        """
+        before = [(p, p.grad) for p in self._leaves()]
+        tensors = [t for pair in before for t in pair]
+        with versions_kept(tensors), self.buffers.rewritten(self.start):
+            return self._redo(atoms, until_update, before)
+
+    def _redo(
+        self,
+        atoms: Mapping[int, tuple[Atom, ...]],
+        until_update: ExitStack,
+        before: list[tuple[Tensor, Tensor | None]],
+    ) -> str:
+        state, present = note_rng(), self.buffers.note()
+        self.buffers.restore(self.start)
+        try:
+            standing = self._enter_standing(atoms, until_update)
+            for leaf, _ in before:
+                leaf.grad = None
+            for place in range(len(self.micros)):
+                mine = tuple(a for a in atoms.get(place, ()) if a not in standing)
+                self._redo_micro(place, mine)
+        except Exception as error:  # the loop's own code: anything may come out of it
+            until_update.close()
+            _set_gradients(before)
+            self.buffers.restore(present)
+            return f"{type(error).__name__}: {error}"
+        finally:
+            restore_rng(state)
+        for leaf, old in before:
+            _keep_storage(leaf, old)
+        return ""
+
+    def _enter_standing(
+        self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack
+    ) -> frozenset[Atom]:
+        everything = dict.fromkeys(a for mine in atoms.values() for a in mine)
+        standing = tuple(a for a in everything if a.remedy in UNTIL_UPDATE)
+        if standing:
+            from nanstop.remedies.apply import applied
+
+            until_update.enter_context(applied(self.view, standing))
+        return frozenset(standing)
+
+    def _redo_micro(self, place: int, atoms: tuple[Atom, ...]) -> None:
+        micro = self.micros[place]
+        if not atoms:
+            micro.loss = self.run(place)
+            return
+        from nanstop.remedies.apply import applied, rebatch
+        from nanstop.remedies.data import dropped_micros
+
+        if place in dropped_micros(atoms):
+            micro.loss = None
+            return
+        with applied(self.view, atoms):
+            micro.loss = self.run(place, rebatch(micro.batch, atoms, micro=place))
+
+
+def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
+    """Return the learning rate of each group."""
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return tuple(group.get("lr") for group in groups)
+
+
+def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:
+    """Give each group its learning rate; those that were added after the rates were noted keep theirs."""
+    if optimizer is not None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate
+
+
+def _keep_storage(leaf: Tensor, old: Tensor | None) -> None:
+    """Put the new gradient where the old one was: loops and wrappers may hold on to that tensor."""
+    new = leaf.grad
+    if old is None or old.is_sparse or old.requires_grad:
+        return
+    if new is None:
+        # The window did not reach it: it had zeros from `zero_grad(set_to_none=False)`.
+        old.zero_()
+    elif new.dtype == old.dtype and new.layout == old.layout:
+        old.copy_(new)
+    else:
+        return
+    leaf.grad = old
+
+
+def _set_gradients(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
+    for leaf, gradient in gradients:
+        leaf.grad = gradient
+
+
+def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training

@@ -1,0 +1,345 @@
+"""One micro-batch of an unchanged loop as a list of calls: model calls, the ops between them and ``backward``.
+
+A tape holds functions and inputs, never results: an input that is an earlier result is a ``Slot``. It is played again
+from the first model call; what the loss does not need is left out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+
+from nanstop.hosts.loop.tape_calls import (
+    HISTORY,
+    Call,
+    Constant,
+    Slot,
+    autocast_state,
+    by_torch_alone,
+    leaves,
+    tensors,
+    user_line,
+    version,
+)
+from nanstop.numerics.tensors import has_bad
+from nanstop.replay.rng import RngState
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+MAX_CALLS = 4096
+"""Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""
+_MAX_HELD_BYTES = 2**20
+"""Larger tensors from outside are not held for what the script makes of them: logits of another model, say."""
+
+_MAX_ALL_BYTES = 2**24
+"""More than this is not held in all."""
+
+_LOOKS = frozenset(
+    {
+        Tensor.item,
+        Tensor.__float__,
+        *(
+            getattr(owner, f"is{kind}")
+            for owner in (torch, Tensor)
+            for kind in ("nan", "inf", "finite")
+        ),
+    }
+)
+_NOT_REPEATED = frozenset(
+    {
+        *(getattr(torch, f"{name}_like") for name in ("rand", "randn", "randint")),
+        *(
+            getattr(owner, name)
+            for owner in (torch, Tensor)
+            for name in ("bernoulli", "multinomial", "normal", "poisson", "dropout")
+            if hasattr(owner, name)
+        ),
+        functional.dropout,
+        functional.gumbel_softmax,
+        cast("Any", Tensor).grad.__get__,
+        cast("Any", Tensor).grad.__set__,
+    }
+)
+"""On tensors from outside alone: what draws numbers (its place in the stream is not known), what training changes."""
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
+)
+
+Operand = tuple[Tensor, int, Slot | None]
+"""A tensor among a call's arguments, its version before the call, its slot if it has one."""
+
+
+class Tape(TorchFunctionMode):
+    """Records while it is on the stack of function modes; model calls and ``backward`` are added by ``call``.
+
+    Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a batch's rewards is
+    part of the loss. What they make before the first model call is taken as it is, and made again only where it is not
+    finite. ``num_ops``: how many ops on the model's results it recorded. ``num_outer``: how many others, and whatever
+    it saw before a model call. ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises. ``looked_at``: the
+    last scalar whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be replayed.
+    ``problem``: why it records nothing any more.
+    """
+
+    def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self.device = device
+        self.on_error = on_error
+        self.num_ops = 0
+        self.num_outer = 0
+        self.takes_outer = True
+        self.lingers = False
+        self.looked_at: tuple[Slot | None, Tensor] | None = None
+        self.losses: list[int] = []
+        self.calls: list[Call] = []
+        self.problem = ""
+        self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
+        self._count = 0
+        self._first_of_model: int | None = None
+        self._num_held_bytes = 0
+        self._started = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_early = self._first_of_model is None
+        self.num_outer += is_early
+        if self.lingers or self.problem:
+            return func(*args, **kwargs)
+        operands: list[Operand] = []
+        call = self._before(func, args, kwargs, operands)
+        if call is None:
+            return func(*args, **kwargs)
+        self.num_ops += not call.outer
+        self.num_outer += call.outer and not is_early
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            if call.outer:
+                self.calls.pop()
+            else:
+                self.on_error(error)
+            raise
+        self._after(call, operands, result)
+        if func in _LOOKS and not call.outer:
+            self._looked(operands[0])
+        useless = not (call.count or call.writes or call.foreign)
+        if useless and self.calls and self.calls[-1] is call:
+            self.calls.pop()
+        return result
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        recorded: Callable[..., Any] | None = None,
+        rng: RngState | None = None,
+        keep: bool = False,
+    ) -> Any:
+        """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated)."""
+        operands: list[Operand] = []
+        if rng is not None and self._first_of_model is None:
+            self._first_of_model = self._count
+        # Not `or`: a module may have a length of its own, which is 0 or which raises.
+        repeated = function if recorded is None else recorded
+        call = self._before(repeated, args, kwargs, operands, always=True)
+        if call is not None:
+            call.rng, call.keep = rng, keep
+        result = function(*args, **kwargs)
+        if call is not None:
+            self._after(call, operands, result)
+        return result
+
+    def _before(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: Any,
+        operands: list[Operand],
+        *,
+        always: bool = False,
+    ) -> Call | None:
+        """Note a call that is about to be made; None for an op that is not recorded, or where that fails."""
+        try:
+            with by_torch_alone():
+                noted = self._note(args, operands), self._note(kwargs, operands)
+                outer = not always and all(slot is None or slot.outer for _, _, slot in operands)
+                if outer and not (self.takes_outer and self._may_hold(function, operands)):
+                    return None
+                return self._begin(function, noted, outer=outer)
+        except Exception as error:  # objects of the script: looking at one may raise anything
+            self._give_up(error)
+            return None
+
+    def _after(self, call: Call, operands: list[Operand], result: Any) -> None:
+        try:
+            with by_torch_alone():
+                self._end(call, operands, result)
+        except Exception as error:  # as above
+            self._give_up(error)
+
+    def _looked(self, operand: Operand) -> None:
+        with by_torch_alone():
+            if operand[0].dim() == 0:
+                self.looked_at = operand[2], operand[0].detach()
+
+    def _give_up(self, error: Exception) -> None:
+        self.problem = f"a call cannot be recorded ({type(error).__name__}: {error})"
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model was called."""
+        return self._first_of_model is not None
+
+    def slot(self, tensor: Any) -> int | None:
+        """Return the slot of a tensor that a recorded call returned, else None."""
+        known = self._slots.get(id(tensor))
+        return known[1].index if known is not None and known[0]() is tensor else None
+
+    def _may_hold(self, function: Any, operands: list[Operand]) -> bool:
+        """Return whether an op on tensors from outside can be repeated, and holds nothing large but parameters."""
+        if not operands or function in _NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
+            return False
+        outside = [tensor for tensor, _, slot in operands if slot is None]
+        data = [tensor.nbytes for tensor in outside if not tensor.requires_grad]
+        self._num_held_bytes += sum(data)
+        small = max(data, default=0) <= _MAX_HELD_BYTES and self._num_held_bytes <= _MAX_ALL_BYTES
+        return small and all(tensor.is_leaf for tensor in outside)
+
+    def _begin(self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool) -> Call:
+        grad, line = torch.is_grad_enabled(), user_line()
+        state = autocast_state(self.device)
+        call = Call(function, *noted, state, grad, line, None, self._count, outer=outer)
+        if len(self.calls) < MAX_CALLS:
+            self.calls.append(call)  # before the call: one that raises is repeated, too
+        else:
+            self.problem = f"more than {MAX_CALLS} calls before backward"
+        return call
+
+    def _end(self, call: Call, operands: list[Operand], result: Any) -> None:
+        if call.outer and self._prepares(operands, result):
+            self.calls.pop()
+            return
+        for tensor, before, slot in operands:
+            if version(tensor) == before:
+                continue
+            if slot is not None:
+                call.writes += (slot.index,)
+            elif not call.keep and call.rng is None:
+                call.foreign = "the loss changes in place a tensor from outside the iteration"
+        for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
+            self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
+            self._count += 1
+        call.count = self._count - call.first
+        call.scalar = isinstance(result, Tensor) and result.dim() == 0
+
+    def _prepares(self, operands: list[Operand], result: Any) -> bool:
+        """Return whether an outer op wrote in place or made nothing new: its operands are taken as they are later."""
+        written = [tensor for tensor, before, _ in operands if version(tensor) != before]
+        if any(tensor.grad_fn is not None for tensor in written):
+            return False
+        for tensor in written:
+            self._slots.pop(id(tensor), None)
+        if written and self._first_of_model is not None:
+            # What was made of the old values is taken as it is, too.
+            made = {key: known for key, known in self._slots.items() if known[1].outer}
+            for key, (reference, _) in made.items():
+                tensor = reference()
+                if tensor is None or tensor.grad_fn is None:
+                    del self._slots[key]
+        return bool(written) or any(result is tensor for tensor, _, _ in operands)
+
+    def _note(self, value: Any, operands: list[Operand]) -> Any:
+        """Return ``value`` with its tensors replaced by slots and constants, and append these to ``operands``."""
+        if isinstance(value, Tensor):
+            known = self._slots.get(id(value))
+            slot = known[1] if known is not None and known[0]() is value else None
+            operands.append((value, version(value), slot))
+            first = self._first_of_model
+            if slot is not None and (
+                first is None or slot.index >= first or value.grad_fn is not None
+            ):
+                return slot
+            # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
+            if value.grad_fn is not None:
+                return HISTORY
+            return Constant(value, operands[-1][1], slot.index if slot is not None else None)
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is tuple or kind is list:
+            return kind([self._note(entry, operands) for entry in value])
+        if kind is dict:
+            return {key: self._note(entry, operands) for key, entry in value.items()}
+        # A container of another class is kept whole, unless results of the tape are in it.
+        return HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
+
+    def needed(self) -> list[Call]:
+        """Return, in order, the calls that the losses depend on."""
+        wanted = set(self.losses)
+        chosen: list[Call] = []
+        last = len(self.calls) - 1
+        for place in range(last, -1, -1):
+            call = self.calls[place]
+            results = range(call.first, call.first + call.count)
+            # A write may reach the loss through a view of its target: none but foreign ones is left out.
+            if call.keep or call.writes or place == last or wanted.intersection(results):
+                chosen.append(call)
+                wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
+                constants = leaves(call.args, call.kwargs, kind=Constant)
+                wanted.update(self._made_again(constants))
+        return chosen[::-1]
+
+    def _made_again(self, constants: Iterable[Constant]) -> Iterator[int]:
+        """Yield the slots of constants that are not finite, as long as they can be made again from what is left."""
+        for constant in constants:
+            if constant.origin is None or not has_bad(constant.tensor):
+                continue
+            wanted = {constant.origin}
+            early = [call for call in self.calls if call.first < (self._first_of_model or 0)]
+            for call in reversed(early):
+                if wanted.intersection(range(call.first, call.first + call.count)):
+                    wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
+                    if call.obstacle:
+                        break
+            else:
+                yield constant.origin
+
+    def start(self) -> bool:
+        """Record ops from here on; False where the script has a function mode of its own (its order must hold)."""
+        # Modes leave the stack by its top, whoever is there; only that of set_default_device stays where it is.
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        if any(mode is not default for mode in _modes()):
+            return False
+        _push_mode(self)
+        self._started = True
+        return True
+
+    def stop(self) -> bool:
+        """Take the tape off the stack of function modes, wherever in it it is; return whether it was there.
+
+        Inside an op that raised it cannot be taken off: torch holds it and puts it back. It ``lingers`` then, records
+        nothing any more, and a later ``stop`` succeeds.
+        """
+        if not any(mode is self for mode in _modes()):
+            self.lingers = self._started
+            return False
+        self._started = self.lingers = False
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+        return True
+
+
+def _modes() -> list[Any]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(place) for place in range(count)]

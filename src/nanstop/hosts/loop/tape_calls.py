@@ -1,0 +1,203 @@
+"""A call that can be made again: its function, and its arguments with what must not be held replaced by stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import CO_OPTIMIZED
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.replay.rng import RngState, restore_rng
+from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_wrapper
+
+__tracebackhide__ = passes_through
+
+by_torch_alone = torch._C.DisableTorchFunction
+"""Reading a tensor's attributes is a call that function modes of the script would see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for the ``index``-th tensor that the calls so far have returned. ``outer``: see ``Call``."""
+
+    index: int
+    outer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor from outside, by reference, with the version of its values at the call.
+
+    ``origin``: its slot, if the script made it before the first model call and the tape knows of what.
+    """
+
+    tensor: Tensor
+    version: int
+    origin: int | None = None
+
+    @property
+    def moved(self) -> bool:
+        return version(self.tensor) != self.version
+
+
+class History:
+    """Stands for a tensor whose graph began before the tape."""
+
+
+HISTORY = History()
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
+
+    ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results (``backward``).
+    ``outer``: no result of a model is among its operands, nor anything made of one. ``scalar``: its result is one number.
+    """
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    autocast: tuple[str, bool, torch.dtype]
+    grad: bool
+    line: tuple[CodeType, int] | None
+    rng: RngState | None
+    first: int
+    count: int = 0
+    writes: tuple[int, ...] = ()
+    foreign: str = ""
+    keep: bool = False
+    outer: bool = False
+    scalar: bool = False
+
+    @property
+    def obstacle(self) -> str:
+        """Why the call cannot be made again, or ""."""
+        if any(True for _ in leaves(self.args, self.kwargs, kind=History)):
+            return "the loss or an input of the model comes from ops that were not recorded"
+        if any(c.moved for c in leaves(self.args, self.kwargs, kind=Constant)):
+            return "an input was changed in place after the forward"
+        return self.foreign
+
+    def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:
+        """Make the call again and put its results into ``values``."""
+        if self.rng is not None:
+            restore_rng(self.rng)
+        args, kwargs = filled(self.args, values, replaced), filled(self.kwargs, values, replaced)
+        device, enabled, dtype = self.autocast
+        with ExitStack() as scope:
+            scope.enter_context(torch.set_grad_enabled(self.grad))
+            if autocast_state(device) != self.autocast:
+                scope.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            result = _relay(self.line)(self.function, args, kwargs)
+        for place, tensor in enumerate(tensors(result)):
+            values[self.first + place] = tensor
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a result or an argument list, always in the same order.
+
+    A mapping that is neither a dict nor a ``UserDict`` is left alone: reading one may load or draw its values.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from tensors(entry)
+    elif isinstance(value, (dict, UserDict)):
+        for entry in value.values():
+            yield from tensors(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name, None))  # one without a value yet
+
+
+def total(losses: Iterable[Tensor]) -> Tensor:
+    """Return the detached sum of what ``backward`` was called on in one micro-batch."""
+    scalars = [loss.detach().sum() if loss.dim() else loss.detach() for loss in losses]
+    return sum(scalars[1:], start=scalars[0]) if scalars else torch.zeros(())
+
+
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def autocast_state(device: str) -> tuple[str, bool, torch.dtype]:
+    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, Slot):
+        return values[value.index]
+    if isinstance(value, Constant):
+        if value.origin in values:
+            return values[value.origin]
+        return replaced.get(id(value.tensor), value.tensor)
+    if type(value) in (tuple, list):
+        return type(value)(filled(entry, values, replaced) for entry in value)
+    if type(value) is dict:
+        return {key: filled(entry, values, replaced) for key, entry in value.items()}
+    return value
+
+
+def leaves(*noted: Any, kind: type) -> Iterator[Any]:
+    for value in noted:
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from leaves(*value, kind=kind)
+        elif type(value) is dict:
+            yield from leaves(*value.values(), kind=kind)
+
+
+def user_line() -> tuple[CodeType, int] | None:
+    """Return code and line of the innermost frame that belongs to the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not is_wrapper(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def variable_names() -> dict[int, str]:
+    """Return what the script calls its tensors: ids of the tensors in its variables and dicts, innermost frame first."""
+    found: dict[int, str] = {}
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not is_wrapper(frame.f_code.co_filename):
+            variables = frame.f_locals
+            for name, value in variables.items():
+                entries = value.items() if type(value) is dict else ((name, value),)
+                for key, entry in entries:
+                    if isinstance(key, str) and isinstance(entry, Tensor):
+                        found.setdefault(id(entry), key)
+            if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+                # A function's variables are a copy that its frame keeps: it would hold the step's graph (PEP 667).
+                variables.clear()
+        frame = frame.f_back
+    return found
+
+
+def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:
+    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds it."""
+    if line is None:
+        return _plain_relay
+    code, number = line
+    moved = _plain_relay.__code__.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=number
+    )
+    return FunctionType(moved, globals())
+
+
+# On one line: the line of its frame is then the line at which it is said to begin.
+_plain_relay = lambda function, args, kwargs: function(*args, **kwargs)  # noqa: E731

@@ -1,0 +1,148 @@
+"""A micro-batch of an unchanged loop that can be run again from its tape."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.hosts.loop.tape import Tape
+from nanstop.hosts.loop.tape_calls import Call, Constant, leaves, total, variable_names
+from nanstop.hosts.script.given_weights import WEIGHTS
+from nanstop.hosts.script.marks import WeightMarks
+from nanstop.replay.rng import RngState
+from nanstop.replay.step import Batch
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+
+class TapedMicro:
+    """See ``loop_step.Micro``. ``batch``: the first model call's inputs and the tensors that the loss alone uses.
+
+    The latter have the names of the script's variables, as they are when the batch is first asked for.
+    """
+
+    def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
+        self.tape = tape
+        self.rng = rng
+        self.loss: Tensor | None = None
+        self.reason = ""
+        self._marks = marks or WeightMarks()
+        self._at_backward: list[Any] = []
+        self._variables: dict[int, str] | None = None
+
+    def closed(self, raw: Sequence[Tensor]) -> None:
+        """Note that ``backward`` was called for these raw (unscaled) losses."""
+        slots = map(self.tape.slot, raw)
+        self.tape.losses += [slot for slot in slots if slot is not None]
+        self.loss = total(raw if self.loss is None else [self.loss, *raw])
+        self._at_backward = self._marks.of(self._models())
+
+    def has_moved(self) -> bool:
+        """Return whether the models that it called have other weights than at its backward. No device work."""
+        return self._marks.of(self._models()) != self._at_backward
+
+    def _models(self) -> list[nn.Module]:
+        called = (call.function for call in self.tape.calls if call.rng is not None)
+        return [function for function in called if isinstance(function, nn.Module)]
+
+    def given_up(self) -> bool:
+        """Return whether the script looked at a loss that is not finite and went on without a backward.
+
+        Synchronises the device where it looked at one.
+        """
+        if self.loss is not None or self.tape.looked_at is None:
+            return False
+        slot, seen = self.tape.looked_at
+        if slot is None or bool(seen.isfinite()):
+            return False
+        self.loss = seen
+        self.tape.losses.append(slot.index)
+        return True
+
+    @property
+    def batch(self) -> Batch:
+        return {name: constant.tensor for name, constant in self._inputs()}
+
+    @property
+    def autocast(self) -> tuple[str, bool, torch.dtype]:
+        """Device type, whether autocast is on and its format, at the first model call."""
+        return next(call.autocast for call in self.tape.calls if call.rng is not None)
+
+    def obstacle(self) -> str:
+        if self.tape.problem:
+            return self.tape.problem
+        found = next((c.obstacle for c in self.tape.needed() if c.obstacle), "")
+        return self.reason if found and self.reason else found
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        replaced = self._replaced(batch)
+        values: dict[int, Tensor] = {}
+        for call in self.tape.needed():
+            call.play(values, replaced)
+        return total(values[slot] for slot in self.tape.losses)
+
+    def leaves(self) -> list[Tensor]:
+        calls = self.tape.calls
+        held = (c.tensor for call in calls for c in leaves(call.args, call.kwargs, kind=Constant))
+        return [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf]
+
+    def _inputs(self) -> Iterator[tuple[str, Constant]]:
+        """Yield names and tensors: the model's inputs as its forward calls them, those of the loss as the script does."""
+        needed = self.tape.needed()
+        first = next((call for call in needed if call.rng is not None), None)
+        made = {i for c in needed if c.outer for i in range(c.first, c.first + c.count)}
+        names: dict[int, str] = {}
+        for name, constant in _named(first) if first is not None else ():
+            if id(constant.tensor) not in names and constant.origin not in made:
+                names[id(constant.tensor)] = name
+                yield name, constant
+        if self._variables is None:
+            self._variables = variable_names()
+        for call in needed:
+            if call is first:
+                continue
+            for constant in leaves(call.args, call.kwargs, kind=Constant):
+                tensor = constant.tensor
+                if constant.origin in made or id(tensor) in names:
+                    continue
+                if tensor.dim() and not tensor.requires_grad:
+                    name = self._variables.get(id(tensor), "")
+                    if not name or name in names.values():
+                        name = f"loss{len(names)}"
+                    names[id(tensor)] = name
+                    yield name, constant
+
+    def _replaced(self, batch: Batch | None) -> dict[int, Tensor]:
+        if batch is None:
+            return {}
+        return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
+
+
+def _named(call: Call) -> Iterator[tuple[str, Constant]]:
+    entries = zip(_parameter_names(call.function, len(call.args)), call.args, strict=True)
+    given = ((name, value) for name, value in call.kwargs.items() if name != WEIGHTS)
+    for name, value in (*entries, *given):
+        if isinstance(value, Constant):
+            yield name, value
+        elif type(value) is dict:
+            yield from ((str(k), v) for k, v in value.items() if isinstance(v, Constant))
+        else:
+            numbered = enumerate(leaves(value, kind=Constant))
+            yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)
+
+
+def _parameter_names(function: Any, count: int) -> list[str]:
+    """Return what a model's forward calls its first positional arguments; ``arg0``, ``arg1``, ... where it does not say."""
+    numbered = [f"arg{place}" for place in range(count)]
+    forward = getattr(function, "forward", None)
+    if not inspect.ismethod(forward):
+        return numbered
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
+    return [*names, *numbered[len(names) :]]

@@ -1,0 +1,303 @@
+"""The manual interface to raw PyTorch loops: ``nanstop.watch(model, optimizer)``.
+
+Loops without any call of nanstop are watched by ``raw_loop``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.detect.numeric_errors import is_numeric
+from nanstop.detect.sentinel import total_norm
+from nanstop.errors import NanstopError, TrainingStopped
+from nanstop.hosts.loop.controller import Guard, OpenSession
+from nanstop.hosts.loop.pieces import pieces, program_of_function
+from nanstop.hosts.loop.step import LoopStep
+from nanstop.hosts.loop.tape_calls import autocast_state, tensors, total, version
+from nanstop.hosts.model.updates import accumulation_of
+from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.script import autowatch
+from nanstop.replay.rng import note_rng
+from nanstop.replay.snapshot import BufferNotes, ready_scaler
+from nanstop.replay.step import Batch
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+
+class FunctionMicro:
+    """See ``loop_step.Micro``: a call of the user's loss function."""
+
+    def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
+        self.loss: Tensor | None = None
+        self.rng = note_rng()
+        self.batch = named_batch(batch)
+        self._watch = watch
+        self.loss_fn = loss_fn
+        self._given = batch
+        self._versions = [(t, version(t)) for t in tensors(self.batch)]
+
+    def obstacle(self) -> str:
+        moved = any(version(t) != v for t, v in self._versions)
+        return "the batch was changed in place by the loss function" if moved else ""
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        given = copy.copy(self._given) if batch is None else _like(self._given, batch)
+        return self._watch.backward(self.loss_fn(given))
+
+    def leaves(self) -> list[Tensor]:
+        return [t for t in tensors(self.batch) if t.requires_grad and t.is_leaf]
+
+
+def named_batch(batch: Any) -> Batch:
+    """Return a batch by name: a mapping as it is, positions as ``arg0``, ``arg1``, ..."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    values = batch if isinstance(batch, (tuple, list)) else (batch,)
+    return {f"arg{i}": value for i, value in enumerate(values)}
+
+
+def _like(given: Any, batch: Batch) -> Any:
+    if isinstance(given, Mapping):
+        replaced: Any = copy.copy(given)
+        for name, value in batch.items():
+            replaced[name] = value
+        return replaced
+    if isinstance(given, (tuple, list)):
+        values = batch.values()
+        return type(given)(*values) if hasattr(given, "_fields") else type(given)(values)
+    return batch["arg0"]
+
+
+class LoopWatch:
+    """The manual interface: ``step`` for each micro-batch, ``update`` for each optimizer step.
+
+    Losses are divided by the number of micro-batches of a window: ``accumulation``, or the number in the window
+    before; where a window turns out longer or shorter its gradients are corrected before they are used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        open_session: OpenSession,
+        *,
+        accumulation: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+            raise NanstopError(
+                f"watch(model, optimizer) needs a torch module and a torch optimizer, got "
+                f"{type(model).__name__} and {type(optimizer).__name__}"
+            )
+        if accumulation is not None and accumulation < 1:
+            raise NanstopError(f"accumulation is {accumulation}; it counts micro-batches from 1")
+        self.view = PlainView(model, optimizer)
+        self.guard = Guard(open_session)
+        self.accumulation = accumulation
+        self._divisor = accumulation or 1
+        self._buffers = BufferNotes(model)
+        self._start: Any = None
+        self._micros: list[FunctionMicro] = []
+        self._clip: float | None = None
+        self._autocast: str | None = None
+
+    @property
+    def session(self) -> Any:
+        """The session, or None before the first step."""
+        return self.guard.session
+
+    def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
+        """Call ``loss_fn(batch)`` and backward; return the detached loss, not divided. No synchronisation.
+
+        Errors: what ``loss_fn`` raises, after it was reported where it says that a number was bad.
+        """
+        if not callable(loss_fn):
+            raise NanstopError(f"step(loss_fn, batch): {type(loss_fn).__name__} cannot be called")
+        if not self._micros:
+            self._start = self._buffers.note()
+        micro = FunctionMicro(self, loss_fn, batch)
+        self._micros.append(micro)
+        with autowatch.paused(), self._first_look():
+            try:
+                micro.loss = self.backward(loss_fn(batch))
+            except Exception as error:
+                if is_numeric(error):
+                    self._open()
+                    self.guard.raised(self._step(), error)
+                self._micros.remove(micro)
+                raise
+        return micro.loss
+
+    def backward(self, loss: Any) -> Tensor:
+        """Divide, scale and backward a loss; return it detached, as it was."""
+        if not isinstance(loss, Tensor):
+            raise NanstopError(f"the loss function returned {type(loss).__name__}, not a tensor")
+        scaler = self.view.scaler
+        divided = loss / self._divisor if self._divisor > 1 else loss
+        (scaler.scale(divided) if scaler is not None else divided).backward()
+        return total([loss])
+
+    def update(
+        self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
+    ) -> Tensor | None:
+        """Read the flag, clip, step the optimizer and the scheduler, zero the gradients; return the gradient norm.
+
+        None if the update was left out. One device synchronisation, before the update. Errors: ``TrainingStopped``.
+        """
+        if not self._micros:
+            raise NanstopError("update() without step()", hint="call w.step(loss_fn, batch) first")
+        self._settle(scaler)
+        self._clip = clip
+        self._open()
+        with autowatch.paused():
+            try:
+                norm = self._judged()
+            except TrainingStopped:
+                self._drop_window()
+                raise
+            applied = norm is not None and self._apply(clip, norm)
+        if applied and scheduler is not None:
+            scheduler.step()
+        self._drop_window()
+        self.guard.completed(applied=applied)
+        return norm if applied else None
+
+    def _drop_window(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._micros.clear()
+
+    def close(self, exit_code: int = 0) -> None:
+        """End the watch; the model and the optimizer were never changed by it."""
+        self.guard.finish(exit_code)
+
+    def __enter__(self) -> LoopWatch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close(0 if kind is None else 1)
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        assert self.view.optimizer is not None
+        return self.view.optimizer
+
+    @contextmanager
+    def _first_look(self) -> Iterator[None]:
+        """In the first micro-batch, note the autocast that the loss function runs the model under."""
+        if self.guard.session is not None or self._autocast is not None:
+            yield
+            return
+        handle = self.view.root.register_forward_pre_hook(lambda *_: self._note_autocast())
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _note_autocast(self) -> None:
+        _, on, dtype = autocast_state(self.view.device_type)
+        self._autocast = str(dtype).removeprefix("torch.") if on else None
+
+    def _open(self) -> None:
+        programs = [(m, program_of_function(m.loss_fn, m.batch)) for m in self._micros]
+        split = self.accumulation is not None or pieces(programs)
+        self.guard.open(
+            self.view,
+            autocast=self._autocast,
+            clip=self._clip,
+            num_micro=max(1, len(self._micros)),
+            accumulation=accumulation_of(self.view.root) if split else None,
+        )
+
+    def _step(self) -> LoopStep:
+        return LoopStep(
+            id=self.guard.step_id(),
+            view=self.view,
+            facts=self.guard.facts,
+            micros=tuple(self._micros),
+            buffers=self._buffers,
+            start=self._start,
+            apply=self._update_again,
+            rates=self.guard.note_rates(self.view.optimizer),
+            usual=self.guard.usual_rates,
+        )
+
+    def _settle(self, scaler: Any) -> None:
+        """Correct gradients whose number of micro-batches, or whose scaler, was not known at their backward."""
+        wanted = self.accumulation or len(self._micros)
+        factor = self._divisor / wanted
+        enabled = scaler if scaler is not None and scaler.is_enabled() else None
+        if enabled is not self.view.scaler:
+            before = self.view.scaler
+            one = torch.ones((), device=self._micros[0].loss.device)
+            factor *= float(enabled.scale(one)) if enabled is not None else 1.0
+            factor /= before.get_scale() if before is not None else 1.0
+            self.view.scaler = enabled
+        self._divisor = wanted
+        if factor != 1.0:
+            gradients = [p.grad for p in self._parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, factor)
+
+    def _judged(self) -> Tensor | None:
+        """Return the norm of unscaled gradients that may be applied, or None."""
+        step, scaler = self._step(), self.view.scaler
+        norm, found = self._unscaled()
+        verdict = self.guard.judge(step, norm, found)
+        if verdict.redone and verdict.apply:
+            ready_scaler(scaler)
+            norm, _ = self._unscaled()
+        if verdict.apply:
+            return norm
+        if scaler is not None:
+            scaler.update()
+        return None
+
+    def _unscaled(self) -> tuple[Tensor, list[Tensor]]:
+        scaler, optimizer = self.view.scaler, self._optimizer
+        if scaler is None:
+            return total_norm(self._parameters()), []
+        scaler.unscale_(optimizer)
+        states = scaler._per_optimizer_states[id(optimizer)]
+        return total_norm(self._parameters()), list(states["found_inf_per_device"].values())
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _apply(self, clip: float | None, norm: Tensor) -> bool:
+        """Clip and step; return whether the update was applied: a scaler may leave it out."""
+        scaler, optimizer = self.view.scaler, self._optimizer
+        if clip:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters(), clip, norm)
+        settled = self.guard.last_look(optimizer)
+        if settled is not None:
+            return settled
+        if scaler is None:
+            optimizer.step()
+            return True
+        states = scaler._per_optimizer_states[id(optimizer)]
+        found = any(bool(flag) for flag in states["found_inf_per_device"].values())
+        scaler.step(optimizer)
+        scaler.update()
+        return not found
+
+    def _update_again(self) -> None:
+        norm, _ = self._unscaled()
+        self._apply(self._clip, norm)
+
+
+def watch_loop(
+    model: nn.Module,
+    optimizer: Optimizer,
+    open_session: OpenSession,
+    *,
+    accumulation: int | None = None,
+) -> LoopWatch:
+    """Return a watch on a raw loop: ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``."""
+    opened = autowatch.stand_in() or open_session
+    return LoopWatch(model, optimizer, opened, accumulation=accumulation)

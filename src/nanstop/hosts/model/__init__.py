@@ -1,0 +1,1 @@
+"""What structure tells of a model and its optimizer, whoever trains."""

@@ -1,0 +1,201 @@
+"""Facts of what an update rests on: restored state, hooks that update by themselves, the sum over micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.records import AccumulationFacts, ResumeFacts
+from nanstop.replay.batches import IGNORED
+from nanstop.replay.rng import restore_rng
+from nanstop.replay.step import Batch
+
+_MOST_SUMS, _MOST_SUMMED = 8, 4096
+HOOKED = "a hook after gradient accumulation may update weights inside backward"
+
+_SECOND = ("exp_avg_sq", "square_avg", "sum")
+_SHARDED = ("optimizer_0", "global_step*", "optimizer.bin", "pytorch_model_fsdp*")
+"""Files of FSDP and DeepSpeed, which keep a run's state under names of their own."""
+
+
+def veto_of(root: nn.Module) -> str:
+    """Return "yes", or why an update may come before it can be held back."""
+    hooked = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in root.parameters())
+    return HOOKED if hooked else "yes"
+
+
+def resumed_state(optimizer: Optimizer | None) -> ResumeFacts | None:
+    """Return what the optimizer's own state tells of earlier steps, None for a fresh one. Reads its second moments."""
+    if optimizer is None or not optimizer.state:
+        return None
+    steps = [int(entry["step"]) for entry in optimizer.state.values() if "step" in entry]
+    seconds = [v for entry in optimizer.state.values() if (v := _second(entry)) is not None]
+    num_zero = sum(not bool(each.any()) for each in seconds)
+    return ResumeFacts(
+        step=max(steps, default=0), num_moments=len(seconds), num_zero=num_zero if steps else 0
+    )
+
+
+def _second(entry: Mapping[str, Any]) -> Tensor | None:
+    found = (entry.get(name) for name in _SECOND)
+    return next((v for v in found if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+
+def resumed_from(
+    folder: str | None, optimizer: Optimizer | None, *, scaled: bool
+) -> ResumeFacts | None:
+    """Return what a checkpoint of transformers holds of a run's state; ``scaled``: this run has a loss scaler."""
+    own = resumed_state(optimizer)
+    if folder is None or not Path(folder).is_dir():
+        return own
+    place, known = Path(folder), own or ResumeFacts()
+    expected = ["optimizer.pt", "scheduler.pt", *(["scaler.pt"] if scaled else [])]
+    missing = [name for name in expected if not (place / name).is_file()]
+    if not any(place.glob("rng_state*.pth")):
+        missing.append("rng_state.pth")
+    if any(next(place.glob(pattern), None) is not None for pattern in _SHARDED):
+        missing = []
+    return ResumeFacts(
+        folder=place.name,
+        step=known.step or _step_of(place),
+        missing=tuple(missing),
+        num_moments=known.num_moments,
+        num_zero=known.num_zero,
+    )
+
+
+def _step_of(place: Path) -> int:
+    try:
+        return int(
+            json.loads((place / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def accumulation_of(*roots: nn.Module) -> AccumulationFacts | None:
+    """Return what of the models that are called depends on how a batch is split, None where nothing does."""
+    kinds = nn.modules.batchnorm._BatchNorm
+    norms = {m for root in roots for m in root.modules() if isinstance(m, kinds) and m.training}
+    return AccumulationFacts(batch_norms=len(norms)) if norms else None
+
+
+def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
+    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch: undone. Reads two losses.
+
+    A loss that is divided by the tokens of the window is half of itself when it is told of twice as many.
+    """
+    norms = accumulation_of(step.view.root)
+    declared, takes = trainer.loss_is_scaled_for_ga, trainer.model_accepts_loss_kwargs
+    by_tokens = None
+    labelled = [batch["labels"] for batch in step.batches if "labels" in batch]
+    if labelled and declared is None:
+        with step.isolated(), torch.no_grad():
+            one, two = (_loss(trainer, step, count) for count in (8, 16))
+        by_tokens = abs(two / one - 0.5) < 0.05 if math.isfinite(one) and one else None
+    scaled = (takes or trainer.compute_loss_func is not None) if declared is None else declared
+    return AccumulationFacts(
+        counts=tuple(_supervised(labels) for labels in labelled),
+        by_tokens=by_tokens,
+        by_micros=not scaled,
+        batch_norms=norms.batch_norms if norms else 0,
+    )
+
+
+def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
+    """Return the half format that every one of some gradients fits exactly: float32 sums of many do not.
+
+    Looks at some thousand elements of the first matrices. Synchronises.
+    """
+    matrices = [g for g in gradients if g is not None and g.dim() > 1 and not g.is_sparse]
+    known = [_sample(g) for g in matrices[:_MOST_SUMS] if g.is_floating_point()]
+    for half in (torch.bfloat16, torch.float16) if known else ():
+        if all(bool(g.any()) and bool((g == g.to(half)).all()) for g in known):
+            return str(half).removeprefix("torch.")
+    return None
+
+
+def _sample(gradient: Tensor) -> Tensor:
+    """Return up to ``_MOST_SUMMED`` elements that are not 0: a batch reaches a few rows of an embedding."""
+    flat = gradient.detach().reshape(-1)
+    # An odd distance: an even one may meet the same column of every row.
+    spread = flat[:: max(1, flat.numel() // _MOST_SUMMED) | 1]
+    return spread if bool(spread.any()) else flat[flat.nonzero().flatten()[:_MOST_SUMMED]]
+
+
+def seen_accumulation(
+    roots: Iterable[nn.Module],
+    batches: Sequence[Batch],
+    losses: Sequence[float],
+    gradients: Iterable[Tensor | None] = (),
+) -> AccumulationFacts | None:
+    """Return how a loop's own losses are divided, as far as those of one window tell; None where nothing does.
+
+    ``roots``: the modules that it called on pieces of one batch, ``batches``; ``gradients``: of the whole window.
+
+    Means over tokens are alike however many tokens there are; shares of the window's tokens grow with them.
+    """
+    norms = accumulation_of(*roots)
+    half = sum_format(gradients)
+    if half is not None:
+        norms = replace(norms or AccumulationFacts(), sum_format=half)
+    counts = [_supervised(labels) for labels in _labels(batches)]
+    apart = len(counts) == len(losses) > 1 and min(counts) > 0 and max(counts) >= 2 * min(counts)
+    if not apart or not all(math.isfinite(loss) and loss > 0.0 for loss in losses):
+        return norms
+    means = _spread(losses)
+    shares = _spread([loss / count for loss, count in zip(losses, counts, strict=True)])
+    if max(means, shares) < 3 * min(means, shares):
+        return norms
+    return AccumulationFacts(
+        counts=tuple(counts),
+        by_tokens=shares < means,
+        # What else the script divides by cannot be told from its losses: taken as it should be.
+        by_micros=means < shares,
+        batch_norms=norms.batch_norms if norms else 0,
+        sum_format=half,
+    )
+
+
+def _labels(batches: Sequence[Batch]) -> list[Tensor]:
+    """Return each batch's labels: those of that name, else integers of which some are what torch's losses ignore.
+
+    What the script's own loss reads has the name of a variable in the last batch only, and the same place in all.
+    """
+    named = [b["labels"] for b in batches if isinstance(b.get("labels"), Tensor)]
+    alike = len({len(batch) for batch in batches}) == 1
+    if named or not alike:
+        return named
+    for column in zip(*(batch.values() for batch in batches), strict=True):
+        integers = [v for v in column if isinstance(v, Tensor) and v.dtype == torch.int64]
+        if len(integers) == len(column) and any(bool((v == IGNORED).any()) for v in integers):
+            return integers
+    return []
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return how many doublings lie between the smallest and the largest of some positive numbers."""
+    return math.log2(max(values) / min(values))
+
+
+def _loss(trainer: Any, step: Any, count: int) -> float:
+    micro = step.window.micros[0]
+    restore_rng(micro.rng)
+    inputs = copy.copy(step.batches[0])
+    with trainer.compute_loss_context_manager():
+        items = torch.tensor(count, device=trainer.args.device)
+        return float(trainer.compute_loss(micro.model, inputs, num_items_in_batch=items))
+
+
+def _supervised(labels: Tensor) -> int:
+    """Return how many labels are trained on; of sequences, without the first, which nothing predicts."""
+    return int(((labels[..., 1:] if labels.dim() > 1 else labels) != IGNORED).sum())

@@ -1,0 +1,165 @@
+"""What remedies and the tracer must know of any ``nn.Module``, found by structure alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.replay.step import Batch
+
+_PACKED = ("Linear4bit", "Linear8bitLt", "LinearNF4", "LinearFP4")
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_KERNELS = ("eager", "sdpa")
+
+
+class PlainView:
+    """See ``core.step.ModelView``. Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config."""
+
+    def __init__(
+        self, root: nn.Module, optimizer: Optimizer | None = None, scaler: Any = None
+    ) -> None:
+        self.root = root
+        self.optimizer = optimizer
+        self.scaler = scaler
+
+    @property
+    def device_type(self) -> str:
+        parameters = list(self.root.parameters())
+        trainable = [p for p in parameters if p.requires_grad] or parameters
+        return trainable[0].device.type if trainable else "cpu"
+
+    def attention(self) -> str | None:
+        config = self._config()
+        return getattr(config, "_attn_implementation", None) if config is not None else None
+
+    def attention_choices(self) -> tuple[str, ...]:
+        present = self.attention()
+        if present is None or self._switch() is None:
+            return ()
+        model = self.model
+        supported = {"eager": True, "sdpa": getattr(model, "_supports_sdpa", True)}
+        return tuple(k for k in _KERNELS if k != present and supported[k])
+
+    def set_attention(self, kernel: str) -> None:
+        switch = self._switch()
+        if switch is not None:
+            switch(kernel)
+
+    def tied_groups(self) -> tuple[tuple[str, ...], ...]:
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for name, p in self.root.named_parameters(remove_duplicate=False):
+            if p.device.type == "meta":
+                place: tuple[Any, ...] = (id(p),)
+            else:
+                place = (p.device, p.untyped_storage().data_ptr(), p.storage_offset(), p.shape)
+            groups.setdefault(place, []).append(name)
+        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+    def quantized_layers(self) -> tuple[str, ...]:
+        return tuple(n for n, m in self.root.named_modules() if type(m).__name__ in _PACKED)
+
+    def decoder_layers(self) -> tuple[str, ...]:
+        """Return the members of the largest list whose modules are all of one class with parameters."""
+        best: tuple[str, ...] = ()
+        for name, module in self.root.named_modules():
+            if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+                continue
+            members = dict(module.named_children())
+            alike = len({type(m) for m in members.values()}) == 1
+            if alike and len(members) > max(1, len(best)) and _has_parameters(members.values()):
+                best = tuple(f"{name}.{key}" if name else key for key in members)
+        return best
+
+    def head(self) -> str | None:
+        """Return the linear layer whose width is the embedding's number of rows, else the last one outside the blocks."""
+        declared = self._declared("get_output_embeddings")
+        if declared is not None:
+            return declared
+        blocks = self.decoder_layers()
+        linear = [
+            (name, module)
+            for name, module in self.root.named_modules()
+            if isinstance(module, nn.Linear) and not any(_within(name, b) for b in blocks)
+        ]
+        table = self.embedding()
+        rows = self.root.get_submodule(table).weight.shape[0] if table is not None else None
+        matching = [name for name, module in linear if module.out_features == rows]
+        names = matching or [name for name, _ in linear]
+        return names[-1] if names else None
+
+    def embedding(self) -> str | None:
+        declared = self._declared("get_input_embeddings")
+        if declared is not None:
+            return declared
+        tables = [(n, m) for n, m in self.root.named_modules() if isinstance(m, nn.Embedding)]
+        return max(tables, key=lambda entry: entry[1].num_embeddings)[0] if tables else None
+
+    def token_ids(self, batch: Batch) -> Tensor | None:
+        if self.embedding() is None:
+            return None
+        named = batch.get("input_ids")
+        if isinstance(named, Tensor):
+            return named
+        return next((v for v in batch.values() if _looks_like_ids(v)), None)
+
+    def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
+        model = self.model
+        if not any(mark in type(m).__name__ for m in self.root.modules() for mark in _CAUSAL):
+            return None
+        mask = batch.get("attention_mask")
+        same = isinstance(mask, Tensor) and mask.shape == ids.shape
+        with torch.no_grad():
+            output = model(input_ids=ids, attention_mask=mask if same else None)
+        return getattr(output, "logits", None)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the outermost module that carries a config, or the root."""
+        return next(
+            (m for m in self._nested() if getattr(m, "config", None) is not None), self.root
+        )
+
+    def _config(self) -> Any:
+        return getattr(self.model, "config", None)
+
+    def _nested(self) -> Iterator[nn.Module]:
+        module: Any = self.root
+        while isinstance(module, nn.Module):
+            yield module
+            children = module._modules
+            module = children.get("module") or children.get("_orig_mod")
+
+    def _switch(self) -> Any:
+        return getattr(self.model, "set_attn_implementation", None)
+
+    def _declared(self, getter: str) -> str | None:
+        """Return the name of the module that the model itself points at through ``getter``, if it has one."""
+        ask = getattr(self.model, getter, None)
+        try:
+            found = ask() if callable(ask) else None
+        except (
+            NotImplementedError,
+            AttributeError,
+        ):  # transformers raises these for models without
+            return None
+        return next((n for n, m in self.root.named_modules() if m is found and n), None)
+
+
+def _has_parameters(modules: Any) -> bool:
+    counts = Counter(any(True for _ in m.parameters()) for m in modules)
+    return counts[False] == 0
+
+
+def _within(name: str, block: str) -> bool:
+    return name == block or name.startswith(f"{block}.")
+
+
+def _looks_like_ids(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32) and value.dim() == 2
+    )

@@ -1,0 +1,73 @@
+"""The one table of what ``autowatch`` has replaced in torch and transformers, and the way back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+
+class Table:
+    """Attributes of classes and modules that were replaced, and hooks that were registered."""
+
+    def __init__(self) -> None:
+        self._replaced: dict[tuple[int, str], tuple[Any, bool, Any]] = {}
+        self._hooks: list[Any] = []
+
+    def replace(
+        self, owner: Any, name: str, stand_in: Callable[..., Any], *, also: tuple[Any, ...] = ()
+    ) -> None:
+        """Have ``stand_in(original, *args)`` called for ``owner.name(*args)``; once for each attribute.
+
+        Of a class method, both get the class as their first argument.
+        ``also``: further owners of the same function, which get the same replacement.
+        """
+        if (id(owner), name) in self._replaced:
+            return
+        own = name in vars(owner)
+        original = vars(owner)[name] if own else _inherited(owner, name)
+
+        of_class = isinstance(original, classmethod)
+        called = original.__func__ if of_class else original
+
+        @functools.wraps(called)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return stand_in(called, *args, **kwargs)
+
+        for each in (owner, *also):
+            self._replaced[id(each), name] = each, own, original
+            setattr(each, name, classmethod(replacement) if of_class else replacement)
+
+    def restore(self, owner: Any, name: str) -> None:
+        """Put one attribute back."""
+        _, own, original = self._replaced.pop((id(owner), name))
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    def hook(self, handle: Any) -> None:
+        """Keep the handle of a hook that ``undo`` has to remove."""
+        self._hooks.append(handle)
+
+    def undo(self) -> None:
+        """Put everything back; a second call finds nothing to do."""
+        for owner, _, _ in reversed(tuple(self._replaced.values())):
+            for key in [k for k in self._replaced if k[0] == id(owner)]:
+                self.restore(owner, key[1])
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+
+def _inherited(owner: type, name: str) -> Callable[..., Any]:
+    """Return a function that calls what the class inherits, looked up at the call: it may be replaced as well."""
+
+    def inherited(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(owner, instance), name)(*args, **kwargs)
+
+    return inherited

@@ -1,0 +1,1 @@
+"""Scripts without a call of nanstop. The only global state."""

@@ -1,0 +1,275 @@
+"""Watches whatever a script trains with, without a call of nanstop in it. The only global state of nanstop is here.
+
+What is replaced stands in one table: ``transformers.Trainer.train`` and, for raw loops, a few functions of torch (see
+``raw_loop``). ``unwatch`` puts everything back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from nanstop.hosts.model.left_weights import LeftWeights
+from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script.script_warnings import show_at_script
+from nanstop.records import RunFacts, TensorStats
+from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_own
+
+__tracebackhide__ = passes_through
+
+OpenSession = Callable[[Any, Any], Any]
+"""Called with (view, facts) when training is about to begin; returns a session."""
+
+_log = logging.getLogger("nanstop")
+_table = Table()
+_open_session: OpenSession | None = None
+_loops: Any = None
+_live: Any = None
+_num_pauses = 0
+_left = LeftWeights()
+_compiles_functions = False
+_KERNELS = "bitsandbytes"
+"""Compiles kernels of its own operations when it is imported; inside one operation no tape is seen."""
+
+
+def install(open_session: OpenSession) -> None:
+    """Watch trainers and loops from here on, as far as torch and transformers are imported.
+
+    Called again after another import it adds what that import makes possible; ``open_session`` stays the first.
+    """
+    global _open_session  # noqa: PLW0603  (the one place for it)
+    if _open_session is None:
+        _open_session = open_session
+        atexit.register(_finish)
+        _table.replace(sys, "excepthook", _uncaught)
+        _table.replace(warnings, "showwarning", show_at_script)
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        utils = torch.nn.utils
+        _table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
+        # A script may import or call these before there is an optimizer.
+        _table.replace(torch, "compile", _compile)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            _table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
+    if "transformers.trainer" in sys.modules:
+        _table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
+
+
+def start() -> None:
+    """Install as the environment says that ``nanstop run`` has set for its children; a sweep is watched by nobody."""
+    if "NANSTOP_LR_RANGE" in os.environ:
+        _sweep_instead()
+        return
+    if "NANSTOP_DRY" in os.environ:
+        _job_instead()
+        return
+    _begin_live()
+    install(_open_session or _opener())
+
+
+def stand_in() -> OpenSession | None:
+    """Return what opens a session in this process where a sweep or another job has taken the training's place."""
+    instead = "NANSTOP_LR_RANGE" in os.environ or "NANSTOP_DRY" in os.environ
+    return _open_session if instead else None
+
+
+def _sweep_instead() -> None:
+    if "transformers.trainer" in sys.modules:
+        from nanstop.commands.lr_range import on_trainer
+
+        on_trainer.install(_table, sys.modules["transformers.trainer"].Trainer)
+    if "torch" in sys.modules:
+        from nanstop.commands.lr_range import on_loop
+
+        if _open_session is None:
+            install(on_loop.install(_table, is_loop=lambda: not _num_pauses))
+        else:
+            install(_open_session)
+
+
+def _job_instead() -> None:
+    from nanstop.process.inject import dry_run_child
+    from nanstop.process.inject.dry_run import planned
+
+    plan = planned()
+    assert plan is not None
+    if "transformers.trainer" in sys.modules:
+        dry_run_child.install(_table, sys.modules["transformers.trainer"].Trainer, plan)
+    if plan.job != "doctor":
+        install(dry_run_child.loop_opener(plan))
+    elif "torch" in sys.modules:
+        from nanstop.commands.doctor import on_loop
+
+        on_loop.install(_table, plan)
+
+
+def _begin_live() -> None:
+    """Begin, once, what outlives this process: its steps, and its operations where they are to be recorded."""
+    global _live  # noqa: PLW0603
+    if _live is not None or "torch" not in sys.modules:
+        return
+    from nanstop.process.crash import process_files
+
+    try:
+        _live = process_files.begin()
+    except OSError as error:  # a full or missing folder of temporary files
+        _log.warning("nanstop: nothing of this process will outlive it (%s)", error)
+
+
+def leave(odd: Iterable[TensorStats], facts: RunFacts) -> None:
+    """Note the weights that a training has left as no model is loaded; ``facts``: those that it began with."""
+    _left.note(odd, loaded=facts.odd_weights)
+
+
+def left_here(
+    odd: Iterable[TensorStats], named: Iterable[tuple[str, Any]]
+) -> tuple[TensorStats, ...]:
+    """Return those of ``odd`` that an earlier training of this process has left. ``named``: all parameters, by name."""
+    odd = tuple(odd)
+    made = [one for one, num in _loops.updates.items() if num] if odd and _loops else []
+    moved = {id(p) for one in made for group in one.param_groups for p in group["params"]}
+    names = _left.among(odd, updated={name for name, p in named if id(p) in moved})
+    return tuple(stats for stats in odd if stats.name in names)
+
+
+def opened(session: Any) -> None:
+    """Have what outlives this process, if anything does, note the steps of a session that was opened."""
+    if _live is not None:
+        _live.opened(session)
+
+
+def _opener() -> OpenSession:
+    """Return an opener that reads the environment, and imports what a session needs, when training begins."""
+
+    def open_session(view: Any, facts: Any) -> Any:
+        from nanstop.report.announce import announcer
+        from nanstop.session.factory import opener, run_store, watched_policy
+
+        store = run_store()
+        policy, announce = watched_policy(os.environ), announcer(store.folder)
+        return opener(policy, store, announce, opened=opened)(view, facts)
+
+    return open_session
+
+
+def unwatch() -> None:
+    """Put every replaced function back and finish what is being watched; without ``install`` before, do nothing."""
+    global _open_session, _loops  # noqa: PLW0603
+    _table.undo()
+    if _open_session is not None:
+        atexit.unregister(_finish)
+        _finish()
+    _open_session = _loops = None
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Leave raw loops alone inside: another watch owns what is being trained."""
+    global _num_pauses  # noqa: PLW0603
+    _num_pauses += 1
+    try:
+        with _loops.pause() if _loops is not None else nullcontext():
+            yield
+    finally:
+        _num_pauses -= 1
+
+
+def is_paused() -> bool:
+    """Return whether raw loops are to be left alone now."""
+    return _num_pauses > 0
+
+
+def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    """Stand in for ``Optimizer.__init__``: with the first one a loop may begin, and what watches it is imported."""
+    global _loops  # noqa: PLW0603
+    original(optimizer, *args, **kwargs)
+    if _num_pauses or _open_session is None:
+        return
+    if _loops is None:
+        from nanstop.hosts.script.sinks import RawLoops
+
+        _loops = RawLoops(_open_session, _table, compiles_functions=_compiles_functions)
+        _loops.install()
+    _loops.made_optimizer(optimizer)
+
+
+def _compile(original: Any, model: Any = None, **options: Any) -> Any:
+    """Stand in for ``torch.compile``: a compiled function must not see a tape, a compiled module never does."""
+    global _compiles_functions  # noqa: PLW0603
+    is_function = model is not None and not isinstance(model, sys.modules["torch"].nn.Module)
+    if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] != _KERNELS:
+        _compiles_functions = True
+        if _loops is not None:
+            _loops.stop_taping()
+    return original(model, **options)
+
+
+def _clip(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for a function of ``torch.nn.utils.clip_grad``."""
+    if _loops is None:
+        return original(*args, **kwargs)
+    clip = _loops.clip_norm if name == "clip_grad_norm_" else _loops.clip_value
+    return clip(original, *args, **kwargs)
+
+
+def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``transformers.Trainer.train``: this trainer is watched while it trains."""
+    own = vars(trainer)
+    with paused(), ExitStack() as scope:
+        if "train" in own:  # the script watches this trainer itself
+            return original(trainer, *args, **kwargs)
+        # The watch takes over the train() that it finds: a subclass's, through which the call came, must not run twice.
+        own["train"] = partial(original, trainer)
+        scope.callback(own.pop, "train", None)
+        try:
+            from nanstop.hosts.trainer.watch import watch_trainer
+
+            scope.callback(watch_trainer(trainer, _open_session).close)
+        except Exception as error:  # nanstop is never the reason a run dies
+            from nanstop.hosts.compat import not_watched
+
+            _log.warning("nanstop: %s", not_watched(trainer, error))
+        return trainer.train(*args, **kwargs)
+
+
+def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) -> None:
+    """Stand in for ``sys.excepthook``: a traceback of the script shows none of the frames that stand in for torch's."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = _without_own(one.__traceback__)
+        chain += [one.__cause__, one.__context__]
+    if _loops is not None and isinstance(error, Exception):
+        _loops.died()
+    original(kind, error, _without_own(traceback))
+
+
+def _without_own(traceback: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while traceback is not None:
+        if not is_own(traceback.tb_frame.f_code.co_filename):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for each, following in zip(kept, [*kept[1:], None], strict=False):
+        each.tb_next = following
+    return kept[0] if kept else None
+
+
+def _finish() -> None:
+    """Finish the session of raw loops; the exit code of a script that calls ``sys.exit`` is its parent's to know."""
+    if _loops is not None:
+        _loops.end()
+        _loops.guard.finish(1 if getattr(sys, "last_value", None) is not None else 0)

@@ -1,0 +1,38 @@
+"""Whether weights were changed, told without looking at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from torch import Tensor, nn
+
+from nanstop.hosts.loop.tape_calls import by_torch_alone
+
+_MOST = 64
+
+
+class WeightMarks:
+    """Marks of a module's trainable weights, which differ once they were written or replaced: versions and addresses.
+
+    Of many weights a part is looked at, evenly spread: what changes them in this way changes all or most of them.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, list[ref[Tensor]]] = WeakKeyDictionary()
+
+    def of(self, modules: Iterable[nn.Module]) -> list[Any]:
+        """Return the marks of now. No device work."""
+        with by_torch_alone():
+            return [_mark(reference()) for module in modules for reference in self._weights(module)]
+
+    def _weights(self, module: nn.Module) -> list[ref[Tensor]]:
+        if module not in self._known:
+            plain = [p for p in module.parameters() if p.requires_grad and type(p) is nn.Parameter]
+            self._known[module] = [ref(p) for p in plain[:: 1 + len(plain) // _MOST]]
+        return self._known[module]
+
+
+def _mark(weight: Tensor | None) -> tuple[int, int] | None:
+    return None if weight is None else (weight._version, weight.data_ptr())

@@ -1,0 +1,43 @@
+"""What recording the ops outside a model may cost."""
+
+from __future__ import annotations
+
+import time
+
+from nanstop.hosts.loop.tape import Tape
+
+_OP_SECONDS = 6e-6
+_TIME_SHARE = 0.01
+_FREE_SECONDS = 250e-6
+"""Recording the ops outside the model costs about 6 us each. It stays on while that is below 1 % or unnoticeable."""
+
+
+class TapeBudget:
+    """Says of the micro-batches to come, by the last one, whether recording costs little.
+
+    ``outer_is_cheap``: that of ops on tensors which no model has made.
+    """
+
+    def __init__(self) -> None:
+        self.outer_is_cheap = True
+        self._num_ops = 0
+        self._seconds = 0.0
+        self._began = 0.0
+
+    @property
+    def is_cheap(self) -> bool:
+        return self._fits(self._num_ops)
+
+    def begun(self) -> None:
+        """Note that a micro-batch begins."""
+        now = time.perf_counter()
+        self._seconds, self._began = now - self._began, now
+
+    def recorded(self, tape: Tape) -> None:
+        """Note what a micro-batch had recorded when its backward came."""
+        self._num_ops = tape.num_ops
+        self.outer_is_cheap = self._fits(tape.num_outer)
+
+    def _fits(self, num_ops: int) -> bool:
+        most = max(_TIME_SHARE * self._seconds, _FREE_SECONDS)
+        return num_ops * _OP_SECONDS <= most

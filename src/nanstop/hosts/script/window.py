@@ -1,0 +1,226 @@
+"""What lies between two updates of an unchanged loop, and the modules that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.detect.sentinel import total_norm
+from nanstop.hosts.loop.pieces import pieces, program_of
+from nanstop.hosts.loop.step import Micro
+from nanstop.hosts.loop.tape_calls import by_torch_alone
+from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.model.updates import seen_accumulation
+from nanstop.hosts.model.view import PlainView
+from nanstop.records import AccumulationFacts
+from nanstop.replay.snapshot import BufferNotes
+
+LEAST_SCALE = 8.0
+"""Factor from which a loss is scaled, not weighted."""
+
+
+class BufferGroup:
+    """Buffers of several modules, noted and restored together; see ``core.snapshot.BufferNotes``."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, BufferNotes] = WeakKeyDictionary()
+
+    def add(self, module: nn.Module) -> Any:
+        """Follow a module's buffers from now on; return their first note."""
+        if module not in self._known:
+            self._known[module] = BufferNotes(module)
+        return self._known[module], self._known[module].note()
+
+    def note(self) -> list[Any]:
+        return [(notes, notes.note()) for notes in self._known.values()]
+
+    def restore(self, noted: Sequence[Any]) -> None:
+        for notes, values in noted:
+            notes.restore(values)
+
+    @contextmanager
+    def kept(self, *noted: Sequence[Any]) -> Iterator[None]:
+        with ExitStack() as scope:
+            for notes, values in self._each(noted):
+                scope.enter_context(notes.kept(*values))
+            yield
+
+    @contextmanager
+    def rewritten(self, *noted: Sequence[Any]) -> Iterator[None]:
+        with ExitStack() as scope:
+            for notes, values in self._each(noted):
+                scope.enter_context(notes.rewritten(*values))
+            yield
+
+    def _each(self, noted: Sequence[Sequence[Any]]) -> Iterator[tuple[BufferNotes, list[Any]]]:
+        for notes in list(self._known.values()):
+            yield notes, [values for each in noted for known, values in each if known is notes]
+
+
+class Held:
+    """Gradients that an optimizer's step is not to see."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Tensor, Tensor | None]] = []
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Take them away: those of None are the only ones that every optimizer leaves out, moments and step counts too."""
+        self._held += [(p, p.grad) for p in parameters if p.grad is not None]
+        for parameter, _ in self._held:
+            parameter.grad = None
+
+    def give_back(self) -> None:
+        """Put them where the script left them."""
+        for parameter, gradient in self._held:
+            parameter.grad = gradient
+        self._held.clear()
+
+
+@dataclass(slots=True)
+class Window:
+    """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it.
+
+    ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see ``RunFacts``. ``arrived``: of a
+    scaled loss, a gradient as the last backward left it and its version. ``applied_scale``: the loss scale that was on the
+    gradients of an update.
+    """
+
+    micros: list[Micro] = field(default_factory=list)
+    roots: dict[int, nn.Module] = field(default_factory=dict)
+    start: list[Any] = field(default_factory=list)
+    judged: set[int] = field(default_factory=set)
+    scaler: Any = None
+    clip: float | None = None
+    failed: bool = False
+    vetoed: bool = False
+    closed: bool = False
+    updated_inside: bool = False
+    sinks: list[str] = field(default_factory=list)
+    arrived: tuple[Tensor, int] | None = None
+    applied_scale: float | None = None
+
+    def note_arrival(self) -> None:
+        """Remember a gradient that the scaler is to unscale."""
+        parameters = (p for root in self.roots.values() for p in root.parameters())
+        gradient = next((p.grad for p in parameters if p.grad is not None), None)
+        self.arrived = (gradient, gradient._version) if gradient is not None else None
+
+    def is_still_scaled(self, parameters: Sequence[Tensor]) -> bool:
+        """Return whether nothing has touched the gradients of ``parameters`` since the backward of a scaled loss."""
+        if self.scaler is None or self.arrived is None or self.sinks:
+            return False
+        gradient, version = self.arrived
+        return gradient._version == version and any(p.grad is gradient for p in parameters)
+
+    def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> None:
+        """Forget the scaler where an update takes gradients that are still scaled: it has no part in that.
+
+        It leaves out none, and a replay must not go through it.
+        """
+        if self.is_still_scaled(parameters):
+            self.note("update")
+            self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
+
+    def note(self, sink: str) -> None:
+        """Add what the gradients have come to, each once."""
+        if sink not in self.sinks:
+            self.sinks.append(sink)
+
+
+def is_scaled_by_hand(losses: Sequence[Tensor]) -> bool:
+    """Return whether a loss was last of all multiplied by a large number. Asked before its backward; no device work."""
+    for loss in losses:
+        node = loss.grad_fn
+        if node is None or node.name() != "MulBackward0":
+            continue
+        factor = getattr(node, "_saved_other", None)
+        if isinstance(factor, Tensor) and factor.dim() == 0 and factor.device.type == "cpu":
+            return abs(float(factor)) >= LEAST_SCALE
+    return False
+
+
+def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:
+    """Return the model, or a holder of several; where none was seen, a holder of the parameters."""
+    if len(roots) == 1:
+        return roots[0]
+    holder = nn.Module()
+    for root in roots:
+        name = type(root).__name__
+        taken = sum(key.startswith(name) for key in holder._modules)
+        holder._modules[f"{name}{taken or ''}"] = root
+    if not roots:
+        holder._parameters.update({f"p{i}": p for i, p in enumerate(parameters)})
+    return holder
+
+
+def on_one_rank(module: nn.Module) -> nn.Module:
+    """Return the module inside DDP: a replay on one rank must not wait for the others."""
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+
+
+def inner_module(module: nn.Module) -> nn.Module:
+    """Return the module that the script wrote, inside DDP and ``torch.compile``: findings name its parts."""
+    module = on_one_rank(module)
+    return module._modules.get("_orig_mod") or module
+
+
+def is_trainable(module: nn.Module) -> bool:
+    with by_torch_alone():
+        return any(p.requires_grad for p in module.parameters())
+
+
+def has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def device_of(module: nn.Module) -> str:
+    return next(p.device.type for p in module.parameters())
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def norm_of(
+    parameters: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
+) -> Tensor | None:
+    """Return the norm as ``clip_grad_norm_`` computes it, or None without gradients."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    dense = [g._values() if g.is_sparse else g for g in gradients]
+    return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach) if dense else None
+
+
+def update_again(view: PlainView, window: Window) -> None:
+    scaler, optimizer, clip = view.scaler, view.optimizer, window.clip
+    assert optimizer is not None
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    if clip is not None:
+        parameters = parameters_of(optimizer)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip, total_norm(parameters))
+    (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
+
+
+def accumulation_in(window: Window, view: PlainView) -> AccumulationFacts | None:
+    """Return how a window's own losses and gradients are made one. Synchronises the device."""
+    seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
+    if len(seen) < 2:
+        return None
+    programs = {id(micro): program_of(micro) for micro in seen}
+    split = pieces((micro, programs[id(micro)]) for micro in seen)
+    program = programs[id(split[0])] if split else None
+    updated = parameters_of(view.optimizer) if view.optimizer is not None else []
+    return seen_accumulation(
+        program.modules if program is not None else (),
+        [m.batch for m in split],
+        [float(m.loss) for m in split if m.loss is not None],
+        (parameter.grad for parameter in updated),
+    )

@@ -1,0 +1,123 @@
+"""Watches a trainer's evaluation: exceptions with a numeric signature, and losses that are not finite."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from nanstop.detect.numeric_errors import is_numeric
+from nanstop.hosts.run_again import run_again
+from nanstop.hosts.trainer.signals import Verdict
+from nanstop.hosts.trainer.step import Reentry, isolation
+from nanstop.records import RunFacts, Signal, StepId
+from nanstop.replay.rng import RngState, note_rng, restore_rng
+from nanstop.replay.step import Batch, ModelView
+from nanstop.tracebacks import passes_through
+
+if TYPE_CHECKING:
+    from nanstop.hosts.trainer.watch import TrainerWatch
+
+__tracebackhide__ = passes_through
+
+
+class EvaluationGuard:
+    """On the CPU each batch's loss is read at once and its batch can be replayed; elsewhere the mean is, at the end."""
+
+    def __init__(self, watch: TrainerWatch) -> None:
+        self._watch = watch
+        self._predict = watch.trainer.prediction_step
+        self._evaluate = watch.trainer.evaluate
+        self._reported = False
+
+    def install(self) -> None:
+        self._watch.patches.set(self._watch.trainer, "prediction_step", self._on_prediction_step)
+        self._watch.patches.set(self._watch.trainer, "evaluate", self._on_evaluate)
+
+    def _on_prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        watch = self._watch
+        if watch.host.busy:
+            return self._predict(model, inputs, prediction_loss_only, ignore_keys)
+        rng, kept = note_rng(), copy.copy(inputs)
+
+        def again(batch: Any) -> Tensor:
+            return self._predict(model, batch, True, ignore_keys)[0]
+
+        def step(loss: Tensor | None) -> EvalStep:
+            return EvalStep(
+                watch.step_id(micro=0),
+                watch.view,
+                watch.facts,
+                (kept,),
+                (loss,),
+                rng,
+                watch.host,
+                again,
+            )
+
+        try:
+            outputs = self._predict(model, inputs, prediction_loss_only, ignore_keys)
+        except Exception as error:
+            if is_numeric(error):
+                watch.open()
+                watch.report(step(None), watch.judge.of_exception(error, "evaluate"))
+            raise
+        loss = outputs[0]
+        if self._reported or loss is None or loss.device.type != "cpu":
+            return outputs
+        if not bool(loss.isfinite().all()):
+            self._reported = True
+            watch.open()
+            watch.report(step(loss), self._verdict(float(loss.mean())))
+        return outputs
+
+    def _on_evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._reported = False
+        metrics = self._evaluate(*args, **kwargs)
+        bad = [v for k, v in metrics.items() if k.endswith("_loss") and not math.isfinite(v)]
+        if bad and not self._reported:
+            self._watch.open()
+            self._watch.report(None, self._verdict(bad[0]))
+        return metrics
+
+    def _verdict(self, loss: float) -> Verdict:
+        watch = self._watch
+        signal = Signal(source="loss", name="eval_loss", value=loss, at=watch.step_id())
+        return watch.judge.with_weights((signal,), "evaluate")
+
+
+@dataclass(slots=True)
+class EvalStep:
+    """One evaluation batch as a step of one micro-batch: forward and loss only, no gradient, no update."""
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    batches: tuple[Batch, ...]
+    losses: tuple[Tensor | None, ...]
+    rng: RngState
+    host: Reentry
+    predict: Any
+    rates: tuple[float, ...] = ()
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        restore_rng(self.rng)
+        inputs = copy.copy(self.batches[micro] if batch is None else batch)
+        self.host.root.eval()
+        with run_again(self.host.root, (), compiled=self.facts.compiled):
+            return self.predict(inputs)
+
+    def update(self) -> None:
+        """Evaluation updates nothing."""
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        with isolation(self.host, with_update=with_update):
+            yield

@@ -1,0 +1,117 @@
+"""Standing facts of a run as records: those of its structure, and those that its host knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from nanstop.hosts import compat
+from nanstop.hosts.model.structure import structure
+from nanstop.hosts.model.updates import resumed_from, veto_of
+from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.trainer.options import (
+    objective_of,
+    planned_optimizer,
+    precision_of,
+    precision_of_accelerate,
+    schedule_of,
+)
+from nanstop.hosts.trainer.view import HfView
+from nanstop.records import RunFacts
+
+
+def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFacts:
+    """Return everything that is known of a trainer's run before its first step; ``resumed``: from which checkpoint."""
+    args, model, processor = trainer.args, view.model, _tokenizer(trainer)
+    schedule = schedule_of(args, trainer.train_dataset, compat.world_size(trainer))
+    known = structure(
+        view,
+        model,
+        pads=getattr(processor, "pad_token_id", None) is not None,
+        reentrant=compat.will_recompute_reentrantly(args),
+        will_require=compat.will_require_input_grads(args, model),
+        warms_up=schedule.warmup_steps > 0,
+    )
+    if known["optimizer"] is None:
+        known["optimizer"] = planned_optimizer(args, model)
+    known |= {
+        "host": type(trainer).__name__,
+        "autocast": _autocast(trainer),
+        "loss": _loss(args, model),
+        "clip": args.max_grad_norm or None,
+        "num_micro": args.gradient_accumulation_steps,
+        "batch_shape": (args.per_device_train_batch_size,),
+        "gradient_checkpointing": compat.recomputes(args, model),
+        "compiled": bool(args.torch_compile or trainer.model is not view.root),
+        "nan_inf_filter": bool(args.logging_nan_inf_filter),
+        "logging_steps": int(trainer.state.logging_steps or 0),
+        "zero_loss_by_design": _zero_loss(args),
+        "world_size": compat.world_size(trainer),
+        "device": args.device.type,
+        "padding_side": getattr(processor, "padding_side", None),
+        "veto": _veto(trainer, view),
+        "resume": resumed_from(resumed, view.optimizer, scaled=view.scaler is not None),
+        "precision": precision_of(args),
+        "schedule": schedule,
+        "objective": objective_of(args),
+    }
+    vocab = _vocab(processor)
+    return RunFacts(**(known if vocab is None else known | {"vocab": vocab}))
+
+
+def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
+    """Return what structure tells of a raw loop; ``known`` are further fields of ``RunFacts``."""
+    asked: dict[str, Any] = {"host": "loop", "precision": precision_of_accelerate()}
+    return RunFacts(**(asked | structure(view, compat.base_model(view.model)) | known))
+
+
+def _autocast(trainer: Any) -> str | None:
+    """Return autocast's format inside the loss, whether the trainer or accelerate's wrapped forward enters it."""
+    kind = trainer.args.device.type
+    with trainer.compute_loss_context_manager():
+        if torch.is_autocast_enabled(kind):
+            return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    if getattr(trainer.accelerator, "native_amp", False):
+        formats = {"fp16": "float16", "bf16": "bfloat16"}
+        return formats.get(trainer.accelerator.mixed_precision)
+    return None
+
+
+def _loss(args: Any, model: nn.Module) -> str | None:
+    kind = getattr(args, "loss_type", None) or getattr(model, "loss_type", None)
+    return "+".join(map(str, kind)) if isinstance(kind, (list, tuple)) else kind and str(kind)
+
+
+def _tokenizer(trainer: Any) -> Any:
+    """Return the tokenizer, also where a processor holds it; None for a trainer without one."""
+    processor = getattr(trainer, "processing_class", None)
+    return getattr(processor, "tokenizer", processor)
+
+
+def _vocab(tokenizer: Any) -> int | None:
+    """Return how many ids the tokenizer can produce, where there is one."""
+    try:
+        return len(tokenizer)
+    except TypeError:
+        return None
+
+
+def _zero_loss(args: Any) -> str | None:
+    """Return why GRPO and RLOO log a loss of 0: each group's advantages add up to 0 while the policy is its own."""
+    if not hasattr(args, "num_generations") or getattr(args, "beta", None) != 0.0:
+        return None
+    if args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps:
+        return None
+    return "on-policy with beta 0: advantages of a group add up to 0, and the ratio of the policies is 1"
+
+
+def _veto(trainer: Any, view: HfView) -> str:
+    kind = str(getattr(trainer.accelerator.distributed_type, "value", ""))
+    optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim)).lower()
+    if kind == "DEEPSPEED":
+        return "DeepSpeed applies the update inside its engine"
+    if "lomo" in optimizer or "layerwise" in optimizer:
+        return f"{optimizer} updates each weight inside backward"
+    return veto_of(view.root)

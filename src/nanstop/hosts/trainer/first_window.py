@@ -1,0 +1,157 @@
+"""The first window of a trainer that has been built: made as training makes it, used, and undone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
+
+from torch import nn
+
+from nanstop.errors import NanstopError
+from nanstop.hosts import compat, state_diff
+from nanstop.hosts.trainer.watch import TrainerWatch
+from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.replay.snapshot import BufferNotes
+from nanstop.replay.step import Step
+from nanstop.session.off import IdleSession
+
+T = TypeVar("T")
+
+_PROGRESS = (
+    "PrinterCallback",
+    "ProgressCallback",
+    "NotebookProgressCallback",
+    "RichProgressCallback",
+)
+_INTEGRATIONS = "transformers.integrations"
+
+
+def first_step(
+    trainer: Any, job: Callable[[Step], T], *, train: Callable[[], Any] | None = None
+) -> T:
+    """Return what ``job`` returns of the first window that ``trainer`` would train on, before any update.
+
+    The trainer's own ``train()`` (or ``train``, with the arguments of the user) runs up to the first update with the
+    user's data, collator and objective; GRPO generates and is rewarded. It is then broken off: weights, gradients,
+    buffers, random state, the trainer, its optimizer, schedule and accelerator are as they were. Callbacks of logging
+    services are left out; other callbacks see the beginning of a training. What a data set or a reward function of the
+    user's keeps for itself is out of reach. The step lives only inside ``job``.
+
+    Raises NanstopError where the window cannot be run again, and what the first window raises.
+    """
+    if "train" in vars(trainer):
+        raise NanstopError(
+            "this trainer is being watched",
+            hint="check or probe it before `nanstop.watch(trainer)`",
+        )
+    session = FirstWindow(job)
+    with put_back(trainer), quiet(trainer):
+        watch = TrainerWatch(trainer, session.opened)
+        watch.install()
+        try:
+            return session.reached(train or trainer.train)
+        finally:
+            watch.close()
+
+
+class _Halt(BaseException):
+    """Ends a training from inside; no ``except Exception`` of a callback may keep it going."""
+
+
+class FirstWindow(IdleSession):
+    """Stands in for a session, does the job with the first window, and breaks the training off."""
+
+    def __init__(self, job: Callable[[Step], Any]) -> None:
+        super().__init__()
+        self._job = job
+        self.facts: Any = None
+        self.answer: Any = None
+        self.answered = False
+        self.error: BaseException | None = None
+
+    def reached(self, train: Callable[[], Any]) -> Any:
+        """Run ``train`` up to the first window and return the job's answer. Raises what the job or the window raised."""
+        with suppress(_Halt):
+            train()
+        if self.error is not None:
+            raise self.error
+        if not self.answered:
+            raise NanstopError("no window could be run again before the first update")
+        return self.answer
+
+    def opened(self, _view: Any, facts: Any) -> FirstWindow:
+        """Return itself: what a watch opens."""
+        self.facts = facts
+        return self
+
+    def resume(self, _atoms: Any, _source: str) -> None:
+        """Leave the plan of a checkpoint alone: the run is looked at as it is."""
+
+    def gauge_due(self, _step: int) -> bool:
+        """Return True."""
+        return True
+
+    def gauge(self, step: Step) -> None:
+        """Do the job with a healthy window."""
+        try:
+            self.answer, self.answered = self._job(step), True
+        except Exception as error:  # raised again outside the training
+            self.error = error
+        raise _Halt
+
+    def failed(self, step: Any = None, *_signals: Any, **details: Any) -> Any:
+        """Do the job with a window that fails already; where it raised, its own exception is the answer."""
+        error = details.get("error")
+        if step is not None and error is None:
+            self.gauge(step)
+        self.error = error
+        raise _Halt
+
+    def completed(self, _step: int) -> None:
+        """Break off: the first update is over, and none of its window could be run again."""
+        raise _Halt
+
+
+@contextmanager
+def put_back(trainer: Any) -> Iterator[None]:
+    """Put everything back on exit that the beginning of a training changes; weights are not copied."""
+    root: nn.Module = compat.unwrapped(trainer.model)
+    hosts = [trainer, trainer.args, trainer.control, trainer.state, trainer.callback_handler]
+    hosts += [trainer.accelerator, trainer.accelerator.gradient_state, *root.modules()]
+    if trainer.optimizer is not None:
+        hosts.append(trainer.optimizer)
+    buffers = BufferNotes(root)
+    with ExitStack() as undo:
+        undo.callback(restore_rng, note_rng())
+        undo.enter_context(state_diff.kept(host for host in hosts if host is not None))
+        undo.enter_context(buffers.kept())
+        undo.callback(_set_gradients, [(p, p.grad) for p in root.parameters()])
+        yield
+
+
+def _set_gradients(gradients: list[tuple[nn.Parameter, Any]]) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+@contextmanager
+def quiet(trainer: Any) -> Iterator[None]:
+    """Inside, the trainer reports to no service, shows no progress, evaluates nothing first and pushes nothing."""
+    kept = list(trainer.callback_handler.callbacks)
+    trainer.callback_handler.callbacks[:] = [c for c in kept if not _is_reporting(c)]
+    trainer.args.eval_on_start = False
+    trainer.init_hf_repo = lambda *_args, **_options: None
+    log = logging.getLogger("transformers.trainer")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _is_reporting(callback: Any) -> bool:
+    kind = type(callback)
+    return kind.__name__ in _PROGRESS or kind.__module__.startswith(_INTEGRATIONS)

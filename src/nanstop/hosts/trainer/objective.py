@@ -1,0 +1,138 @@
+"""What trainers of policies show beside their loss: rewards as they came back, and how far two policies are apart."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
+from nanstop.records import Signal, StepId
+from nanstop.tracebacks import passes_through
+
+if TYPE_CHECKING:
+    from nanstop.hosts.patching import Patches
+
+__tracebackhide__ = passes_through
+
+_REWARDS, _LOGPS = "_calculate_rewards", "_get_per_token_logps_and_entropies"
+Note = Callable[[str, Any], None]
+
+
+class Objective:
+    """Looks on while a trainer of TRL scores completions and computes log-probabilities; other trainers have neither.
+
+    ``note(name, value)`` takes what there is to remember of the present step. The rewards are read where the trainer has
+    just read them itself; ratios stay on the device.
+    """
+
+    def __init__(self, trainer: Any, note: Note) -> None:
+        self._trainer = trainer
+        self._note = note
+        self._signals: tuple[Signal, ...] = ()
+        self._generated_at: int | None = None
+        self._logps: Tensor | None = None
+
+    def install(self, patches: Patches) -> None:
+        """Put the patches in place where the trainer has what they stand in for."""
+        for name, stand_in in ((_REWARDS, self._on_rewards), (_LOGPS, self._on_logps)):
+            original = getattr(self._trainer, name, None)
+            if original is not None:
+                patches.set(self._trainer, name, functools.partial(stand_in, original))
+
+    def signals(self, at: StepId) -> tuple[Signal, ...]:
+        """Return what was wrong with the rewards that the present batch was made from."""
+        return tuple(
+            Signal(source="reward", name=one.name, value=one.value, message=one.message, at=at)
+            for one in self._signals
+        )
+
+    def compare(self, batch: Any) -> None:
+        """Note how far the policy is from the one that generated ``batch``, after its loss. No synchronisation."""
+        logps, self._logps = self._logps, None
+        if logps is None or not isinstance(batch, Mapping):
+            return
+        old, mask = batch.get("old_per_token_logps"), batch.get("completion_mask")
+        whole = batch.get("old_logps")
+        if not isinstance(mask, Tensor) or mask.shape != logps.shape:
+            return
+        count = mask.sum(-1).clamp(min=1)
+        if isinstance(old, Tensor) and old.shape == logps.shape:
+            gap = ((logps - old).abs() * mask).sum() / count.sum()
+        elif isinstance(whole, Tensor) and whole.shape == logps.shape[:1]:
+            gap = (((logps * mask).sum(-1) - whole).abs() / count).mean()
+        else:
+            return
+        at_once = self._generated_at == self._trainer.state.global_step
+        self._note(RATIO_AT_ONCE if at_once else RATIO, gap.float())
+
+    def _on_logps(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        first = found[0] if isinstance(found, tuple) else found
+        if isinstance(first, Tensor) and torch.is_grad_enabled() and first.requires_grad:
+            self._logps = first.detach()
+        return found
+
+    def _on_rewards(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = self._trainer
+        if not trainer.model.training:
+            return original(*args, **kwargs)
+        functions = trainer.reward_funcs
+        counts: dict[int, int | None] = {}
+        trainer.reward_funcs = [_counted(f, i, counts) for i, f in enumerate(functions)]
+        try:
+            rewards = original(*args, **kwargs)
+        finally:
+            trainer.reward_funcs = functions
+        self._generated_at = trainer.state.global_step
+        if isinstance(rewards, Tensor) and rewards.dim() == 2:
+            self._judge(rewards.tolist(), counts)
+        return rewards
+
+    def _judge(self, rows: list[list[float]], num_none: Mapping[int, int | None]) -> None:
+        """Note the share of rewards that are not numbers; a None that stands for "not mine" is none of them."""
+        self._signals = ()
+        for place, name in enumerate(self._trainer.reward_func_names):
+            column = [row[place] for row in rows]
+            num_inf = sum(map(math.isinf, column))
+            none = num_none.get(place, 0)
+            num_nan = sum(map(math.isnan, column)) - none if none is not None else 0
+            self._bad(f"{INF}{name}", num_inf, len(rows), name, math.inf)
+            self._bad(f"{NAN}{name}", num_nan, len(rows), name, math.nan)
+        unscored = sum(all(map(math.isnan, row)) for row in rows)
+        self._bad(UNSCORED, unscored, len(rows), "", math.nan)
+
+    def _bad(self, series: str, amount: int, total: int, name: str, value: float) -> None:
+        if amount > 0:
+            self._note(series, amount / total)
+            told = f"{amount} of {total} rewards"
+            self._signals += (Signal(source="reward", name=name, value=value, message=told),)
+
+
+def _counted(function: Any, place: int, counts: dict[int, int | None]) -> Any:
+    """Return the reward function with its None counted: None, too, becomes NaN, and says something else.
+
+    A model, and a function that answers later, stay as they are; of an answer that can be read once only, as of one
+    that comes later, it is not known.
+    """
+    if isinstance(function, torch.nn.Module):
+        return function
+    if iscoroutinefunction(function) or iscoroutinefunction(function.__call__):
+        counts[place] = None
+        return function
+
+    @functools.wraps(function)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        answer = function(*args, **kwargs)
+        if isinstance(answer, list | tuple):
+            counts[place] = sum(each is None for each in answer)
+        else:
+            counts[place] = 0 if hasattr(answer, "dtype") else None
+        return answer
+
+    return counting

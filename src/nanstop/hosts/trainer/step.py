@@ -1,0 +1,390 @@
+"""A window of a transformers or TRL trainer that can be run again: the ``Step`` of this host."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.hosts import compat, state_diff
+from nanstop.hosts.run_again import run_again
+from nanstop.records import Atom, RunFacts, StepId
+from nanstop.replay.held import kept_awake
+from nanstop.replay.rng import RngState, note_rng, restore_rng
+from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
+from nanstop.replay.step import Batch, ModelView
+from nanstop.replay.unheard import unheard
+from nanstop.replay.untouched import versions_kept
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+
+@dataclass(slots=True)
+class Micro:
+    """One call of ``training_step``. Noted between its ``_prepare_inputs`` and its loss: replays start there.
+
+    ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch`` is a shallow copy of
+    what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it moved on to the next buffered slice as well.
+    """
+
+    model: nn.Module
+    raw: Any
+    num_items: Any
+    sync: bool
+    batch: Any = None
+    advanced: bool = False
+    rng: RngState | None = None
+    before: state_diff.Notes = field(default_factory=dict)
+    after: state_diff.Notes = field(default_factory=dict)
+    buffers: Any = ()
+    loss: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of one optimizer step. ``logged``: the trainer's running loss before the first of them."""
+
+    index: int
+    lrs: tuple[float, ...]
+    logged: Tensor
+    micros: list[Micro] = field(default_factory=list)
+    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict)
+    skip: bool = False
+    redone: bool = False
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.micros) and self.micros[-1].sync
+
+    @property
+    def replayable(self) -> bool:
+        """Whether every micro-batch went through ``_prepare_inputs``: trainers with a loop of their own may not."""
+        return all(m.batch is not None for m in self.micros)
+
+    def touched(self) -> set[str]:
+        """Return the trainer attributes that the steps themselves changed."""
+        return set().union(*(state_diff.changed(m.before, m.after) for m in self.micros))
+
+    def trim(self) -> None:
+        """Let go of notes that no replay of this window needs."""
+        names = self.touched()
+        for micro in self.micros:
+            micro.before = {n: v for n, v in micro.before.items() if n in names}
+            micro.after = {n: v for n, v in micro.after.items() if n in names}
+
+
+class Reentry:
+    """The way back into a trainer's own ``training_step``, with inputs and random state as they were."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.training_step = trainer.training_step
+        self.prepare_inputs = trainer._prepare_inputs
+        self.root: nn.Module = compat.unwrapped(trainer.model)
+        self.buffers = BufferNotes(self.root)
+        self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
+        self.position: tuple[Window, int] | None = None
+        self._python_rng: tuple[Any, ...] = ()
+        self._recording: Micro | None = None
+        self._replaying: tuple[Micro, Any] | None = None
+
+    def attach(self) -> None:
+        """Take the model that is there now: preparation may have moved or replaced it."""
+        self.root = compat.unwrapped(self.trainer.model)
+        self.buffers = BufferNotes(self.root)
+
+    def learning_rates(self) -> tuple[float, ...]:
+        """Return the rate of each parameter group, and remember that the host had it."""
+        optimizer = compat.inner_optimizer(self.trainer.optimizer)
+        groups = optimizer.param_groups if optimizer is not None else []
+        rates = tuple(float(group["lr"]) for group in groups)
+        self.plain_lrs.append(rates)
+        return rates
+
+    def set_learning_rates(self, rates: tuple[float, ...]) -> None:
+        """Give each parameter group its rate; those that were added since keep theirs."""
+        optimizer = compat.inner_optimizer(self.trainer.optimizer)
+        groups = optimizer.param_groups if optimizer is not None else []
+        for group, rate in zip(groups, rates, strict=False):
+            group["lr"] = rate
+
+    @property
+    def busy(self) -> bool:
+        """Whether a replay is under way: what the trainer calls then is not the host's doing."""
+        return self._replaying is not None
+
+    def record(self, micro: Micro) -> Tensor:
+        """Run a micro-batch for the first time, as the host asked, and note what a replay needs."""
+        self._recording = micro
+        try:
+            micro.loss = self.training_step(micro.model, micro.raw, micro.num_items)
+            return micro.loss
+        finally:
+            self._recording = None
+            micro.after = state_diff.note(self.trainer)
+
+    def prepare(self, inputs: Any) -> Any:
+        """Stand in for the trainer's ``_prepare_inputs``."""
+        if self._replaying is not None:
+            micro, batch = self._replaying
+            assert micro.rng is not None
+            restore_rng(micro.rng)
+            return copy.copy(batch)
+        position = compat.position(self.trainer)
+        prepared = self.prepare_inputs(inputs)
+        micro = self._recording
+        if micro is not None and micro.batch is None:
+            micro.batch = copy.copy(prepared)
+            micro.advanced = compat.position(self.trainer) != position
+            micro.before = state_diff.note(self.trainer)
+            micro.buffers = self.buffers.note()
+            micro.rng = self._noted_rng()
+        return prepared
+
+    def leave_out(self, micro: Micro) -> Tensor:
+        """Return the loss of a micro-batch that is not run, or not to its end; the next one has its own inputs."""
+        if not micro.advanced:
+            compat.advance_position(self.trainer)
+        return torch.zeros((), device=self.trainer.args.device)
+
+    def _noted_rng(self) -> RngState:
+        """Return the random state; Python's, 20 KB of numbers that seldom change, is shared between notes."""
+        noted = note_rng()
+        if self._python_rng != noted.python:
+            self._python_rng = noted.python
+        return replace(noted, python=self._python_rng)
+
+    def replay(self, micro: Micro, batch: Batch | None) -> Tensor:
+        """Run a recorded micro-batch again. Gradients are added; bookkeeping of the trainer goes on from where it is."""
+        state = self.trainer.accelerator.gradient_state
+        sync = state.sync_gradients
+        given = micro.batch if batch is None else _given(batch)
+        outer, self._replaying = self._replaying, (micro, given)
+        deferred = (
+            nullcontext() if micro.sync else self.trainer.accelerator.no_sync(model=micro.model)
+        )
+        try:
+            state._set_sync_gradients(micro.sync)
+            with deferred:
+                return self.training_step(micro.model, copy.copy(micro.raw), micro.num_items)
+        finally:
+            self._replaying = outer
+            state._set_sync_gradients(sync)
+
+    def parameters(self) -> list[Tensor]:
+        """Return every parameter of the model and of the optimizer once."""
+        optimizer = compat.inner_optimizer(self.trainer.optimizer)
+        groups = optimizer.param_groups if optimizer is not None else ()
+        updated = (p for group in groups for p in group["params"])
+        return list({id(p): p for p in (*self.root.parameters(), *updated)}.values())
+
+    def trainable(self) -> Trainable:
+        names = {id(p): n for n, p in self.root.named_parameters()}
+        trained = (p for p in self.parameters() if p.requires_grad)
+        return Trainable(
+            {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(trained)},
+            compat.inner_optimizer(self.trainer.optimizer),
+            compat.run_scaler(self.trainer),
+        )
+
+
+_WHOLE = "inputs"
+"""The entry that stands for a batch that is no mapping."""
+
+
+def _shown(batch: Any) -> Batch:
+    return batch if isinstance(batch, Mapping) else {_WHOLE: batch}
+
+
+def _given(batch: Batch) -> Any:
+    return batch[_WHOLE] if tuple(batch) == (_WHOLE,) else batch
+
+
+@dataclass(slots=True)
+class HfStep:
+    """See ``core.step.Step``. Two micro-batches run in order inside one ``isolated`` go on from each other."""
+
+    id: StepId
+    view: ModelView
+    facts: RunFacts
+    window: Window
+    host: Reentry
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        return tuple(_shown(m.batch) for m in self.window.micros)
+
+    @property
+    def losses(self) -> tuple[Tensor | None, ...]:
+        return tuple(m.loss for m in self.window.micros)
+
+    @property
+    def is_local(self) -> bool:
+        return self.facts.world_size == 1
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return self.window.lrs
+
+    def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        window, host = self.window, self.host
+        noted, touched = window.micros[micro], window.touched()
+        previous = host.position
+        if (
+            micro > 0
+            and previous is not None
+            and previous[0] is window
+            and previous[1] == micro - 1
+        ):
+            state_diff.advance(host.trainer, window.micros[micro - 1].after, noted.before, touched)
+        else:
+            state_diff.restore(host.trainer, noted.before, touched)
+            host.buffers.restore(noted.buffers)
+        host.position = (window, micro)
+        state = host.trainer.state
+        present, state.global_step = state.global_step, window.index
+        atoms = window.atoms.get(micro, ())
+        try:
+            if micro in self.left_out:
+                return host.leave_out(noted)
+            kept, leaves = state_diff.tensors(noted.before), host.parameters()
+            compiled = self.facts.compiled
+            with (
+                under(self.view, atoms),
+                run_again(host.root, leaves, compiled=compiled, own=kept),
+            ):
+                return host.replay(noted, self._kept(micro, atoms) if batch is None else batch)
+        finally:
+            state.global_step = present
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """Micro-batches of the window that a remedy leaves out."""
+        return _left_out(tuple(chain.from_iterable(self.window.atoms.values())))
+
+    def _kept(self, micro: int, atoms: tuple[Atom, ...]) -> Batch | None:
+        """Return the recorded batch without the samples that are left out, None where none is."""
+        if not any(atom.remedy == "drop_sample" for atom in atoms):
+            return None
+        from nanstop.remedies.apply import rebatch
+
+        return rebatch(self.batches[micro], atoms, micro=micro)
+
+    def update(self) -> None:
+        trainer = self.host.trainer
+        optimizer = compat.inner_optimizer(trainer.optimizer)
+        assert optimizer is not None
+        trainer.accelerator.unscale_gradients()
+        limit = trainer.args.max_grad_norm
+        if limit is not None and limit > 0:
+            torch.nn.utils.clip_grad_norm_(list(self.host.root.parameters()), limit)
+        present = tuple(float(group["lr"]) for group in optimizer.param_groups)
+        # A rate that no window of this run had is a remedy's; it stays.
+        rates = self.window.lrs if present in self.host.plain_lrs else present
+        state = trainer.accelerator.gradient_state
+        sync = state.sync_gradients
+        try:
+            state._set_sync_gradients(True)
+            self.host.set_learning_rates(rates)
+            trainer.optimizer.step()
+        finally:
+            state._set_sync_gradients(sync)
+            self.host.set_learning_rates(present)
+
+    @contextmanager
+    def isolated(self, *, with_update: bool = False) -> Iterator[None]:
+        with isolation(self.host, (self.window,), with_update=with_update):
+            yield
+
+
+@contextmanager
+def isolation(
+    host: Reentry,
+    windows: Iterable[Window] = (),
+    *,
+    with_update: bool,
+    keep_scaler: bool = True,
+) -> Iterator[None]:
+    """Undo on exit what replays of ``windows`` change: see ``core.step.Step.isolated``."""
+    trainer, root = host.trainer, host.root
+    parameters, scaler = host.parameters(), compat.run_scaler(trainer)
+    earlier = [micro.buffers for window in windows for micro in window.micros]
+    with ExitStack() as undo:
+        undo.enter_context(unheard())
+        undo.enter_context(kept_awake(root))
+        undo.callback(restore_rng, note_rng())
+        undo.enter_context(state_diff.kept((trainer,)))
+        kept = (
+            host.trainable()
+            if with_update
+            else Trainable({}, None, scaler if keep_scaler else None)
+        )
+        undo.enter_context(versions_kept((*parameters, *kept.tensors())))
+        undo.enter_context(host.buffers.kept(*earlier))
+        undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
+        undo.callback(_set_gradients, [(p, p.grad) for p in parameters])
+        undo.callback(_set_overflow, [(o, o._is_overflow) for o in _wrapped(trainer)])
+        undo.callback(setattr, host, "position", host.position)
+        undo.callback(Snapshot(kept).restore)
+        clear_gradients(parameters)
+        ready_scaler(scaler)
+        host.position = None
+        yield
+
+
+def under(view: ModelView, atoms: tuple[Atom, ...]) -> AbstractContextManager[Any]:
+    """Return a context in which the remedies are applied; without any, nothing is imported."""
+    if not atoms:
+        return nullcontext()
+    from nanstop.remedies.apply import applied
+
+    return applied(view, atoms)
+
+
+def _left_out(atoms: tuple[Atom, ...]) -> frozenset[int]:
+    """Return the micro-batches that are left out of their window."""
+    if not atoms:
+        return frozenset()
+    from nanstop.remedies.apply import dropped_micros
+
+    return dropped_micros(atoms)
+
+
+def spans_update(atom: Atom) -> bool:
+    """Return whether a remedy must stay on until the optimizer step is over."""
+    from nanstop.remedies.apply import TABLE
+
+    return TABLE[atom.remedy].span == "window"
+
+
+def clear_gradients(parameters: Iterable[Tensor]) -> None:
+    """Set every gradient to None: the state at the start of a window."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _wrapped(trainer: Any) -> list[Any]:
+    return [o for o in compat.optimizers_of(trainer) if hasattr(o, "_is_overflow")]
+
+
+def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
+
+
+def _set_gradients(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def _set_overflow(flags: list[tuple[Any, bool]]) -> None:
+    for optimizer, flag in flags:
+        optimizer._is_overflow = flag

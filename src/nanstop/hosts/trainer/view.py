@@ -1,0 +1,132 @@
+"""What remedies and the tracer must know of a transformers model: the ``ModelView`` of this host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.errors import NanstopError
+from nanstop.hosts import compat
+from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.replay.step import Batch
+
+_PACKED = ("Linear4bit", "Linear8bitLt")
+_HEADS = ("score", "classifier", "qa_outputs", "v_head", "reward_head")
+
+
+class HfView:
+    """See ``core.step.ModelView``. Reads the trainer each time: ``train()`` makes its optimizer and may wrap its model."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def root(self) -> nn.Module:
+        return compat.unwrapped(self._trainer.model)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        return compat.inner_optimizer(self._trainer.optimizer)
+
+    @property
+    def scaler(self) -> Any:
+        return compat.run_scaler(self._trainer)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the transformers model itself, under PEFT's wrapper where there is one."""
+        return compat.base_model(self.root)
+
+    @property
+    def device_type(self) -> str:
+        devices = (p.device.type for p in self.root.parameters() if p.requires_grad)
+        return next(devices, "cpu")
+
+    def attention(self) -> str | None:
+        config = getattr(self.model, "config", None)
+        return getattr(config, "_attn_implementation", None)
+
+    def attention_choices(self) -> tuple[str, ...]:
+        present = self.attention()
+        if present is None or not callable(getattr(self.model, "set_attn_implementation", None)):
+            return ()
+        supported = ["eager"]
+        if getattr(self.model, "_supports_sdpa", False):
+            supported.append("sdpa")
+        return tuple(kernel for kernel in supported if kernel != present)
+
+    def set_attention(self, kernel: str) -> None:
+        switch = getattr(self.model, "set_attn_implementation", None)
+        if not callable(switch):
+            raise NanstopError(
+                f"{type(self.model).__name__} has no switch for its attention kernel"
+            )
+        switch(kernel)
+
+    def tied_groups(self) -> tuple[tuple[str, ...], ...]:
+        groups: dict[int, list[str]] = {}
+        for name, parameter in self.root.named_parameters(remove_duplicate=False):
+            groups.setdefault(id(parameter), []).append(name)
+        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+    def quantized_layers(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, module in self.root.named_modules()
+            if any(kind.__name__ in _PACKED for kind in type(module).__mro__)
+        )
+
+    def decoder_layers(self) -> tuple[str, ...]:
+        best: tuple[int, tuple[str, ...]] = (0, ())
+        for name, module in self.root.named_modules():
+            if isinstance(module, nn.ModuleList) and len({type(m) for m in module}) == 1:
+                size = sum(p.numel() for p in module.parameters())
+                if size > best[0]:
+                    best = (size, tuple(f"{name}.{i}" for i in range(len(module))))
+        return best[1]
+
+    def head(self) -> str | None:
+        found = self._ask("get_output_embeddings")
+        if found is None:
+            found = next(
+                (h for h in (getattr(self.model, n, None) for n in _HEADS) if h is not None), None
+            )
+        return self._name(found)
+
+    def embedding(self) -> str | None:
+        return self._name(self._ask("get_input_embeddings"))
+
+    def token_ids(self, batch: Batch) -> Tensor | None:
+        """Return ``input_ids`` (SFT, DPO, KTO, Reward: chosen rows before rejected) or prompt and completion (GRPO)."""
+        ids = batch.get("input_ids")
+        if isinstance(ids, Tensor):
+            return ids if ids.dim() == 2 else None
+        prompt, completion = batch.get("prompt_ids"), batch.get("completion_ids")
+        if isinstance(prompt, Tensor) and isinstance(completion, Tensor):
+            return torch.cat([prompt, completion], dim=1)
+        return None
+
+    def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
+        del batch  # masks of the batch would hide what a changed token does
+        if not type(self.model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+            return None
+        rng = note_rng()
+        try:
+            with torch.no_grad(), self._trainer.compute_loss_context_manager():
+                outputs = self.root(input_ids=ids, use_cache=False)
+        finally:
+            restore_rng(rng)
+        return getattr(outputs, "logits", None)
+
+    def _ask(self, method: str) -> Any:
+        call = getattr(self.model, method, None)
+        try:
+            return call() if callable(call) else None
+        except NotImplementedError:  # transformers' way of saying that the model has none
+            return None
+
+    def _name(self, wanted: Any) -> str | None:
+        return next((n for n, m in self.root.named_modules() if m is wanted), None)

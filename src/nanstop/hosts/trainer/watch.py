@@ -1,0 +1,457 @@
+"""Watches a transformers or TRL trainer: every patch is on the instance, stands in one table and is undone by ``close``.
+
+Two seams carry it: ``_prepare_inputs``, whose output a replay starts from, and ``accelerator.clip_grad_norm_``, the
+window's end, where the losses and the norm are read before the update and a window can be redone or skipped. A trainer
+that clips by means of its own, or not at all, comes to that end when its callbacks hear of the update.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.decide.decision import STOPPED, Resolution
+from nanstop.detect.numeric_errors import is_numeric, phase_of
+from nanstop.detect.sentinel import Reading, total_norm
+from nanstop.errors import NanstopError, TrainingStopped
+from nanstop.hosts import compat
+from nanstop.hosts.patching import Patches
+from nanstop.hosts.script import autowatch
+from nanstop.hosts.trainer.actions import Carrier
+from nanstop.hosts.trainer.checkpoints import CheckpointGuard, plan_of
+from nanstop.hosts.trainer.evaluation import EvaluationGuard
+from nanstop.hosts.trainer.facts import facts_of
+from nanstop.hosts.trainer.objective import Objective
+from nanstop.hosts.trainer.signals import Judge, Verdict
+from nanstop.hosts.trainer.step import HfStep, Micro, Reentry, Window, clear_gradients
+from nanstop.hosts.trainer.view import HfView
+from nanstop.numerics.weights import odd_weights
+from nanstop.records import RunFacts, StepId, TensorStats
+from nanstop.replay.snapshot import SnapshotKeeper
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+OpenSession = Callable[[HfView, RunFacts], Any]
+
+_MAX_ROUNDS = 3
+"""Attempts at one window before its update is skipped: a redo that fails again is a new incident."""
+
+_log = logging.getLogger("nanstop")
+
+
+def watch_trainer(trainer: Any, open_session: OpenSession) -> TrainerWatch:
+    """Watch ``trainer`` from its next ``train()`` on and return the watch, which ``close()`` ends.
+
+    ``open_session(view, facts)`` is called once, when the optimizer exists. Nothing is attached to the model.
+    Errors: ``NanstopError`` for a trainer that lacks what a watch holds on to; it is left as it was.
+    """
+    missing = compat.missing_seams(trainer)
+    if missing:
+        raise NanstopError(f"{compat.described(trainer)} has no {' and no '.join(missing)}")
+    watch = TrainerWatch(trainer, open_session)
+    watch.install()
+    return watch
+
+
+class TrainerWatch:
+    """The watch on one trainer. ``session`` is None until training has begun."""
+
+    def __init__(self, trainer: Any, open_session: OpenSession) -> None:
+        self.trainer = trainer
+        self.session: Any = None
+        self.view = HfView(trainer)
+        self.facts = RunFacts()
+        self.patches = Patches()
+        self.keeper = SnapshotKeeper(compat.free_host_bytes)
+        self.host = Reentry(trainer)
+        self.carrier = Carrier(self.host)
+        self.judge = Judge(self.host, self.step_id)
+        self.objective = Objective(trainer, self._note_objective)
+        self._open_session = open_session
+        self._train = trainer.train
+        self._clip: Any = None
+        self._logged = torch.zeros(())
+        self._window: Window | None = None
+        self._training = False
+        self._attached = False
+        self._pending: int | None = None
+        self._num_logs = 0
+        self._applied = True
+        self._expected: HfStep | None = None
+        self._resumed_from: str | None = None
+        self._stop: Resolution | None = None
+
+    def install(self) -> None:
+        """Put every patch in place; those of the window's end follow when training begins."""
+        self.patches.set(self.trainer, "train", self._on_train)
+        self.patches.set(self.trainer, "training_step", self._on_training_step)
+        self.patches.set(self.trainer, "_prepare_inputs", self.host.prepare)
+        log = self.trainer._maybe_log_save_evaluate
+        self.patches.set(self.trainer, "_maybe_log_save_evaluate", partial(self._on_log, log))
+        self.objective.install(self.patches)
+        EvaluationGuard(self).install()
+        CheckpointGuard(self).install()
+
+    def close(self) -> None:
+        """Restore every patched attribute; calling it again does nothing."""
+        self.patches.undo()
+
+    def open(self) -> None:
+        """Open the session, or begin it anew: once a training, when model and optimizer are those that train."""
+        if self._attached:
+            return
+        self._attached = True
+        self.host.attach()
+        # A snapshot of an earlier training holds another optimizer's state.
+        self.keeper = SnapshotKeeper(compat.free_host_bytes)
+        if self.session is None:
+            self.session = self._open_session(self.view, self.facts)
+        self.session.prepare()
+        self.session.facts = self.facts = facts_of(
+            self.view, self.trainer, resumed=self._resumed_from
+        )
+        self.session.start()
+        try:
+            self.session.resume(plan_of(self._resumed_from), str(self._resumed_from))
+        except NanstopError as error:
+            _log.warning("the plan of the checkpoint is not used: %s", error)
+
+    def _opened(self) -> bool:
+        """Open the session; where that fails, end the watch, say so, and let the training go on without it."""
+        try:
+            self.open()
+        except NanstopError:
+            raise
+        except Exception as error:
+            self.close()
+            self._training, self.session = False, None
+            _log.warning("nanstop: %s", compat.not_watched(self.trainer, error))
+        return self._training
+
+    def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
+        """Return the id of the trainer's present step, or of the one given."""
+        args = self.trainer.args
+        run = args.run_name or Path(args.output_dir or "").name or type(self.trainer).__name__
+        index = self.trainer.state.global_step if step is None else step
+        return StepId(run=run, step=index, micro=micro, rank=args.process_index)
+
+    def report(self, step: Any, verdict: Verdict, *, can_skip: bool = False) -> Any:
+        """Tell the session and return its resolution, or None where nothing could be carried out.
+
+        ``can_skip``: there is no step that can be run again, but an update that can be left out.
+        """
+        resolution = self.session.failed(
+            step,
+            (*verdict.signals, *self.objective.signals(self.step_id())),
+            phase=verdict.phase,
+            error=verdict.error,
+            rewind=self.keeper.rewind(),
+            bad_params=verdict.bad_params,
+            bad_state=verdict.bad_state,
+            can_skip=can_skip,
+        )
+        if resolution.kind == "stop" and verdict.error is None:
+            self.stop(resolution)
+        powerless = compat.world_size(self.trainer) > 1 or self.facts.veto != "yes"
+        return None if powerless or (step is None and not can_skip) else resolution
+
+    def stop(self, resolution: Resolution) -> None:
+        """Have the host end training as early stopping does; ``train()`` then raises, if the policy says so."""
+        self._stop = resolution
+        self.trainer.control.should_training_stop = True
+
+    # ---- calls of the host
+
+    def _on_train(self, *args: Any, **kwargs: Any) -> Any:
+        self._training, self._window, self._attached, exit_code = True, None, False, 0
+        self._logged = torch.zeros((), device=self.trainer.args.device)
+        self._stop = None
+        given = args[0] if args else kwargs.get("resume_from_checkpoint")
+        self._resumed_from = compat.checkpoint_path(self.trainer, given)
+        accelerator = self.trainer.accelerator
+        if not self.patches.holds(accelerator, "clip_grad_norm_"):
+            self._clip = accelerator.clip_grad_norm_
+            self.patches.set(accelerator, "clip_grad_norm_", self._on_clip)
+            callbacks = self.trainer.callback_handler
+            hear = partial(self._on_update, callbacks.on_pre_optimizer_step)
+            self.patches.set(callbacks, "on_pre_optimizer_step", hear)
+        try:
+            output = self._train(*args, **kwargs)
+        except BaseException as error:
+            exit_code = STOPPED if isinstance(error, TrainingStopped) else 1
+            raise
+        finally:
+            self._training = False
+            if self.session is not None:
+                self._end(exit_code)
+        # A search goes on with its next trial: this one has ended early.
+        if not self.trainer.state.is_hyper_param_search:
+            self._raise_stopped()
+        return output
+
+    def _raise_stopped(self) -> None:
+        stop = self._stop
+        if stop is not None and stop.on_stop == "raise":
+            raise TrainingStopped(f"training stopped: {stop.reason}", incident=stop.incident)
+
+    def _on_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        if not self._training or self.host.busy:
+            return self.host.training_step(model, inputs, num_items_in_batch)
+        if not self._opened():
+            return self.host.training_step(model, inputs, num_items_in_batch)
+        window = self._current_window()
+        sync = self.trainer.accelerator.gradient_state.sync_gradients
+        micro = Micro(model, inputs, num_items_in_batch, sync)
+        window.micros.append(micro)
+        try:
+            self.host.record(micro)
+        except Exception as error:
+            if not is_numeric(error):
+                self._refused(window, error)
+            if not is_numeric(error) or not self._raised(window, error):
+                self._window = None
+                raise
+        assert micro.loss is not None
+        self.objective.compare(micro.batch)
+        return micro.loss
+
+    def _on_clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
+        window = self._window
+        if window is None or self.host.busy or not window.closed:
+            return self._clip(parameters, max_norm, norm_type)
+        parameters = list(parameters)
+        self._window, self._pending = None, window.index
+        if not compat.is_plain(self.trainer):
+            norm = self._clip(parameters, max_norm, norm_type)
+            reading = self.judge.read(window, norm) if norm is not None else None
+            verdict = self.judge.of_reading(reading) if reading is not None else None
+            self._note(window, reading)
+            if verdict is not None:
+                self.report(self._step(window), verdict)
+            return norm
+        norm = self._close(window, parameters, norm_type)
+        # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be NaN, for every gradient.
+        if not math.isfinite(max_norm):
+            self._clip_as_the_host(window)
+        elif not window.skip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        self._last_look(window)
+        return norm
+
+    def _on_update(self, tell: Any, *args: Any) -> Any:
+        window = self._window
+        unseen = window is not None and window.closed and not self.host.busy
+        if window is not None and unseen and compat.is_plain(self.trainer):
+            self._window, self._pending = None, window.index
+            self._close(window, list(window.micros[-1].model.parameters()), 2.0)
+            self._clip_as_the_host(window)
+            self._last_look(window)
+        return tell(*args)
+
+    def _clip_as_the_host(self, window: Window) -> None:
+        """Clip the gradients of a window that was redone by the trainer's own means, where it has such."""
+        clip = compat.own_clip(self.trainer)
+        if clip is not None and window.redone and not window.skip:
+            # Reading the new gradients has unscaled them, which the trainer's own method does as well, and may do once.
+            self.carrier.redo(self._step(window), {})
+            clip(window.micros[-1].model)
+
+    def _on_log(self, log: Any, total: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.carrier.mend_sum(total)
+        before = self.trainer._globalstep_last_logged
+        log(total, *args, **kwargs)
+        if self.trainer._globalstep_last_logged != before:
+            self.carrier.mend_reset(total)
+        self._logged = total.clone()
+
+    # ---- the window
+
+    def _close(self, window: Window, parameters: list[Tensor], norm_type: float) -> Tensor:
+        """Settle a window and return the norm of its gradients: the host may clip and apply them, or skips the step."""
+        norm, reading = self._settle(window, parameters, norm_type)
+        self._note(window, reading)
+        overflow = reading is not None and reading.found_inf
+        self._applied = not window.skip and not overflow  # the scaler leaves that update out itself
+        if window.skip:
+            self.carrier.skip(window)
+        elif window.replayable:
+            window.trim()
+            step = self._step(window)
+            self.keeper.before_update(self.host.trainable, step)
+            self._expected = step if not window.redone and not overflow else None
+        return norm
+
+    def _last_look(self, window: Window) -> None:
+        """Look at an update whose gradients are final: one that ruins weights is made anew or left out."""
+        step, self._expected = self._expected, None
+        if step is None:
+            return
+        resolution = None
+        try:
+            resolution = self.session.foresee(step, self.keeper.rewind)
+            if resolution is None or resolution.kind == "proceed":
+                return
+            if resolution.kind == "rollback":
+                rewind = self.keeper.rewind()
+                if rewind is not None:
+                    rewind.restore()
+                self.session.adopt(resolution.adopt)
+                self.carrier.update_anew(rewind.steps if rewind is not None else (step,))
+                clear_gradients(self.host.parameters())
+                return
+        except Exception as error:
+            # A remedy that fails must not end the run that it was to save.
+            _log.warning("the update could not be made anew (%s: %s)", type(error).__name__, error)
+            if resolution is None:
+                return
+        window.skip, self._applied = True, False
+        self.carrier.skip(window)
+        if resolution.kind == "stop":
+            self.stop(resolution)
+
+    def _current_window(self) -> Window:
+        window, index = self._window, self.trainer.state.global_step
+        if window is None or window.closed or window.index != index:
+            self._raise_stopped()  # the host has passed its own door by
+            self._step_done()
+            self.carrier.begin_window()
+            rates = self.host.learning_rates()
+            window = self._window = Window(index, rates, self._logged)
+        return window
+
+    def _step(self, window: Window) -> HfStep:
+        return HfStep(self.step_id(step=window.index), self.view, self.facts, window, self.host)
+
+    def _note(self, window: Window, reading: Reading | None) -> None:
+        """Add what the host goes on with to the histories: losses of a window that was redone are the good ones."""
+        if reading is None:
+            return
+        series = self.session.series
+        for loss in reading.losses:
+            series.add("loss_raw", window.index, loss)
+        series.add("grad_norm", window.index, reading.norm)
+        series.add("lr", window.index, window.lrs[0] if window.lrs else 0.0)
+        scale = compat.present_scale(self.trainer)
+        if scale is not None:
+            series.add("scale", window.index, scale)
+
+    def _note_objective(self, name: str, value: Any) -> None:
+        self.session.series.add(name, self.trainer.state.global_step, value)
+
+    def _settle(
+        self, window: Window, parameters: list[Tensor], norm_type: float
+    ) -> tuple[Tensor, Reading | None]:
+        """Return norm and reading of the gradients that the host may apply; ``window.skip`` says that it may not."""
+        norm, reading = torch.zeros((), device=self.trainer.args.device), None
+        for _ in range(_MAX_ROUNDS):
+            if window.skip:
+                return norm, reading
+            verdict = None
+            try:
+                compat.unscale(self.trainer)
+                norm = total_norm(parameters, norm_type)
+            except Exception as error:
+                if not is_numeric(error):
+                    raise
+                verdict = self.judge.of_exception(error, "optimizer")
+            else:
+                reading = self.judge.read(window, norm)
+                verdict = self.judge.of_reading(reading)
+            if verdict is None:
+                self.session.before_update(self._step(window))
+                if window.replayable and self.session.gauge_due(window.index):
+                    self.session.gauge(self._step(window))
+                return norm, reading
+            if not self._carry(window, verdict):
+                if verdict.error is not None:
+                    raise verdict.error
+                return norm, reading
+        window.skip = True
+        return norm, reading
+
+    def _refused(self, window: Window, error: Exception) -> None:
+        """Have the set-up looked at anew where a micro-batch raised what is no failure of numbers."""
+        try:
+            at = self.step_id(step=window.index, micro=len(window.micros) - 1)
+            self.session.raised(at, error)
+        except Exception as own:  # nanstop is never the reason a run dies
+            _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
+
+    def _raised(self, window: Window, error: Exception) -> bool:
+        """Return whether a micro-batch that raised was redone, or given up with its window's update."""
+        micro, index = window.micros[-1], len(window.micros) - 1
+        if micro.batch is None:
+            self.report(None, self.judge.of_exception(error, "generate", index))
+            return False
+        verdict = self.judge.of_exception(error, phase_of(error), index)
+        if not self._carry(window, verdict):
+            return False
+        if window.skip:
+            micro.loss = self.host.leave_out(micro)
+        return True
+
+    def _carry(self, window: Window, verdict: Verdict) -> bool:
+        """Report, carry out the resolution, and return whether there was one; a skip is left to the window's end."""
+        step = self._step(window)
+        rewind = self.keeper.rewind()
+        again = step if window.replayable else None
+        resolution = self.report(again, verdict, can_skip=again is None)
+        if resolution is None or resolution.kind == "proceed":
+            return False
+        window.redone = again is not None and resolution.kind in ("redo", "rollback")
+        try:
+            if window.redone and resolution.kind == "redo":
+                self.carrier.redo(step, resolution.atoms)
+                return True
+            if window.redone and rewind is not None:
+                self.carrier.rollback(step, rewind, lambda: self.session.adopt(resolution.adopt))
+                return True
+        except Exception as error:
+            # A remedy that fails must not end the run that it was to save.
+            _log.warning("the window could not be redone (%s: %s)", type(error).__name__, error)
+        if resolution.kind == "stop" and verdict.error is not None:
+            return False  # the script ends as it would have: by its own exception
+        window.skip = True
+        return True
+
+    def _step_done(self) -> None:
+        """Tell the session that the previous step is over, with what the host has logged since."""
+        if self._pending is None:
+            return
+        logs = self.trainer.state.log_history
+        losses = [entry for entry in logs[self._num_logs :] if "loss" in entry]
+        for entry in losses:
+            self.session.series.add("loss_logged", entry["step"], float(entry["loss"]))
+            self.session.series.log(entry["step"], entry)
+        if losses:
+            self.session.logged()
+        self._num_logs = len(logs)
+        (self.session.completed if self._applied else self.session.left_out)(self._pending)
+        self._pending = None
+
+    def _odd_weights(self) -> tuple[TensorStats, ...]:
+        try:
+            return odd_weights(self.host.trainable().parameters.items())
+        except Exception:  # after some errors a device answers nothing any more
+            return ()
+
+    def _end(self, exit_code: int) -> None:
+        self._step_done()
+        self.carrier.close()
+        self.carrier.begin_window()
+        odd = self._odd_weights()
+        # What was so when it was loaded, and let the training be finite, is not this run's doing.
+        before = {stats.name for stats in self.facts.odd_weights if not stats.finite}
+        verdict = self.judge.of_weights(odd, before) if exit_code == 0 else None
+        if verdict is not None:
+            self.report(None, verdict)
+        autowatch.leave(odd, self.facts)
+        self.session.finish(exit_code or (STOPPED if self._stop is not None else 0))

@@ -1,0 +1,1 @@
+"""From a recorded run to the operation that broke it."""

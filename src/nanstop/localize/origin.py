@@ -1,0 +1,343 @@
+"""Chooses among the births of bad values the one that explains a failure, and says it as a record."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import CodeType
+
+from nanstop.localize import slicing
+from nanstop.localize.positions import Grid, positions_in
+from nanstop.localize.slicing import Lineage, range_of
+from nanstop.numerics.tensors import format_name
+from nanstop.records import (
+    FailureKey,
+    FailureKind,
+    Localization,
+    OpEvent,
+    Origin,
+    Phase,
+    Position,
+    SourceLine,
+    TensorStats,
+)
+from nanstop.tracing.op_details import CloseUp
+from nanstop.tracing.op_patches import Spot
+from nanstop.tracing.recorder import Op, Trace, Value
+
+_OUTSIDE = "the bad value was written outside any operation that torch dispatches"
+_OTHER_PATH = "the second recorded run took another path"
+_MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
+
+
+class Story:
+    """One recorded failure: its births, what a close-up saw of them, and what they reached.
+
+    ``error``: the type of the exception that the run raised, or "". ``grid``: the batch's axes, where known.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        births: slicing.Births,
+        closeups: Mapping[int, CloseUp],
+        reaches: tuple[str, ...],
+        absorbed: tuple[slicing.Absorption, ...],
+        *,
+        error: str = "",
+        grid: Grid | None = None,
+    ) -> None:
+        self.reaches = reaches
+        self._trace = trace
+        self._births = births
+        self.stable = all(trace.ops[i].name == look.op for i, look in closeups.items())
+        """Whether the close-up saw the ops that were recorded."""
+        self._closeups = closeups if self.stable else {}
+        self._error = error
+        self._grid = grid
+        self._made = slicing.lineages(trace)
+        self._absorbed = tuple(a for a in absorbed if self._is_overflow(a.birth))
+
+    def with_reaches(self, reaches: tuple[str, ...]) -> Story:
+        """Return the same story of a failure that reached ``reaches`` before decoys were put right."""
+        other = copy.copy(self)
+        other.reaches = reaches
+        return other
+
+    def suspect(self) -> dict[int, Spot] | None:
+        """Return what ``Patch`` is to put right at the op that the story blames; None if it blames no op."""
+        born = self._first_born()
+        if born is None or self._first_external(born) is not None or born not in self._closeups:
+            return None
+        seen = self._closeups[born]
+        if all(mask is None for mask in seen.bad):
+            return None
+        return {born: Spot(seen.op, seen.bad, seen.read)}
+
+    def tell(self) -> Localization | None:
+        """Return the localization: an op that gave birth, else a tensor that was bad before, else what was absorbed."""
+        found = self._told()
+        if found is None:
+            return None
+        spots = found.blind_spots
+        if not self.stable:
+            spots += (_OTHER_PATH,)
+        if self._trace.unseen:
+            spots += ("not measured: " + ", ".join(self._trace.unseen),)
+        absorbed = tuple(self.event(a.birth) for a in self._absorbed)
+        return replace(found, absorbed=absorbed, blind_spots=spots)
+
+    def _told(self) -> Localization | None:
+        born = self._first_born()
+        external = self._first_external(born)
+        if external is not None:
+            return self._external(*external)
+        if born is not None:
+            return self._born(born)
+        if self._error:
+            return self._exception()
+        if self._absorbed:
+            found = self._born(self._absorbed[0].birth)
+            return replace(found, key=replace(found.key, kind="absorbed"), origin="absorbed")
+        if not self.reaches:
+            return None
+        return Localization(
+            key=FailureKey(kind="nan", phase="forward"),
+            first_bad=None,
+            origin="unknown",
+            reaches=self.reaches,
+            blind_spots=(_OUTSIDE,),
+        )
+
+    def _first_external(self, born: int | None) -> tuple[int, Value] | None:
+        """Return the first bad tensor that no op wrote, if it is read before the first birth.
+
+        Infinities without a name are constants of the program, and negative ones in a batch may be its mask: where
+        they are added to scores, or the failure is a row that is masked throughout, they are not what is wrong.
+        """
+        for reader, value in self._births.external:
+            if born is not None and reader > born:
+                return None
+            seen = range_of(self._trace, value)
+            constant = value.storage.name is None or seen.high != math.inf
+            if not constant or seen.has_nan or born is None:
+                return reader, value
+            if not self._masks_scores(reader) and not self._masked(born):
+                return reader, value
+        return None
+
+    def _masks_scores(self, reader: int) -> bool:
+        closeup = self._closeups.get(reader)
+        return closeup is not None and closeup.masking
+
+    def _masked(self, index: int) -> bool:
+        """Return whether an op failed on rows that are masked throughout, or reads no infinity but the program's own."""
+        closeup = self._closeups.get(index)
+        named = any(value.storage.name for _, value in self._births.external)
+        return not named or (closeup is not None and closeup.fully_masked_rows > 0)
+
+    def _first_born(self) -> int | None:
+        """Return the earliest birth that was not meant: a real infinity before the NaN it turned into.
+
+        An infinity that looks meant, and is all that a failing loss goes back to, was not.
+        """
+        real = [i for i in self._births.inf if not self._is_meant(i)]
+        if "loss" not in self.reaches and not self._error:
+            # Forward ended finite: an infinity that it discarded is only the cause if its format was too narrow.
+            real = [
+                i for i in real if self._trace.ops[i].phase in _MADE_LATE or self._is_overflow(i)
+            ]
+        placed = [i for i in self._births.inf if slicing.is_placed(self._trace.ops[i])]
+        computed = [i for i in self._births.inf if i not in placed]
+        found = [*real, *self._births.nan] or (computed if "loss" in self.reaches else [])
+        return min(found, default=None)
+
+    def _is_meant(self, index: int) -> bool:
+        """Return whether an op's infinities are the program's own: filled in, or part of a mask.
+
+        A mask is built of constants, positions and ids alone, or added to scores where it stands.
+        """
+        op = self._trace.ops[index]
+        edges = [range_of(self._trace, o) for o in op.outputs if o.slot >= 0]
+        if not edges or any(edge.has_nan for edge in edges):
+            return False
+        if slicing.is_placed(op):
+            return True
+        closeup = self._closeups.get(index)
+        if closeup is not None and closeup.masking:
+            return True
+        negative = all(edge.high != math.inf for edge in edges)
+        return negative and not self._made[index] & Lineage.SIGNAL
+
+    def _is_overflow(self, index: int) -> bool:
+        closeup = self._closeups.get(index)
+        return closeup is not None and closeup.wider == "finite" and not self._is_meant(index)
+
+    def _born(self, index: int) -> Localization:
+        event = self.event(index)
+        smuggled = self._smuggled(index)
+        growth = slicing.growth_chain(self._trace, index, self._made)
+        return Localization(
+            key=self._key(event, self._kind(event)),
+            first_bad=event,
+            origin="unknown" if smuggled else "born_here",
+            culprit=self._lane_owner(index) if event.phase == "optimizer" else None,
+            reaches=self.reaches,
+            blind_spots=(_OUTSIDE,) if smuggled else (),
+            growth=tuple(self.event(i) for i in growth),
+            positions=self._positions(index),
+            masks=self._masks(index, event),
+        )
+
+    def _masks(self, index: int, event: OpEvent) -> tuple[OpEvent, ...]:
+        """Return what made the -inf of rows that are masked throughout, where no fill and no cast of one did."""
+        if not event.fully_masked_rows:
+            return ()
+        made = [i for i in self._births.inf if i < index and i in self._closeups]
+        if any(slicing.is_placed(self._trace.ops[i]) for i in made) or self._births.external:
+            return ()
+        return tuple(self.event(i) for i in made)
+
+    def _positions(self, index: int) -> tuple[Position, ...] | None:
+        closeup = self._closeups.get(index)
+        if closeup is None or self._grid is None:
+            return None
+        return positions_in(self._trace, self._trace.ops[index], closeup.bad, self._grid)
+
+    def _smuggled(self, index: int) -> bool:
+        """Return whether the op reads a bad value although every op that wrote its operands wrote finite ones."""
+        closeup = self._closeups.get(index)
+        seen_bad = closeup is not None and any(not stats.finite for stats in closeup.inputs)
+        inputs = self._trace.ops[index].inputs
+        return seen_bad and not any(range_of(self._trace, v).is_bad for v in inputs)
+
+    def _external(self, reader: int, value: Value) -> Localization:
+        name = value.storage.name
+        event = self.event(reader) if reader < len(self._trace.ops) else None
+        return Localization(
+            key=self._key(event, _kind_of(range_of(self._trace, value))),
+            first_bad=event,
+            origin=_origin_of(name),
+            culprit=name.removeprefix("buffer ") if name else None,
+            reaches=self.reaches,
+            positions=self._positions(reader),
+            blind_spots=() if name else (_OUTSIDE,),
+        )
+
+    def _exception(self) -> Localization:
+        raised = next((op for op in reversed(self._trace.ops) if op.raised), None)
+        event = self.event(raised.index) if raised else None
+        key = self._key(event, "exception")
+        return Localization(
+            key=key if event else replace(key, op=self._error),
+            first_bad=event,
+            origin="born_here" if event else "unknown",
+            reaches=self.reaches,
+        )
+
+    @staticmethod
+    def _key(event: OpEvent | None, kind: FailureKind) -> FailureKey:
+        if event is None:
+            return FailureKey(kind=kind, phase="forward")
+        return FailureKey(kind=kind, phase=event.phase, op=event.op, module=event.module)
+
+    def _lane_owner(self, index: int) -> str | None:
+        """Return the parameter that an op of the optimizer broke."""
+        lanes = {o.lane for o in self._bad_outputs(index)}
+        inputs = self._trace.ops[index].inputs
+        named = [v.storage.name for v in inputs if v.storage.name and v.lane in lanes]
+        parameters = [n for n in named if not n.startswith(("state ", "batch[", "buffer "))]
+        states = [n.rpartition(" of ")[2] for n in named if n.startswith("state ")]
+        return next(iter((*parameters, *states, *self.reaches)), None)
+
+    def _bad_outputs(self, index: int) -> list[Value]:
+        outputs = self._trace.ops[index].outputs
+        return [o for o in outputs if range_of(self._trace, o).is_bad]
+
+    def _kind(self, event: OpEvent) -> FailureKind:
+        counts = [
+            sum(getattr(o, kind) for o in event.outputs) for kind in ("nan", "posinf", "neginf")
+        ]
+        if not any(counts):
+            bad = self._bad_outputs(event.index)
+            return _kind_of(range_of(self._trace, bad[0])) if bad else "nan"
+        kinds: tuple[FailureKind, ...] = ("nan", "+inf", "-inf")
+        return kinds[counts.index(max(counts))]
+
+    def event(self, index: int) -> OpEvent:
+        """Return the record of an op, with full statistics where a close-up was taken."""
+        op = self._trace.ops[index]
+        closeup = self._closeups.get(index)
+        lanes = {o.lane for o in self._bad_outputs(index)} - {None}
+        inputs = closeup.inputs if closeup else self._light(op.inputs)
+        outputs = closeup.outputs if closeup else self._light(op.outputs)
+        if lanes:
+            inputs = self._light(v for v in op.inputs if v.lane in lanes)
+            outputs = self._light(v for v in op.outputs if v.lane in lanes)
+        return OpEvent(
+            index=index,
+            phase=op.phase,
+            op=op.name,
+            module=op.module,
+            source=source_line(op.line),
+            inputs=inputs,
+            outputs=outputs,
+            scalars=op.scalars,
+            node=op.node,
+            forward_op=op.forward,
+            wider=closeup.wider if closeup else "unknown",
+            reference=closeup.reference if closeup else "unknown",
+            fully_masked_rows=closeup.fully_masked_rows if closeup else 0,
+            legal=self._legal(op),
+        )
+
+    def _legal(self, op: Op) -> str | None:
+        if not self._bad_outputs(op.index) or not self._is_meant(op.index):
+            return None
+        return "placed by the program" if slicing.is_placed(op) else "part of a mask"
+
+    def _light(self, values: Iterable[Value]) -> tuple[TensorStats, ...]:
+        return tuple(
+            _light_stats(value, range_of(self._trace, value)) for value in values if value.slot >= 0
+        )
+
+
+def _light_stats(value: Value, seen: slicing.Range) -> TensorStats:
+    finite = [abs(edge) for edge in (seen.low, seen.high) if math.isfinite(edge)]
+    return TensorStats(
+        shape=value.shape,
+        dtype=format_name(value.dtype),
+        nan=int(seen.has_nan),
+        posinf=int(seen.high == math.inf),
+        neginf=int(seen.low == -math.inf),
+        absmax=max(finite, default=0.0),
+        name=value.storage.name,
+    )
+
+
+def _kind_of(seen: slicing.Range) -> FailureKind:
+    if seen.has_nan:
+        return "nan"
+    return "+inf" if seen.high == math.inf else "-inf"
+
+
+def _origin_of(name: str | None) -> Origin:
+    if name is None:
+        return "unknown"
+    if name.startswith("batch["):
+        return "from_batch"
+    if name.startswith("buffer "):
+        return "from_buffer"
+    return "from_state" if name.startswith("state ") else "from_param"
+
+
+def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:
+    """Return the source text of a (code, line) pair."""
+    if line is None:
+        return None
+    code, number = line
+    text = linecache.getline(code.co_filename, number).strip()
+    return SourceLine(file=code.co_filename, line=number, function=code.co_name, text=text)

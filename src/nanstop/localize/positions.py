@@ -1,0 +1,138 @@
+"""Which samples and tokens an op's bad elements belong to: said only where its axes are those of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.records import Position
+from nanstop.tracing.operators import base_name
+from nanstop.tracing.recorder import Op, Trace, Value
+
+
+class Grid:
+    """The micro-batch's [rows, tokens], and the sizes of the model that could be mistaken for them."""
+
+    def __init__(self, shape: tuple[int, int], root: nn.Module) -> None:
+        self.rows, self.tokens = shape
+        shapes = {tuple(p.shape) for p in root.parameters()}
+        self._sizes = {size for shape in shapes for size in shape}
+        self._weights = {tuple(sorted(shape)) for shape in shapes}
+
+    def fold(self, mask: Tensor) -> Tensor | None:
+        """Return [rows, tokens], True where any element is; None unless the axes are surely those of the batch.
+
+        Understood: [rows, tokens, ...] and [rows, heads, tokens, ...]. A shape that is also a weight's (its gradient),
+        or whose sizes coincide so that two readings are possible, is not.
+        """
+        shape = tuple(mask.shape)
+        if self.rows == self.tokens or tuple(sorted(shape)) in self._weights:
+            return None
+        token_axes = [axis for axis in (1, 2) if shape[axis : axis + 1] == (self.tokens,)]
+        if shape[:1] != (self.rows,) or not token_axes:
+            return None
+        axis = token_axes[0]
+        if len(shape) == 4 and len(token_axes) == 2:
+            return None
+        if axis == 2 and len(shape) != 4:
+            return None
+        if self.tokens in self._sizes and not self._features_last(shape[axis + 1 :]):
+            return None
+        return mask.movedim(axis, 1).reshape(self.rows, self.tokens, -1).any(-1)
+
+    def _features_last(self, rest: tuple[int, ...]) -> bool:
+        """Return whether what follows the token axis is another size of the model, so that the axis is not itself one."""
+        return bool(rest) and rest[-1] in self._sizes and rest[-1] != self.tokens
+
+
+def positions_of(mask: Tensor, grid: Grid) -> tuple[Position, ...] | None:
+    """Return samples and their token spans of the True elements, or None where the axes are not those of the batch."""
+    folded = grid.fold(mask)
+    if folded is None:
+        return None
+    found = []
+    for row in folded.any(-1).nonzero().flatten().tolist():
+        where = folded[row].nonzero().flatten()
+        found.append(
+            Position(sample=row, first_token=int(where.min()), last_token=int(where.max()))
+        )
+    return tuple(found)
+
+
+def positions_in(
+    trace: Trace, op: Op, bad: Iterable[Tensor | None], grid: Grid
+) -> tuple[Position, ...] | None:
+    """Return the positions of an op's bad elements, by its own shape or by a shape in which the value is read later.
+
+    Attention and linear layers flatten the batch: [rows * heads, tokens, tokens] is read as
+    [rows, heads, tokens, tokens] afterwards, over the same memory. The rows of a matrix product are those of its first
+    operand, which was [rows, tokens, ...] before.
+    """
+    for output, mask in zip(op.outputs, bad, strict=False):
+        if mask is None or tuple(mask.shape) != output.shape:
+            continue
+        own = positions_of(mask, grid)
+        if own is not None:
+            return own
+        found = _positions_seen(mask, output, trace.ops[op.index + 1 :], grid)
+        operand = _left_factor(op)
+        if found is None and operand is not None:
+            across = mask.any(-1, keepdim=True).expand(operand.shape)
+            found = _positions_seen(across, operand, trace.ops[: op.index], grid)
+        if found is not None:
+            return found
+    return None
+
+
+def _left_factor(op: Op) -> Value | None:
+    """Return the matrix whose rows an op's rows are: of a product, where they lie one after the other in memory."""
+    if base_name(op.name) not in ("mm", "addmm"):
+        return None
+    first = next((value for value in op.inputs if len(value.shape) == 2), None)
+    if first is None or first.layout[0] != (first.shape[1], 1):
+        return None
+    name = first.storage.name
+    return first if name is None or name.startswith("batch[") else None
+
+
+def _positions_seen(
+    mask: Tensor, value: Value, ops: Iterable[Op], grid: Grid
+) -> tuple[Position, ...] | None:
+    for seen in _readings(value, ops):
+        found = positions_of(_seen_as(mask, value, seen), grid)
+        if found is not None:
+            return found
+    return None
+
+
+def _readings(whole: Value, ops: Iterable[Op]) -> Iterator[Value]:
+    """Yield how ops read or wrote the whole of a value: other shapes over the same memory."""
+    tried = {(whole.shape, whole.layout)}
+    for op in ops:
+        for value in (*op.inputs, *op.outputs):
+            if value.storage is not whole.storage or value.dtype is not whole.dtype:
+                continue
+            key = (value.shape, value.layout)
+            if key not in tried and _numel(value) == _numel(whole):
+                tried.add(key)
+                yield value
+
+
+def _numel(value: Value) -> int:
+    return torch.Size(value.shape).numel()
+
+
+def _seen_as(mask: Tensor, written: Value, read: Value) -> Tensor:
+    reach = 1 + max(_last(written), _last(read))
+    memory = torch.zeros(reach, dtype=torch.bool, device=mask.device)
+    memory.as_strided(written.shape, *written.layout).copy_(mask)
+    return memory.as_strided(read.shape, *read.layout)
+
+
+def _last(value: Value) -> int:
+    strides, offset = value.layout
+    return offset + sum(
+        (size - 1) * stride for size, stride in zip(value.shape, strides, strict=True)
+    )

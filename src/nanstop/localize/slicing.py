@@ -1,0 +1,299 @@
+"""Backward slices of a trace: from the values that failed to the ops where the failure was born.
+
+What counts is the value that reaches a failing loss, gradient or weight. A mask of -inf, a NaN in a branch that
+``where`` leaves out, an overflow that nothing reads: none of them is on such a path, and none is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+
+from nanstop.tracing.operators import FILLS, NAN_DROPS, base_name
+from nanstop.tracing.recorder import Op, Trace, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Light range of a value: extremes, and which kinds of non-finite value it holds."""
+
+    low: float
+    high: float
+
+    @property
+    def has_nan(self) -> bool:
+        return math.isnan(self.low)
+
+    @property
+    def has_inf(self) -> bool:
+        return math.isinf(self.low) or math.isinf(self.high)
+
+    @property
+    def is_bad(self) -> bool:
+        return self.has_nan or self.has_inf
+
+    @property
+    def absmax(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+
+def range_of(trace: Trace, value: Value) -> Range:
+    """Return the light range of a value; an unmeasured one counts as finite zero."""
+    if value.slot < 0:
+        return Range(0.0, 0.0)
+    return Range(trace.low[value.slot], trace.high[value.slot])
+
+
+@dataclass(frozen=True, slots=True)
+class Births:
+    """Where bad values began. ``nan``/``inf``: op indices; ``external``: (first reader, value) written by no op."""
+
+    nan: tuple[int, ...]
+    inf: tuple[int, ...]
+    external: tuple[tuple[int, Value], ...]
+
+
+def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
+    """Return the births of the bad values that the sinks hold.
+
+    NaN is followed along NaN first: an op whose output holds NaN while no input does gave birth to it, and the
+    infinities that it read are followed further. List (foreach) ops are followed within their lane.
+    """
+    queue: deque[tuple[int, int | None]] = deque()
+    nan: set[int] = set()
+    inf: set[int] = set()
+    external: dict[int, tuple[int, Value]] = {}
+    for sink in sinks:
+        found = list(bad_writers(trace, sink))
+        queue.extend(found)
+        if not found:
+            external.setdefault(id(sink.storage), (len(trace.ops), sink))
+    seen: set[tuple[int, int | None]] = set()
+    while queue:
+        index, lane = queue.popleft()
+        if (index, lane) in seen:
+            continue
+        seen.add((index, lane))
+        op = trace.ops[index]
+        poisoned = [v for v in _lane(op.inputs, lane) if _carries(trace, v)]
+        makes_nan = op.raised or any(
+            range_of(trace, value).has_nan for value in _lane(op.outputs, lane)
+        )
+        nans = [value for value in poisoned if range_of(trace, value).has_nan]
+        if makes_nan and not nans:
+            nan.add(index)
+        elif not poisoned:
+            inf.add(index)
+        for value in nans or poisoned:
+            found = list(bad_writers(trace, value))
+            queue.extend(found)
+            if not found:
+                known = external.get(id(value.storage))
+                if known is None or index < known[0]:
+                    external[id(value.storage)] = (index, value)
+    return Births(
+        tuple(sorted(nan)),
+        tuple(sorted(inf)),
+        tuple(sorted(external.values(), key=lambda pair: pair[0])),
+    )
+
+
+def _carries(trace: Trace, value: Value) -> bool:
+    """Return whether an operand brings a bad value in. A nameless number that no op made is the program's own."""
+    number = not value.shape and value.storage.name is None and not value.storage.writers
+    return range_of(trace, value).is_bad and not number
+
+
+def _lane(values: Iterable[Value], lane: int | None) -> Iterator[Value]:
+    return (v for v in values if lane is None or v.lane is None or v.lane == lane)
+
+
+def bad_writers(trace: Trace, value: Value) -> Iterator[tuple[int, int | None]]:
+    """Yield (op index, lane) of the writes that can have put the bad value there, newest first.
+
+    Writes to another part of the storage are passed over; one that covers all that the value reads ends the search.
+    """
+    for index, output in _seen_writes(trace, value):
+        if output is not None and (output.slot < 0 or range_of(trace, output).is_bad):
+            yield index, output.lane
+
+
+def with_dropped(trace: Trace, births: Births) -> Births:
+    """Return births together with those of NaN that was left out on the way to one of them.
+
+    The mean of what is not NaN is 0/0 where all is NaN: the division gave birth, the NaN before it is the cause.
+    """
+    starts = [value for index in births.nan for value in trace.ops[index].inputs]
+    dropping = [i for i in reaching(trace, starts) if base_name(trace.ops[i].name) in NAN_DROPS]
+    if not dropping:
+        return births
+    left_out = trace_back(trace, [v for i in dropping for v in trace.ops[i].inputs])
+    return Births(
+        tuple(sorted({*births.nan, *left_out.nan})),
+        tuple(sorted({*births.inf, *left_out.inf})),
+        tuple(sorted((*births.external, *left_out.external), key=lambda pair: pair[0])),
+    )
+
+
+def reaching(trace: Trace, sinks: Iterable[Value]) -> frozenset[int]:
+    """Return the indices of every op that the sinks depend on."""
+    queue: deque[int] = deque()
+    for sink in sinks:
+        queue.extend(_writers(trace, sink))
+    seen: set[int] = set()
+    while queue:
+        index = queue.popleft()
+        if index in seen:
+            continue
+        seen.add(index)
+        for value in trace.ops[index].inputs:
+            queue.extend(_writers(trace, value))
+    return frozenset(seen)
+
+
+def _writers(trace: Trace, value: Value) -> Iterator[int]:
+    yield from dict.fromkeys(index for index, _ in _seen_writes(trace, value))
+
+
+def _seen_writes(trace: Trace, value: Value) -> Iterator[tuple[int, Value | None]]:
+    """Yield (op index, what it wrote) of the writes that the value can show, newest first; None: ids or a mask."""
+    for index in reversed(value.storage.writers[: value.generation]):
+        written = [o for o in trace.ops[index].outputs if o.storage is value.storage]
+        if not written:
+            yield index, None
+        shown = [output for output in written if not _is_apart(output, value)]
+        for output in shown:
+            yield index, output
+        if any(_hides(output, value) for output in shown):
+            return
+
+
+def _is_apart(written: Value, read: Value) -> bool:
+    """Return whether the two lie in different parts of their storage."""
+    if written.covers or written.dtype != read.dtype:
+        return False
+    (first, end), (start, last) = _span(written), _span(read)
+    return end <= start or last <= first
+
+
+def _hides(written: Value, read: Value) -> bool:
+    """Return whether nothing older can be seen by ``read`` after ``written``."""
+    if written.covers:
+        return True
+    if written.dtype != read.dtype:
+        return False
+    if (written.layout, written.shape) == (read.layout, read.shape):
+        return True
+    (first, end), (start, last) = _span(written), _span(read)
+    return end - first == math.prod(written.shape) and first <= start and last <= end
+
+
+def _span(value: Value) -> tuple[int, int]:
+    """Return the first element of the storage that a value lies on, and the one after its last."""
+    strides, offset = value.layout
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
+    return offset, offset + reach + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Absorption:
+    """An infinity that an op (``absorber``) turned into finite numbers, and where the infinity was born."""
+
+    birth: int
+    absorber: int
+
+
+def absorptions(trace: Trace, live: frozenset[int]) -> tuple[Absorption, ...]:
+    """Return infinities that disappeared on the way to the sinks, births first. ``live``: ops that reach the sinks."""
+    found: dict[int, Absorption] = {}
+    for index in sorted(live):
+        op = trace.ops[index]
+        if op.phase not in ("forward", "loss") or any(
+            range_of(trace, o).is_bad for o in op.outputs
+        ):
+            continue
+        infinite = [v for v in op.inputs if range_of(trace, v).has_inf]
+        for birth in trace_back(trace, infinite).inf if infinite else ():
+            if not is_placed(trace.ops[birth]):
+                found.setdefault(birth, Absorption(birth, index))
+    return tuple(found[birth] for birth in sorted(found))
+
+
+def is_placed(op: Op) -> bool:
+    """Return whether an op writes an infinity that the program names: a fill, or a fill of a mask."""
+    return base_name(op.name) in FILLS and not any(math.isnan(number) for number in op.scalars)
+
+
+class Lineage(IntFlag):
+    """What a value was made from.
+
+    SIGNAL: parameters, optimizer state or floating batch entries. BATCH: any batch entry, ids and masks too. Neither:
+    constants, positions and buffers (rotary tables, causal masks), of which additive masks are built.
+    """
+
+    NONE = 0
+    SIGNAL = 1
+    BATCH = 2
+
+
+def _own_lineage(value: Value) -> Lineage:
+    name = value.storage.name
+    if name is None or name.startswith("buffer "):
+        return Lineage.NONE
+    if not name.startswith("batch["):
+        return Lineage.SIGNAL
+    return Lineage.BATCH | (Lineage.SIGNAL if value.dtype.is_floating_point else Lineage.NONE)
+
+
+def lineages(trace: Trace) -> tuple[Lineage, ...]:
+    """Return of each op what its operands were made from."""
+    made: list[Lineage] = []
+    for op in trace.ops:
+        found = Lineage.NONE
+        for value in op.inputs:
+            found |= value_lineage(made, value)
+        made.append(found)
+    return tuple(made)
+
+
+def value_lineage(made: Sequence[Lineage], value: Value) -> Lineage:
+    """Return what a value was made from, given the lineage of the ops before."""
+    found = _own_lineage(value)
+    for index in value.storage.writers[: value.generation]:
+        found |= made[index]
+    return found
+
+
+def growth_chain(
+    trace: Trace, index: int, made: Sequence[Lineage], *, factor: float = 8.0, limit: int = 6
+) -> tuple[int, ...]:
+    """Return ops upstream of ``index``, oldest first, whose output is ``factor`` times larger than all they read.
+
+    At each op the largest activation is followed: of the operands made from the batch, those that are not broadcast.
+    """
+    chain: list[int] = []
+    seen: set[int] = set()
+    current: int | None = index
+    while current is not None and current not in seen and len(chain) < limit:
+        seen.add(current)
+        op = trace.ops[current]
+        read = _activation(trace, op, made)
+        written = max((range_of(trace, o).absmax for o in op.outputs), default=0.0)
+        if read is None:
+            break
+        before = range_of(trace, read).absmax
+        if current != index and 0.0 < factor * before < written < math.inf:
+            chain.append(current)
+        current = next(_writers(trace, read), None)
+    return tuple(reversed(chain))
+
+
+def _activation(trace: Trace, op: Op, made: Sequence[Lineage]) -> Value | None:
+    measured = [v for v in op.inputs if v.slot >= 0 and not range_of(trace, v).is_bad]
+    activations = [v for v in measured if value_lineage(made, v) & Lineage.BATCH] or measured
+    most = max((math.prod(v.shape) for v in activations), default=0)
+    whole = [v for v in activations if math.prod(v.shape) == most]
+    return max(whole, key=lambda v: range_of(trace, v).absmax, default=None)

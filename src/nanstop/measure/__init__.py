@@ -1,0 +1,1 @@
+"""One window against its number formats and against float32."""

@@ -1,0 +1,279 @@
+"""The range of everything that one window computes, against the formats that the run computes it in.
+
+Ranges are taken in a run that is wide enough to have them (under ``remedies.precision.reference``): what overflows in
+the run's own format is saturated there. Which op emits which format is taken from a run as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.localize.localize import Scene, known_tensors
+from nanstop.numerics.tensors import bad_mask, dense_parts, floats, format_name
+from nanstop.records import FORMAT_MAX, Phase, RangeRow
+from nanstop.replay.eager import eager
+from nanstop.replay.step import Step
+from nanstop.tracing import operators
+from nanstop.tracing.recorder import Op, Recorder, Trace
+
+Under = Callable[[], AbstractContextManager[Any]]
+
+_MASK = -(2.0**14)
+"""A negative number of the program's own beyond which it can only be a mask: 2 bits below the end of float16."""
+_CREATES = frozenset(
+    {"full", "full_like", "new_full", "fill_", "fill", "scalar_tensor", "lift_fresh_copy"}
+)
+_SILENT = (
+    _CREATES | operators.CASTS | {"zeros", "zeros_like", "new_zeros", "zero_", "clone", "ones_like"}
+)
+"""Ops that make no number: their ranges are those of what they copy, or the program's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """The narrowest format that each op's result is in, or is cast to by what reads it.
+
+    ``exact``: by (micro-batch, phase, module, op, how many such ops came before); ``usual``: by (phase, module) alone.
+    """
+
+    exact: Mapping[tuple[int, Phase, str, str, int], str]
+    usual: Mapping[tuple[Phase, str], str]
+    narrowest: str
+
+    def of(self, key: tuple[int, Phase, str, str, int]) -> str:
+        """Return the format of an op that may have been recorded under another kernel or without casts."""
+        return self.exact.get(key) or self.usual.get((key[1], key[2])) or self.narrowest
+
+    def gradient(self, module: str, stored: str) -> str:
+        """Return the narrowest format that a gradient of one of ``module``'s parameters goes through."""
+        return _narrower(stored, self.usual.get(("backward", module)))
+
+
+def probe_ranges(
+    step: Step,
+    *,
+    dtype: str | None = "float16",
+    formats: Formats | None = None,
+    under: Under = nullcontext,
+    micros: Iterable[int] | None = None,
+) -> tuple[RangeRow, ...]:
+    """Return the range of what every op of a window outputs, worst headroom first; rows differ in phase, module, op, dtype.
+
+    ``under``: the context to run in, normally ``lambda: reference(step.view)``, so that values are true and not
+    saturated. They are read against ``dtype``; with ``formats`` (from ``op_formats``) against what the run emits there,
+    and ``dtype`` is not looked at. ``micros``: which micro-batches, all by default. The backward's ranges are those of
+    the loss as the step scales it. Masks (large negative numbers that the program itself writes) and infinities are left
+    out. Values of the forward that checkpointing computes again are counted once.
+
+    Undone bitwise. Synchronises the device at every op. Raises what the step raises.
+    """
+    ranges = _Ranges()
+    for micro in _chosen(step, micros):
+        look = _Look(_buffer_masks(step, micro))
+        trace = _recorded(step, micro, under, look)
+        for key, op in keyed(trace, micro):
+            if op.index in look.seen and op.phase != "recompute":
+                narrow = formats.of(key) if formats is not None else dtype
+                ranges.add(op, look.seen[op.index], narrow or "float32")
+    return ranges.rows()
+
+
+def op_formats(
+    step: Step, *, under: Under = nullcontext, micros: Iterable[int] | None = None
+) -> Formats:
+    """Return the format of what every op of a window emits as the run is, or under a plan. Undone bitwise."""
+    exact: dict[tuple[int, Phase, str, str, int], str] = {}
+    usual: dict[tuple[Phase, str], str] = {}
+    for micro in _chosen(step, micros):
+        trace = _recorded(step, micro, under, None)
+        emitted = _emitted(trace)
+        for key, op in keyed(trace, micro):
+            if op.index in emitted:
+                exact[key] = emitted[op.index]
+                place = key[1], key[2]
+                usual[place] = _narrower(emitted[op.index], usual.get(place))
+    narrowest = "float32"
+    for name in usual.values():
+        narrowest = _narrower(name, narrowest)
+    return Formats(exact, usual, narrowest)
+
+
+def keyed(trace: Trace, micro: int) -> Iterator[tuple[tuple[int, Phase, str, str, int], Op]]:
+    """Yield each op with a name for it that another run of the same micro-batch, with other casts, shares."""
+    count: Counter[tuple[Phase, str, str]] = Counter()
+    for op in trace.ops:
+        place = op.phase, op.module, op.name
+        yield (micro, *place, count[place]), op
+        count[place] += 1
+
+
+def headroom_bits(absmax: float, dtype: str) -> float:
+    """Return how often ``absmax`` can double before it leaves ``dtype``: negative beyond its end, inf for 0."""
+    limit = FORMAT_MAX.get(dtype, math.inf)
+    return math.log2(limit / absmax) if absmax > 0.0 else math.inf
+
+
+def _chosen(step: Step, micros: Iterable[int] | None) -> tuple[int, ...]:
+    return tuple(range(len(step.batches)) if micros is None else micros)
+
+
+def _recorded(step: Step, micro: int, under: Under, look: _Look | None) -> Trace:
+    with step.isolated(), under(), eager():
+        recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
+        with recorder:
+            step.run(micro)
+        return recorder.finish()
+
+
+def _emitted(trace: Trace) -> dict[int, str]:
+    """Return the format of each op's floating result, narrowed to that of a cast which reads it."""
+    found: dict[int, str] = {}
+    for op in trace.ops:
+        for value in op.outputs:
+            if value.dtype.is_floating_point:
+                found[op.index] = _narrower(format_name(value.dtype), found.get(op.index))
+        if operators.base_name(op.name) in operators.CASTS and op.inputs and op.index in found:
+            source = op.inputs[-1]
+            writers = source.storage.writers[: source.generation]
+            if writers and writers[-1] in found:
+                found[writers[-1]] = _narrower(found[op.index], found[writers[-1]])
+    return found
+
+
+def _narrower(name: str, other: str | None) -> str:
+    """Return the format of smaller range, of smaller precision where ranges are alike."""
+    return name if other is None or FORMAT_MAX.get(name, math.inf) < FORMAT_MAX[other] else other
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The finite values of an op's outputs that are no mask. ``small``: how many are below each format's normal range."""
+
+    absmax: float = 0.0
+    nonzero: int = 0
+    small: Counter[str] = field(default_factory=Counter)
+
+
+class _Look:
+    """Called with each op and then with its result; keeps its range, and follows masks from op to op."""
+
+    def __init__(self, masks: Mapping[int, float]) -> None:
+        self.seen: dict[int, _Seen] = {}
+        self._masks = dict(masks)
+
+    def __call__(
+        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None]:
+        traits = operators.traits(func)
+        number = self._mask_among(args, kwargs)
+
+        def done(result: Any) -> None:
+            for _, tensor in operators.written(traits, args, kwargs, result):
+                for part in dense_parts(tensor):
+                    self._measure(index, traits, part, number)
+
+        return done
+
+    def _mask_among(self, args: Any, kwargs: Mapping[str, Any]) -> float:
+        """Return the mask number nearest to zero among what an op reads, 0 if there is none."""
+        numbers = [v for v in (*args, *kwargs.values()) if isinstance(v, float) and v <= _MASK]
+        for _, _, tensor in operators.tensors(args, kwargs):
+            for part in dense_parts(tensor):
+                known = self._masks.get(part.untyped_storage()._cdata)
+                numbers += [known] if known is not None else []
+        return max(numbers, default=0.0)
+
+    def _measure(self, index: int, traits: operators.Traits, part: Tensor, number: float) -> None:
+        storage = part.untyped_storage()._cdata
+        for values in floats(part):
+            low = float(values.min())
+            if traits.base in _CREATES and low <= _MASK:
+                number = low
+            if number and low <= number / 2:
+                self._masks[storage] = number
+            if traits.base not in _SILENT and not traits.uninitialised:
+                above = values[values > number / 2] if number else values
+                self._note(index, above)
+
+    def _note(self, index: int, values: Tensor) -> None:
+        seen = self.seen.setdefault(index, _Seen())
+        size = values.abs()
+        size = size[~bad_mask(size)]
+        size = size[size > 0]
+        if size.numel() == 0:
+            return
+        tiny = {name: torch.finfo(getattr(torch, name)).tiny for name in FORMAT_MAX}
+        below = torch.stack([(size < limit).sum() for limit in tiny.values()]).tolist()
+        seen.absmax = max(seen.absmax, float(size.max()))
+        seen.nonzero += size.numel()
+        seen.small.update(dict(zip(tiny, map(int, below), strict=True)))
+
+
+class SizeLook(_Look):
+    """Keeps no more than the largest finite size of each output; give it to a recorder of one micro-batch as ``mend``."""
+
+    def __init__(self, step: Step, micro: int) -> None:
+        super().__init__(_buffer_masks(step, micro))
+        self._micro = micro
+        self._outputs: dict[int, list[Tensor]] = {}
+
+    def sizes(self, trace: Trace) -> dict[tuple[int, Phase, str, str, int], tuple[float, ...]]:
+        """Return the sizes of the outputs of each op, by the names of ``keyed``. Synchronises the device."""
+        return {
+            key: tuple(map(float, self._outputs[op.index]))
+            for key, op in keyed(trace, self._micro)
+            if op.index in self._outputs
+        }
+
+    def _note(self, index: int, values: Tensor) -> None:
+        empty = values.new_zeros(())
+        size = values.abs().nan_to_num(0.0, 0.0, 0.0).amax() if values.numel() else empty
+        self._outputs.setdefault(index, []).append(size)
+
+
+def _buffer_masks(step: Step, micro: int) -> dict[int, float]:
+    """Return the buffers and batch entries that hold a mask already, by storage."""
+    named = known_tensors(Scene(step, micro))
+    entries = [t for name, t in named.items() if name.startswith(("buffer ", "batch["))]
+    return {
+        values.untyped_storage()._cdata: low
+        for tensor in entries
+        for values in floats(tensor)
+        if (low := float(values.min())) <= _MASK
+    }
+
+
+class _Ranges:
+    """Rows by phase, module, op and format."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Phase, str, str, str], _Seen] = {}
+
+    def add(self, op: Op, seen: _Seen, dtype: str) -> None:
+        row = self._seen.setdefault((op.phase, op.module, op.name, dtype), _Seen())
+        row.absmax = max(row.absmax, seen.absmax)
+        row.nonzero += seen.nonzero
+        row.small.update(seen.small)
+
+    def rows(self) -> tuple[RangeRow, ...]:
+        rows = [
+            RangeRow(
+                phase=phase,
+                module=module,
+                op=op,
+                dtype=dtype,
+                absmax=seen.absmax,
+                headroom_bits=headroom_bits(seen.absmax, dtype),
+                underflow=seen.small[dtype] / seen.nonzero if seen.nonzero else 0.0,
+            )
+            for (phase, module, op, dtype), seen in self._seen.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: row.headroom_bits))

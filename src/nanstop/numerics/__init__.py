@@ -1,0 +1,1 @@
+"""What a tensor holds. Torch only: no modules, no steps."""

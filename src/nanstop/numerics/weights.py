@@ -1,0 +1,102 @@
+"""Of the weights of a model: their formats, and which are not finite or larger than any training makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.tensors import floats, is_measurable, measure
+from nanstop.records import ParamGroup, StepLength, TensorStats
+
+HUGE = 2.0**20
+"""Weights are of the order of 1; biases and norms of published models stay below 2**12."""
+MAX_LISTED = 64
+SIGNAL = 0.03
+"""Least size of a weight, times the root of how many are added up in an output: of initialisations in use 0.1 to 1.4.
+
+What is smaller starts next to nothing on purpose (zeros, tables of features): its size says nothing of what it becomes.
+"""
+_MOST_TENSORS, _MOST_ELEMENTS = 256, 4096
+
+
+@torch.no_grad()
+def odd_weights(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorStats, ...]:
+    """Return the range of each tensor that holds a NaN, an Inf or a value beyond ``HUGE``, MAX_LISTED at most.
+
+    Reads every value once (0.2 ns each on one core). Synchronises the device once, and once more for each tensor that
+    is returned.
+    """
+    known = [(name, tensor, part) for name, tensor in named for part in floats(tensor)]
+    if not known:
+        return ()
+    ends = [torch.stack(part.aminmax()) for _, _, part in known]  # NaN if any value is
+    largest = torch.stack([pair.abs().amax().float().to(ends[0].device) for pair in ends]).tolist()
+    odd = {
+        name: tensor
+        for (name, tensor, _), value in zip(known, largest, strict=True)
+        if not value <= HUGE
+    }
+    return tuple(measure(tensor, name) for name, tensor in list(odd.items())[:MAX_LISTED])
+
+
+def param_groups(named: Iterable[tuple[str, Tensor]]) -> tuple[ParamGroup, ...]:
+    """Return how many parameters there are of each format, trainable and frozen. Reads no values."""
+    groups: dict[tuple[str, bool], list[tuple[str, Tensor]]] = {}
+    for name, parameter in named:
+        key = str(parameter.dtype).removeprefix("torch."), parameter.requires_grad
+        groups.setdefault(key, []).append((name, parameter))
+    return tuple(
+        ParamGroup(
+            dtype=dtype,
+            trainable=trainable,
+            num_tensors=len(members),
+            num_elements=sum(p.numel() for _, p in members),
+            examples=tuple(name for name, _ in members[:4]),
+        )
+        for (dtype, trainable), members in groups.items()
+    )
+
+
+@torch.no_grad()
+def longest_step(name: str, groups: Sequence[Mapping[str, Any]]) -> StepLength | None:
+    """Return the group of parameters whose step is the longest beside its weights.
+
+    ``groups``: of an optimizer with this name. A group's weights are its matrices: of 256 at most, 4096 elements each.
+    None where no weight has a size to compare. Synchronises once a group and device.
+    """
+    found: list[StepLength] = []
+    for group in groups:
+        rate, weight = group.get("lr"), _typical(group["params"])
+        if rate is None or weight is None:
+            continue
+        # Adafactor's rate is a share of the weights' size, unless it is told not to scale it.
+        relative = "adafactor" in name.lower() and group.get("scale_parameter", True)
+        length = float(rate) * (weight if relative else 1.0)
+        found.append(StepLength(lr=float(rate), length=length, weight=weight))
+    return max(found, key=lambda step: step.length / step.weight, default=None)
+
+
+def _typical(parameters: Iterable[Tensor]) -> float | None:
+    """Return the median over all elements of their tensor's root mean square."""
+    held = [p for p in parameters if p.dim() > 1 and p.is_floating_point() and is_measurable(p)]
+    held = held[:: -(-len(held) // _MOST_TENSORS)] if held else []
+    sizes = [_spread(p).float().square().mean().sqrt().cpu() for p in held]
+    rows = [
+        (size, parameter.numel())
+        for size, parameter in zip(torch.stack(sizes).tolist() if sizes else (), held, strict=True)
+        if size * (parameter.numel() / len(parameter)) ** 0.5 >= SIGNAL
+    ]
+    left = sum(number for _, number in rows) / 2
+    for size, number in sorted(rows):
+        left -= number
+        if left <= 0:
+            return size
+    return None
+
+
+def _spread(weight: Tensor) -> Tensor:
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _MOST_ELEMENTS) | 1]

@@ -1,0 +1,1 @@
+"""Other processes: children, what a dead one left, nanstop inside a script."""

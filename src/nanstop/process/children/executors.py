@@ -1,0 +1,133 @@
+"""Where the trials of a bisect run: forked from a warm parent, spawned, or as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nanstop.process.children.fork_server import CannotForkError, WarmParent
+from nanstop.process.children.isolate import Child, End, EndKind, spawn
+from nanstop.process.children.script_imports import Imports, imports_of
+from nanstop.suggest import unknown
+
+_LATE = ("NANSTOP_DIR", "NANSTOP_RUN")
+"""Variables that differ from trial to trial; they are read when a training begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A command with its folder and bounds. ``alone``: it has to be a process that was started by itself."""
+
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    timeout: float | None = None
+    memory_bytes: int | None = None
+    alone: bool = False
+
+
+class Running(Protocol):
+    """A job that was started, as ``isolate.Child`` is."""
+
+    folder: Path
+    forked: bool
+
+    def poll(self) -> End | None: ...
+
+    def stop(self, kind: EndKind = "stopped") -> End: ...
+
+
+class Executor(Protocol):
+    """Starts jobs. ``forks``: some of them may be forks; ``why_not`` says why none is, where any could be."""
+
+    @property
+    def forks(self) -> bool: ...
+
+    @property
+    def why_not(self) -> str: ...
+
+    def start(self, job: Job) -> Running: ...
+
+    def stop_forking(self, why: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Local:
+    """Starts jobs on this machine: the first ones by themselves, others as forks as far as their script allows it."""
+
+    def __init__(self, *, forks: bool) -> None:
+        self.why_not = "" if forks else "each trial is to be started by itself"
+        self._parent: WarmParent | None = None
+
+    @property
+    def forks(self) -> bool:
+        return not self.why_not
+
+    def start(self, job: Job) -> Child:
+        """Return the running job. Errors: ``NanstopError`` NS001 as ``spawn``."""
+        options = {"timeout": job.timeout, "memory_bytes": job.memory_bytes}
+        where = {"folder": job.folder, "environment": job.environment}
+        parent = self._warm_parent(job)
+        if parent is not None and not job.alone:
+            try:
+                return parent.fork(job.command, **where, **options)
+            except CannotForkError as error:
+                self.stop_forking(str(error))
+        return spawn(job.command, **where, **options)
+
+    def stop_forking(self, why: str) -> None:
+        """Start every further job by itself."""
+        self.why_not = why
+        self.close()
+
+    def close(self) -> None:
+        """End the warm parent."""
+        if self._parent is not None:
+            self._parent.close()
+            self._parent = None
+
+    def _warm_parent(self, job: Job) -> WarmParent | None:
+        """Return the parent to fork from. It begins to import while jobs that have to be alone are running."""
+        if self._parent is None and self.forks:
+            imports = _imports(job.command)
+            self.why_not = imports.problem
+            if not imports.problem:
+                self._parent = WarmParent(imports, environment=job.environment, late=_LATE)
+        return self._parent
+
+
+def _imports(command: Sequence[str]) -> Imports:
+    script = next(iter(command[1:]), "")
+    if not script.endswith(".py"):
+        return Imports(problem="only a Python script can be forked")
+    return imports_of(Path(script))
+
+
+def _fork() -> Executor:
+    return Local(forks=True)
+
+
+def _spawn() -> Executor:
+    return Local(forks=False)
+
+
+def _ray() -> Executor:
+    from nanstop.process.children.ray import RayTasks
+
+    return RayTasks()
+
+
+_EXECUTORS: Mapping[str, Callable[[], Executor]] = {"fork": _fork, "spawn": _spawn, "ray": _ray}
+
+
+def executor(name: str) -> Executor:
+    """Return the executor of this name: "fork", "spawn" or "ray".
+
+    Errors: ``NanstopError`` NS001 for a name that is none, or where ray is not installed.
+    """
+    if name not in _EXECUTORS:
+        raise unknown("executor", name, _EXECUTORS)
+    return _EXECUTORS[name]()

@@ -1,0 +1,1 @@
+"""What a dead process left, and what it says."""

@@ -1,0 +1,1 @@
+"""nanstop inside an unchanged script."""

@@ -1,0 +1,112 @@
+"""A script run up to its first training, in a child process, and a job done there in place of the training."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from nanstop.commands.run.launch import resolve_command, watching
+from nanstop.decide.policy import Policy
+from nanstop.errors import NanstopError
+from nanstop.records.codec import from_json
+from nanstop.store.files import MAX_JSON_BYTES, read_text
+
+VARIABLE = "NANSTOP_DRY"
+"""Environment variable with a ``DryPlan`` as JSON; set, a script's first training becomes the job."""
+
+_STDERR = 2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryPlan:
+    """``job``: a name of ``adapters.dry.JOBS``; ``options``: plain values for it; ``out``: where its answer goes."""
+
+    job: str
+    out: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def keeps_watch(self) -> bool:
+        """Whether the script's own watch of a trainer stays: to a doctor it is one of the guards."""
+        return self.job == "doctor"
+
+
+def planned(environment: Mapping[str, str] | None = None) -> DryPlan | None:
+    """Return the plan that this process runs under, or None in an ordinary run."""
+    text = (os.environ if environment is None else environment).get(VARIABLE)
+    return DryPlan(**json.loads(text)) if text else None
+
+
+def dry_run(
+    command: Sequence[str], job: str, kind: type[T], *, options: Mapping[str, Any] | None = None
+) -> T:
+    """Run a script up to its first training, have ``job`` done with what it built, and return the job's record.
+
+    The training itself never begins, and nothing of the script runs after it would have: nothing is saved or pushed. A
+    raw loop ends at its first optimizer step. The child's output goes to standard error. ``kind``: class of the record.
+    Errors: ``NanstopError`` NS001 for a command that cannot be started or a script that ends before any training, and
+    whatever error the job itself ends with.
+    """
+    resolved = resolve_command(command)
+    with TemporaryDirectory(prefix="nanstop-") as folder:
+        answer = Path(folder, "answer.json")
+        code = _run(resolved, DryPlan(job=job, options=options or {}, out=str(answer)))
+        if not answer.is_file():
+            raise _never_trained(code)
+        return _opened(json.loads(read_text(answer, MAX_JSON_BYTES)), kind)
+
+
+def answered(*, result: str = "", error: NanstopError | None = None, crash: str = "") -> bytes:
+    """Return what a job writes: its record as JSON, an error that the user can act on, or a traceback."""
+    said = (
+        {"message": error.message, "code": error.code, "hint": error.hint}
+        if error is not None
+        else None
+    )
+    return json.dumps({"result": result, "error": said, "crash": crash}).encode()
+
+
+def _opened(answer: Mapping[str, Any], kind: type[T]) -> T:
+    if answer["error"] is not None:
+        error = answer["error"]
+        raise NanstopError(error["message"], code=error["code"], hint=error["hint"])
+    if answer["crash"]:
+        raise RuntimeError(answer["crash"])
+    return from_json(kind, answer["result"])
+
+
+def _run(command: Sequence[str], plan: DryPlan) -> int:
+    """Run the child to its end and return its exit code."""
+    folder = Path(plan.out).parent
+    python_path = os.environ.get("PYTHONPATH", "")
+    own = {name: value for name, value in os.environ.items() if name != "NANSTOP"}
+    variables = watching(Policy(on_failure="observe"), folder, secrets.token_hex(8), python_path)
+    # A tracker would publish an empty run.
+    quiet = {"WANDB_MODE": "disabled", VARIABLE: json.dumps(asdict(plan))}
+    try:
+        return subprocess.run(
+            command, env=own | variables | quiet, stdout=_STDERR, check=False
+        ).returncode
+    except OSError as error:
+        raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
+
+
+def _never_trained(code: int) -> NanstopError:
+    if code:
+        return NanstopError(
+            f"the script ended with exit code {code} before its training",
+            hint="what it wrote stands above; run it without nanstop to see whether it trains",
+        )
+    return NanstopError(
+        "the script ended without training",
+        hint="nanstop waits for train() of a transformers or TRL trainer, or for an optimizer's first step",
+    )

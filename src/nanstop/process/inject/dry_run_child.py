@@ -1,0 +1,171 @@
+"""In place of the training that a script asks for, one job on what the script has built; then the process ends.
+
+The job gets a ``Target``. A trainer is met at its first ``train()``, before it trains; a raw loop at its first
+optimizer step, with the window that leads to it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from nanstop.errors import NanstopError
+from nanstop.hosts.patch_table import Table
+from nanstop.process.inject.dry_run import DryPlan, answered
+from nanstop.records.codec import to_json
+from nanstop.session.off import IdleSession
+from nanstop.store.files import write_whole
+
+JOBS: Mapping[str, str] = MappingProxyType(
+    {
+        "check": "nanstop.commands.check.job",
+        "doctor": "nanstop.commands.doctor.on_trainer",
+        "plan": "nanstop.commands.plan.job",
+    }
+)
+"""Each job's module, imported when it is asked for: its ``run(target, options)`` returns a record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a script was about to train.
+
+    ``trainer``: None for a raw loop. ``step``: the first window of a raw loop where it can be run again, else None; a
+    trainer has had no batch yet. ``train``: carries the training out, with the arguments that the script gave.
+    """
+
+    view: Any
+    facts: Any
+    trainer: Any = None
+    step: Any = None
+    train: Callable[[], Any] | None = None
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), MappingProxyType({}))
+
+
+def install(table: Table, trainer_class: Any, plan: DryPlan) -> None:
+    """Have the first ``train()`` of any trainer do the job, and no trainer create a repository to push to."""
+    table.replace(trainer_class, "train", partial(_train, plan, table, trainer_class))
+    table.replace(trainer_class, "init_hf_repo", lambda *_args, **_options: None)
+
+
+def loop_opener(plan: DryPlan) -> Callable[[Any, Any], Any]:
+    """Return what raw loops open in place of a session: it does the job at the first step."""
+    return lambda view, facts: _FirstStep(plan, view, facts)
+
+
+def _train(
+    plan: DryPlan,
+    table: Table,
+    trainer_class: Any,
+    _original: Any,
+    trainer: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> NoReturn:
+    """Stand in for ``Trainer.train``, for once; whatever the job has the trainer do, it saves nothing."""
+    table.restore(trainer_class, "train")
+    for name in ("save_model", "_save_checkpoint", "push_to_hub"):
+        table.replace(trainer_class, name, lambda *_args, **_options: None)
+
+    def target() -> Target:
+        from nanstop.hosts.compat import checkpoint_path
+        from nanstop.hosts.trainer.facts import facts_of
+        from nanstop.hosts.trainer.view import HfView
+
+        view = HfView(trainer)
+        given = args[0] if args else kwargs.get("resume_from_checkpoint")
+        return Target(
+            view=view,
+            facts=facts_of(view, trainer, resumed=checkpoint_path(trainer, given)),
+            trainer=trainer,
+            # Looked up when it is called: a watch of the job's own may stand in for it then.
+            train=lambda: trainer.train(*args, **kwargs),
+            arguments=(args, kwargs),
+        )
+
+    _do(plan, target, first_rank=trainer.is_world_process_zero())
+
+
+class _FirstStep(IdleSession):
+    """Stands in for the session of a raw loop and ends the process in its first window."""
+
+    def __init__(self, plan: DryPlan, view: Any, facts: Any) -> None:
+        super().__init__()
+        self._plan, self._view, self.facts = plan, view, facts
+
+    def _target(self, step: Any = None) -> Target:
+        return Target(view=self._view, facts=self._with_gradients(), step=step)
+
+    def _with_gradients(self) -> Any:
+        """Return the facts with what the update is about to use, where its optimizer holds nothing of the model.
+
+        Copies that the script feeds have gradients by then, unless it clips before it feeds them.
+        """
+        path, optimizer = self.facts.gradient_path, self._view.optimizer
+        if path is None or path.num_updated != 0 or self.facts.sinks or optimizer is None:
+            return self.facts
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            return self.facts
+        reached = sum(p.grad is not None for p in self._view.root.parameters())
+        return replace(self.facts, gradient_path=replace(path, num_reached=reached))
+
+    def _do(self, step: Any = None) -> NoReturn:
+        first_rank = os.environ.get("RANK", "0") in ("", "0")
+        _do(self._plan, partial(self._target, step), first_rank=first_rank)
+
+    def gauge_due(self, _step: int) -> bool:
+        """Return True: whoever has a step that can be run again hands it to ``gauge``."""
+        return True
+
+    def gauge(self, step: Any) -> NoReturn:
+        """Do the job with a healthy window."""
+        self._do(step)
+
+    def failed(self, step: Any = None, *_signals: Any, **_details: Any) -> NoReturn:
+        """Do the job with a window that fails already."""
+        self._do(None if step is None or step.obstacle() else step)
+
+    def completed(self, _step: int) -> NoReturn:
+        """Do the job without a window: none that can be run again has come before this update."""
+        self._do()
+
+
+def _do(plan: DryPlan, target: Callable[[], Target], *, first_rank: bool) -> NoReturn:
+    """Write the job's answer, on the first of the ranks only, and end the process whatever happens."""
+    from nanstop.hosts.script import autowatch
+
+    if first_rank:
+        with autowatch.paused():
+            answer = _answer(plan, target)
+        write_whole(Path(plan.out), answer)
+    end()
+
+
+def _answer(plan: DryPlan, target: Callable[[], Target]) -> bytes:
+    try:
+        run = import_module(JOBS[plan.job]).run
+        return answered(result=to_json(run(target(), plan.options)))
+    except NanstopError as error:
+        return answered(error=error)
+    except Exception:  # told by the process above, as a bug of nanstop
+        return answered(crash=traceback.format_exc())
+
+
+def end() -> NoReturn:
+    """End the process: neither an ``except`` nor a ``finally`` of the script may go on to save what was never trained.
+
+    What libraries have left for the end (worker processes, temporary folders) is still tidied up.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""The smallest remedy that cures a failing step, by experiment."""

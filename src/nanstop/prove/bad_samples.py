@@ -1,0 +1,65 @@
+"""Which samples of a micro-batch fail by themselves, and what the others give."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+from nanstop.decide.policy import DATA_REMEDIES
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+from nanstop.remedies.apply import dropped_micros, rebatch
+from nanstop.replay.batches import num_samples
+from nanstop.replay.failing_step import Case
+from nanstop.replay.step import Batch
+
+_MAX_ROWS = 32
+
+
+def bad_rows(case: Case) -> tuple[int, ...] | None:
+    """Return the samples that fail when all others are left out; None where samples cannot be told apart.
+
+    One undone run a sample. A loss over several samples (a batch statistic, a pair) may not run on one alone, or may
+    fail on any: then nothing is said. Where the failure is an exception, one of a sample alone is its failure.
+    """
+    rows = num_samples(case.step.batches[case.micro])
+    if case.update or rows is None or rows > _MAX_ROWS:
+        return None
+    if rows == 1:
+        return (0,)
+    fails = [_fails_alone(case, row, rows) for row in range(rows)]
+    if None in fails:
+        return None
+    return tuple(row for row, failed in enumerate(fails) if failed)
+
+
+def atoms_for(case: Case, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ...]:
+    """Return what a cure of the case means for another micro-batch of its window that fails.
+
+    Remedies of data name samples: each micro-batch has its own, found as in ``bad_rows``.
+    """
+    rest = tuple(atom for atom in atoms if atom.remedy not in DATA_REMEDIES)
+    if micro == case.micro or rest == atoms:
+        return atoms
+    if dropped_micros(atoms):
+        return (*rest, Atom(remedy="drop_micro", target=str(micro)))
+    rows = bad_rows(replace(case, micro=micro)) or ()
+    return (*rest, *(Atom(remedy="drop_sample", target=f"{micro}:{row}") for row in rows))
+
+
+def _fails_alone(case: Case, row: int, rows: int) -> bool | None:
+    """Return whether a sample fails by itself; None where it cannot be run so."""
+    batch = case.step.batches[case.micro]
+    try:
+        alone = without(batch, tuple(other for other in range(rows) if other != row))
+    except NanstopError:
+        return None
+    run = case.attempt(batch=alone, under=nullcontext)
+    if run.error is not None and case.step.losses[case.micro] is not None:
+        return None
+    return run.failed
+
+
+def without(batch: Batch, rows: tuple[int, ...]) -> Batch:
+    """Return the batch without some samples. Errors: ``NanstopError`` where none would be left."""
+    return rebatch(batch, tuple(Atom(remedy="drop_sample", target=f"0:{row}") for row in rows))

@@ -1,0 +1,44 @@
+"""The proof of one case: baseline and reference, then the search over the candidates that the rules proposed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nanstop.decide.policy import Policy
+from nanstop.prove.search import Budget, prove
+from nanstop.prove.trials import Trials
+from nanstop.records import Atom, FailureKey, Proof
+from nanstop.records.remedies import safety_of
+from nanstop.replay.failing_step import Case
+
+_MAX_CONFIRMED = 3
+
+
+def prove_case(
+    case: Case,
+    key: FailureKey,
+    candidates: tuple[tuple[Atom, ...], ...],
+    *,
+    incident: str,
+    policy: Policy,
+) -> Proof:
+    """Return the smallest cure of a case among ``candidates``. Call inside ``case.in_place()``.
+
+    It is confirmed on the window's other failing micro-batches and on a healthy one. Everything tried is undone.
+    """
+    trials = Trials(case, key)
+    others = [] if case.update else [m for m in case.failing if m != case.micro]
+    healthy = [m for m in range(len(case.step.batches)) if m not in case.failing][:1]
+    proof = prove(
+        incident,
+        trials.trial(()),
+        candidates,
+        trials.trial,
+        reference=trials.reference(),
+        safety_of=safety_of,
+        extend=trials.extend,
+        confirm=(*others[:_MAX_CONFIRMED], *healthy),
+        budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
+    )
+    scope = "optimizer update" if case.update else "micro-batch"
+    return replace(proof, scope=scope)

@@ -1,0 +1,28 @@
+"""Remedies of computation: the same mathematics by another kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+from nanstop.replay.step import ModelView
+
+
+@contextmanager
+def attention(view: ModelView, atom: Atom) -> Iterator[None]:
+    """The attention kernel that the value names, for every layer."""
+    before = view.attention()
+    if before is None:
+        raise NanstopError(f"{atom}: this model has no switch for its attention kernel")
+    if atom.value not in (before, *view.attention_choices()):
+        raise NanstopError(
+            f"{atom}: no such attention kernel here",
+            hint=f"one of: {', '.join(view.attention_choices())}",
+        )
+    view.set_attention(atom.value)
+    try:
+        yield
+    finally:
+        view.set_attention(before)

@@ -1,0 +1,91 @@
+"""What a micro-batch holds: shapes, ranges, and how much of it is supervised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.tensors import in_float64
+from nanstop.records import BatchFact
+from nanstop.replay.step import Batch
+
+IGNORED = -100
+"""The label that cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
+
+_FEWEST_SAMPLES = 3
+"""Of two samples neither is the odd one."""
+
+
+def num_samples(batch: Batch) -> int | None:
+    """Return how many samples a micro-batch has: the first axis of its tensors, where they agree."""
+    lengths = {
+        value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()
+    }
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
+    """Return shape, range and supervision of every tensor of a micro-batch. Synchronises once an entry."""
+    return tuple(
+        _batch_fact(str(name), value, micro)
+        for name, value in batch.items()
+        if isinstance(value, Tensor)
+    )
+
+
+def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
+    detached = value.detach()
+    finite = detached
+    num_bad = 0
+    if detached.is_floating_point():
+        mask = detached.isfinite()
+        num_bad, finite = int((~mask).sum()), detached[mask]
+    elif detached.dtype == torch.bool:
+        finite = detached.to(torch.uint8)
+    supervised = _supervised(name, detached)
+    rows = supervised.reshape(supervised.shape[0], -1).any(1) if supervised is not None else None
+    outlier, ratio = _outlier(detached)
+    return BatchFact(
+        micro=micro,
+        name=name,
+        shape=tuple(value.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        minimum=float(finite.min()) if finite.numel() else None,
+        maximum=float(finite.max()) if finite.numel() else None,
+        num_bad=num_bad,
+        num_rows_without_labels=int((~rows).sum()) if rows is not None else None,
+        num_rows=int(rows.numel()) if rows is not None else None,
+        num_supervised=int(supervised.sum()) if supervised is not None else None,
+        outlier_row=outlier,
+        outlier_ratio=ratio,
+    )
+
+
+def _outlier(value: Tensor) -> tuple[int | None, float | None]:
+    """Return the sample with the largest magnitude, and how many times the others' median it is; Nones for few samples.
+
+    Values that are not finite are left out: they are counted elsewhere.
+    """
+    if not value.is_floating_point() or value.dim() == 0 or value.shape[0] < _FEWEST_SAMPLES:
+        return None, None
+    rows = in_float64(value.reshape(value.shape[0], -1)).nan_to_num(0.0, 0.0, 0.0)
+    if rows.shape[1] == 0:
+        return None, None
+    largest = rows.abs().amax(1)
+    row = int(largest.argmax())
+    others = float(torch.cat((largest[:row], largest[row + 1 :])).median())
+    return row, float(largest[row]) / others if others > 0.0 else None
+
+
+def _supervised(name: str, value: Tensor) -> Tensor | None:
+    """Return which entries the loss counts: labels that are not -100, or a completion's own tokens (TRL)."""
+    if value.dim() == 0 or value.shape[0] == 0:
+        return None
+    if not value.is_floating_point() and (name == "labels" or _holds_ignored(name, value)):
+        return value != IGNORED
+    return value != 0 if name == "completion_mask" else None
+
+
+def _holds_ignored(name: str, value: Tensor) -> bool:
+    """Return whether a tensor that its loop gave no name of its own must be labels: no token id is -100."""
+    return "ids" not in name and bool((value == IGNORED).any())

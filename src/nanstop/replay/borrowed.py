@@ -1,0 +1,107 @@
+"""What a repeated run writes that it did not make is put back: averaged teachers, memory banks, private generators.
+
+The script's own run has written it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nanstop.replay.untouched import Held, address, versions_kept
+
+_SET_DATA = cast("Any", Tensor).data.__set__
+_MAX_OPAQUE_BYTES = 2**20
+
+
+class Borrowed(TorchFunctionMode):
+    """On exit, tensors that existed before and were written in place hold what they held, and generators their state.
+
+    ``own``: tensors that the run may write for good; ``leaves``: those that it may give a gradient. Seen is what Python
+    calls; kernels that write what torch does not say are seen where they are called through a function of torch that is
+    itself Python (``batch_norm``), for small operands without a gradient. Hooks of a backward are not looked into.
+    """
+
+    def __init__(self, own: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self._leaves = {id(leaf) for leaf in leaves}
+        self._made = {address(tensor) for tensor in own} | {0}
+        self._generators: set[torch.Generator] = set()
+        self._undo = ExitStack()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _written(func, args, kwargs):
+            self._hold(tensor)
+        if func in (Tensor.backward, torch.autograd.backward):
+            self._hold_gradients(_tensors(args[:1]))
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator) and value not in self._generators:
+                self._generators.add(value)
+                self._undo.callback(value.set_state, value.get_state())
+        result = func(*args, **kwargs)
+        operands = {address(tensor) for tensor in _tensors((args, kwargs))}
+        self._made.update(place for t in _tensors(result) if (place := address(t)) not in operands)
+        return result
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._undo.close()
+
+    def _hold_gradients(self, losses: Iterable[Tensor]) -> None:
+        for leaf in _leaves_of(losses):
+            if id(leaf) not in self._leaves:
+                self._leaves.add(id(leaf))
+                self._undo.callback(setattr, leaf, "grad", leaf.grad)
+                leaf.grad = None
+
+    def _hold(self, tensor: Tensor) -> None:
+        place = address(tensor)
+        if place in self._made or tensor.is_inference():
+            return
+        self._made.add(place)
+        self._undo.enter_context(versions_kept([tensor]))
+        self._undo.callback(Held.of(tensor).put_back)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Yield the tensors that a call writes, by torch's rule for names, or may write."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    if in_place or name == "__setitem__" or func == _SET_DATA or kwargs.get("inplace"):
+        yield from _tensors(args[:1] or kwargs)
+    elif isinstance(func, FunctionType):
+        for tensor in _tensors((args, kwargs)):
+            if not tensor.requires_grad and tensor.nbytes <= _MAX_OPAQUE_BYTES:
+                yield tensor
+    yield from _tensors(kwargs.get("out"))
+
+
+def _leaves_of(losses: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors that a backward from ``losses`` may give a gradient."""
+    waiting, seen = [loss.grad_fn for loss in losses], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            yield variable
+        waiting += [following for following, _ in node.next_functions]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _tensors(entry)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -1,0 +1,184 @@
+"""The failure under investigation, as something that can be run again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from nanstop.numerics.tensors import nonfinite_names
+from nanstop.records import Phase, Signal, StepId
+from nanstop.remedies.precision import reference
+from nanstop.replay.rehearsal import HALF, TOO_LONG
+from nanstop.replay.rerun import Attempt, attempt
+from nanstop.replay.step import Batch, Step
+
+
+class Rewind(Protocol):
+    """The way back to a snapshot. ``steps``: windows whose updates were applied since it, oldest first."""
+
+    steps: Sequence[Step]
+
+    def rewound(self) -> AbstractContextManager[Any]:
+        """Be at the snapshot inside, and bitwise back at the present state after it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """Where a failure was met. ``step``: None where nothing can be run again; ``can_skip``: an update is at stake."""
+
+    at: StepId
+    step: Step | None
+    can_skip: bool
+
+    @classmethod
+    def of(cls, step: Step | None, signals: Sequence[Signal], *, can_skip: bool) -> Occasion:
+        """Return the occasion of a step, or else of what the signals say of it."""
+        if step is not None:
+            return cls(step.id, step, can_skip=True)
+        at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))
+        return cls(at, None, can_skip)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``failing``: micro-batches of the window that fail, ``micro`` the first of them. ``phase``: what its forward is.
+
+    ``update``: the forward and backward are clean and it is the optimizer update of this step that breaks the weights;
+    ``before`` then holds the steps between the snapshot and this one.
+
+    ``pending``: that update has not been applied yet. What it does is tried from the snapshot on, for a state that was
+    rounded away in the updates before is in none of its own numbers. ``in_float32``: how far float32 moves each
+    half-precision parameter in it. ``broken``: what it does to those that it ruins.
+    """
+
+    step: Step
+    micro: int
+    failing: tuple[int, ...]
+    phase: Phase = "forward"
+    update: bool = False
+    rewind: Rewind | None = None
+    before: tuple[Step, ...] = ()
+    pending: bool = False
+    in_float32: Mapping[str, float] | None = None
+    broken: tuple[Signal, ...] = ()
+
+    def attempt(
+        self,
+        micro: int | None = None,
+        *,
+        batch: Batch | None = None,
+        without_update: bool = False,
+        under: Callable[[], AbstractContextManager[Any]],
+    ) -> Attempt:
+        """Run the case (or another micro-batch of its window) under a context, undone, and keep the gradients."""
+        return attempt(
+            self.step,
+            self.micro if micro is None else micro,
+            batch=batch,
+            update=self.update and not without_update,
+            window=self.update,
+            keep_grads=True,
+            in_float32=self.in_float32,
+            under=partial(self._since_snapshot, under) if self.pending else under,
+        )
+
+    @contextmanager
+    def _since_snapshot(self, under: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Make the updates before this one anew, under the same context."""
+        with self.rewind.rewound() if self.rewind is not None else nullcontext(), under():
+            for earlier in self.before:
+                apply_update(earlier)
+            yield
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the weights inside that this step really started from."""
+        if self.rewind is None or self.pending:
+            yield
+            return
+        with self.rewind.rewound():
+            for earlier in self.before:
+                apply_update(earlier)
+            yield
+
+
+def apply_update(step: Step) -> None:
+    """Run a window and its optimizer update for good; everything but weights and optimizer state is undone."""
+    with step.isolated():
+        for micro in range(len(step.batches)):
+            step.run(micro)
+        step.update()
+
+
+def failing_case(step: Step, *, phase: Phase, raised: bool) -> Case:
+    """Return the case of a window: the micro-batches whose loss or gradients are bad when run again.
+
+    The ones whose first loss was bad count even if they replay clean. A micro-batch that raised is the last one.
+    """
+    forward: Phase = phase if phase in ("evaluate", "generate") else "forward"
+    if raised or forward != "forward":
+        last = len(step.batches) - 1
+        return Case(step, last, (last,), phase=forward)
+    bad = [
+        micro
+        for micro, loss in enumerate(step.losses)
+        if (loss is not None and not bool(loss.isfinite().all())) or attempt(step, micro).failed
+    ]
+    return Case(step, bad[0] if bad else 0, tuple(bad) or (0,))
+
+
+def breaking_update(rewind: Rewind) -> Case | None:
+    """Return the case of the update that broke the weights, found by running the kept windows again; else None."""
+    root = rewind.steps[0].view.root if rewind.steps else None
+    if root is None:
+        return None
+    with rewind.rewound():
+        for place, step in enumerate(rewind.steps):
+            apply_update(step)
+            weights = [(name, p.detach()) for name, p in root.named_parameters() if p.requires_grad]
+            if nonfinite_names(weights):
+                return Case(
+                    step,
+                    0,
+                    tuple(range(len(step.batches))),
+                    phase="optimizer",
+                    update=True,
+                    rewind=rewind,
+                    before=tuple(rewind.steps[:place]),
+                )
+    return None
+
+
+def pending_case(step: Step, rewind: Rewind | None) -> Case | None:
+    """Return the case of an update that is about to ruin weights, judged by a float32 run of it; None if it does not.
+
+    ``rewind``: its last step is this one.
+    """
+    micros = tuple(range(len(step.batches)))
+    before = tuple(rewind.steps[:-1]) if rewind is not None else ()
+    case = Case(
+        step, 0, micros, phase="optimizer", update=True, rewind=rewind, before=before, pending=True
+    )
+    named = step.view.root.named_parameters()
+    half = {name: math.inf for name, p in named if p.requires_grad and p.dtype in HALF}
+    true = replace(case, in_float32=half).attempt(under=partial(reference, step.view))
+    lengths = {name: true.lengths.get(name, math.nan) for name in half}
+    plain = attempt(step, 0, update=True, in_float32=lengths)
+    names = [one.removeprefix("param:") for one in plain.bad if one.startswith("param:")]
+    broken = tuple(
+        Signal(
+            source="param",
+            name=name,
+            value=plain.lengths.get(name),
+            threshold=TOO_LONG * lengths[name] if name in lengths else None,
+            message=f"float32 moves it by {lengths[name]:.3g}" if name in lengths else "",
+            at=step.id,
+        )
+        for name in names
+    )
+    return replace(case, in_float32=lengths, broken=broken) if broken else None

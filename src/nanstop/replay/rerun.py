@@ -1,0 +1,208 @@
+"""The failing micro-batch once more: without instruments first, so that fidelity is measured and never assumed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nanstop.numerics import accelerator
+from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite_names
+from nanstop.records import Fidelity, Finiteness, Replay
+from nanstop.replay.eager import eager
+from nanstop.replay.rehearsal import is_ruinous
+from nanstop.replay.step import Batch, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One undone run. ``bad``: "loss", names of parameters with a bad gradient ("grad:NAME") or value ("param:NAME").
+
+    ``grads``: the gradients by parameter name (kept on the device) where they were asked for. ``lengths``: how far the
+    update moved each of the parameters that were to be judged by that.
+    """
+
+    loss: float | None
+    bad: tuple[str, ...]
+    error: BaseException | None
+    digest: str
+    seconds: float
+    grads: dict[str, Tensor] | None = None
+    peak_bytes: int | None = None
+    lengths: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.bad) or self.error is not None
+
+
+def attempt(
+    step: Step,
+    micro: int,
+    *,
+    batch: Batch | None = None,
+    update: bool = False,
+    window: bool = False,
+    keep_grads: bool = False,
+    in_float32: Mapping[str, float] | None = None,
+    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Attempt:
+    """Run a micro-batch (with ``window``: all of them; with ``update``: and the optimizer update) and undo it bitwise.
+
+    ``under`` gives the context to run in, entered inside the isolation. ``in_float32``: how far the update should move
+    parameters, by name; one that is moved out of all proportion to it is bad. Synchronises the device. Raises nothing but
+    ``KeyboardInterrupt`` and the like: what the loss raises is in ``error``.
+    """
+    began = time.perf_counter()
+    loss: Tensor | None = None
+    error: BaseException | None = None
+    device = accelerator.in_use()
+    measured = hasattr(device, "max_memory_allocated")
+    if measured:
+        device.reset_peak_memory_stats()
+    lengths: dict[str, float] = {}
+    with step.isolated(with_update=update), under():
+        try:
+            if update or window:
+                for place in range(len(step.batches)):
+                    loss = step.run(place)
+            else:
+                loss = step.run(micro, batch)
+            grads = _gradients(step)
+            bad = _bad(loss, grads)
+            if update and not bad:
+                lengths = _updated(step, in_float32 or {})
+                broken = nonfinite_names(_parameters(step))
+                long = [n for n, true in (in_float32 or {}).items() if is_ruinous(lengths[n], true)]
+                bad = tuple(f"param:{name}" for name in dict.fromkeys((*broken, *long)))
+        except Exception as raised:  # what the run raises is what is being studied
+            error, grads, bad = raised, [], ()
+        digest = _digest(loss, [grad for _, grad in grads])
+        kept = {name: grad.detach() for name, grad in grads} if keep_grads else None
+    return Attempt(
+        loss=float(loss) if loss is not None and loss.numel() == 1 else None,
+        bad=bad,
+        error=error,
+        digest=digest,
+        seconds=time.perf_counter() - began,
+        grads=kept,
+        peak_bytes=device.max_memory_allocated() if measured else None,
+        lengths=lengths,
+    )
+
+
+def _updated(step: Step, judged: Mapping[str, float]) -> dict[str, float]:
+    """Apply the update of a window and return how far it moves the ``judged`` parameters."""
+    before = {name: p.clone() for name, p in _parameters(step) if name in judged}
+    step.update()
+    now = dict(_parameters(step))
+    return {name: float((now[name].float() - old.float()).norm()) for name, old in before.items()}
+
+
+def _parameters(step: Step) -> list[tuple[str, Tensor]]:
+    return [(name, p.detach()) for name, p in step.view.root.named_parameters() if p.requires_grad]
+
+
+def _gradients(step: Step) -> list[tuple[str, Tensor]]:
+    return [(n, p.grad) for n, p in step.view.root.named_parameters() if p.grad is not None]
+
+
+def _bad(loss: Tensor | None, grads: list[tuple[str, Tensor]]) -> tuple[str, ...]:
+    names = tuple(f"grad:{name}" for name in nonfinite_names(grads))
+    if loss is not None and has_bad(loss):
+        return ("loss", *names)
+    return names
+
+
+def _digest(loss: Tensor | None, grads: list[Tensor]) -> str:
+    """Return a digest of the loss and of each gradient's norm and sum, bit for bit; every NaN counts as the same."""
+    scalars = [in_float64(loss.detach().sum())] if loss is not None else []
+    for part in (part for grad in grads for part in floats(grad)):
+        scalars += [in_float64(torch.linalg.vector_norm(part)), in_float64(part.sum())]
+    values = torch.stack([s.to(scalars[0].device) for s in scalars]).tolist() if scalars else []
+    packed = b"".join(b"nan" if math.isnan(v) else struct.pack("<d", v) for v in values)
+    return hashlib.sha256(packed).hexdigest()[:16]
+
+
+def rerun(
+    step: Step,
+    micro: int,
+    *,
+    incident: str,
+    first_loss: Tensor | None,
+    raised: bool = False,
+    times: int = 2,
+    update: bool = False,
+    in_float32: Mapping[str, float] | None = None,
+) -> Replay:
+    """Return how faithfully the failing micro-batch fails again, uninstrumented.
+
+    bitwise: every run has the same digest and the loss that training saw. same_failure: it fails each time, with other
+    bits. different: sometimes. not_reproduced: never. ``in_float32``: see ``attempt``.
+    """
+    runs = [attempt(step, micro, update=update, in_float32=in_float32) for _ in range(times)]
+    failures = [run for run in runs if run.failed]
+    same_bits = len({run.digest for run in runs}) == 1
+    seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
+    same_loss = update or seen is None or _same_number(seen, runs[0].loss)
+    fidelity: Fidelity
+    if not failures:
+        fidelity = "not_reproduced"
+    elif len(failures) < len(runs):
+        fidelity = "different"
+    else:
+        same_error = raised == (runs[0].error is not None)
+        fidelity = "bitwise" if same_bits and same_loss and same_error else "same_failure"
+    unsteady = fidelity in ("not_reproduced", "different")
+    return Replay(
+        incident=incident,
+        fidelity=fidelity,
+        runs=len(runs),
+        private_rng=unsteady and _draws_privately(step, micro, update=update),
+        loss=runs[0].loss,
+        digest=runs[0].digest,
+        eager=_eager(step, micro, update=update),
+        seconds=sum(run.seconds for run in runs),
+    )
+
+
+class _Draws(TorchFunctionMode):
+    """Looks for calls that are given a random generator other than torch's own, which a replay cannot put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.private = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = kwargs.get("generator")
+        self.private |= given is not None and given is not torch.default_generator
+        return func(*args, **kwargs)
+
+
+def _draws_privately(step: Step, micro: int, *, update: bool) -> bool:
+    """Return whether the step draws from a generator of the run's own. Runs it once more; compiled code is not looked into."""
+    draws = _Draws()
+    if not step.facts.compiled:
+        attempt(step, micro, update=update, under=lambda: draws)
+    return draws.private
+
+
+def _same_number(first: float, second: float | None) -> bool:
+    return second is not None and (first == second or (math.isnan(first) and math.isnan(second)))
+
+
+def _eager(step: Step, micro: int, *, update: bool) -> Finiteness:
+    """Return whether the step is finite with compiled code switched off; unknown where nothing is compiled."""
+    if not step.facts.compiled or update:
+        return "unknown"
+    return "nonfinite" if attempt(step, micro, under=eager).failed else "finite"

@@ -1,0 +1,43 @@
+"""Random state of Python, NumPy and every torch device, noted and put back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.accelerator import random_states, set_random_states
+
+
+@dataclass(frozen=True, slots=True)
+class RngState:
+    """``torch``: uint8 CPU tensor; ``devices``: one tensor for each device of the accelerator in use."""
+
+    torch: Tensor
+    python: tuple[Any, ...]
+    numpy: Any
+    devices: tuple[Tensor, ...]
+
+
+def note_rng() -> RngState:
+    """Return the state of every default generator. No device synchronisation."""
+    numpy = sys.modules.get("numpy")
+    return RngState(
+        torch=torch.get_rng_state(),
+        python=random.getstate(),
+        numpy=numpy.random.get_state() if numpy is not None else None,
+        devices=random_states(),
+    )
+
+
+def restore_rng(state: RngState) -> None:
+    """Put back what ``note_rng`` returned."""
+    torch.set_rng_state(state.torch)
+    random.setstate(state.python)
+    if state.numpy is not None:
+        sys.modules["numpy"].random.set_state(state.numpy)
+    set_random_states(state.devices)

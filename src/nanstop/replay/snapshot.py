@@ -1,0 +1,444 @@
+"""Copies to go back to: of the trainable state (``Snapshot``, ``Rewind``) and of buffers that a forward moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.detect.sentinel import nonfinite
+from nanstop.replay.step import Step
+from nanstop.replay.untouched import Held, copy_of, holds, versions_kept, write
+
+
+@dataclass(frozen=True, slots=True)
+class Trainable:
+    """What an update changes. ``parameters``: by name, those that require gradients."""
+
+    parameters: Mapping[str, Tensor]
+    optimizer: Optimizer | None = None
+    scaler: Any = None
+
+    def num_bytes(self) -> int:
+        """Return the bytes a snapshot would take now (optimizer state as far as it exists yet)."""
+        tensors = [*self.parameters.values(), *self.state_tensors().values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all that it holds."""
+        scaler = vars(self.scaler).values() if self.scaler is not None else ()
+        of_scaler = [value for value in scaler if isinstance(value, Tensor)]
+        return [*self.parameters.values(), *self.state_tensors().values(), *of_scaler]
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors as ``PARAMETER:KEY``."""
+        if self.optimizer is None:
+            return {}
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        return {
+            f"{names.get(id(parameter), f'#{index}')}:{key}": value
+            for index, (parameter, entries) in enumerate(self.optimizer.state.items())
+            for key, value in entries.items()
+            if isinstance(value, Tensor)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A tensor and a copy of what it held."""
+
+    tensor: Tensor
+    copy: Tensor
+
+    def fits(self) -> bool:
+        """Return whether the tensor still has the form of the copy."""
+        own, copy = self.tensor, self.copy
+        return own.shape == copy.shape and own.dtype == copy.dtype and own.layout == copy.layout
+
+    def put_back(self) -> Tensor:
+        with torch.no_grad():
+            self.tensor.data.copy_(self.copy)
+        return self.tensor
+
+
+class Snapshot:
+    """Parameters, optimizer state and scaler as they are now; copies on ``device`` (None: where each tensor is).
+
+    Copying from CUDA to host memory synchronises the device. ``spent``: an earlier one whose memory is used again, which
+    is not to be used any more.
+    """
+
+    def __init__(
+        self, trainable: Trainable, *, device: str | None = "cpu", spent: Snapshot | None = None
+    ) -> None:
+        spare = spent.copies() if spent is not None else {}
+
+        def keep(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            old = spare.get(id(value))
+            if old is not None and old.tensor is value and old.fits():
+                old.copy.copy_(value.detach())
+                return old
+            copy = value.detach().to(device, copy=True) if device else value.detach().clone()
+            return _Kept(value, copy)
+
+        self.trainable = trainable
+        self.parameters = {name: keep(p) for name, p in trainable.parameters.items()}
+        optimizer = trainable.optimizer
+        self._state = (
+            {p: (e, {k: keep(v) for k, v in e.items()}) for p, e in optimizer.state.items()}
+            if optimizer is not None
+            else {}
+        )
+        self._groups = (
+            [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            if optimizer is not None
+            else []
+        )
+        self._trained = _trained(optimizer)
+        self._scaler = trainable.scaler.state_dict() if trainable.scaler is not None else None
+        self._stages = _scaler_stages(trainable.scaler)
+
+    def copies(self) -> dict[int, _Kept]:
+        """Return what is held, by the id of the tensor that it is a copy of."""
+        states = (kept for _, entries in self._state.values() for kept in entries.values())
+        held = (kept for kept in (*self.parameters.values(), *states) if isinstance(kept, _Kept))
+        return {id(kept.tensor): kept for kept in held}
+
+    def nonfinite(self) -> tuple[str, ...]:
+        """Return names of copied parameters that hold NaN or Inf."""
+        return nonfinite({name: kept.copy for name, kept in self.parameters.items()})
+
+    def is_whole(self) -> bool:
+        """Return whether the optimizer trains the same parameters as then: none unfrozen, frozen, added or removed."""
+        return _trained(self.trainable.optimizer) == self._trained
+
+    def restore(self) -> None:
+        """Put everything back bitwise, into the same tensors, at the versions that they have; state made since then goes.
+
+        Groups that the optimizer was given since then stay as they are.
+        """
+        for kept in self.parameters.values():
+            kept.put_back()
+        optimizer = self.trainable.optimizer
+        if optimizer is not None:
+            optimizer.state.clear()
+            for parameter, (state, entries) in self._state.items():
+                state.clear()
+                state.update(
+                    {k: v.put_back() if isinstance(v, _Kept) else v for k, v in entries.items()}
+                )
+                optimizer.state[parameter] = state
+            for group, values in zip(optimizer.param_groups, self._groups, strict=False):
+                group.update(values)
+        if self._scaler is not None:
+            _load_scaler(self.trainable.scaler, self._scaler)
+            _set_scaler_stages(self.trainable.scaler, self._stages)
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Be at the snapshot inside the context and back at the present state, bitwise, after it."""
+        with self._trained_as_then(), versions_kept(self.trainable.tensors()):
+            present = Snapshot(self.trainable)
+            self.restore()
+            try:
+                yield
+            finally:
+                present.restore()
+
+    @contextmanager
+    def _trained_as_then(self) -> Iterator[None]:
+        """Take out the groups that the optimizer was given since then, and what was unfrozen or frozen since."""
+        groups = self.trainable.optimizer.param_groups if self.trainable.optimizer else []
+        moved = [
+            p
+            for group in groups
+            for p in group["params"]
+            if p.is_leaf and p.requires_grad != (id(p) in self._trained)
+        ]
+        added = groups[len(self._groups) :]
+        del groups[len(self._groups) :]
+        _flip(moved)
+        try:
+            yield
+        finally:
+            groups += added
+            _flip(moved)
+
+
+def ready_scaler(scaler: Any) -> None:
+    """Forget that gradients were unscaled in this window, so that they can be made and unscaled again."""
+    if scaler is not None:
+        scaler._per_optimizer_states.clear()
+
+
+def _trained(optimizer: Optimizer | None) -> frozenset[int]:
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return frozenset(id(p) for group in groups for p in group["params"] if p.requires_grad)
+
+
+def _flip(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(not parameter.requires_grad)
+
+
+def _scaler_stages(scaler: Any) -> dict[int, dict[str, Any]]:
+    if scaler is None:
+        return {}
+    return {key: dict(value) for key, value in scaler._per_optimizer_states.items()}
+
+
+def _set_scaler_stages(scaler: Any, stages: dict[int, dict[str, Any]]) -> None:
+    scaler._per_optimizer_states.clear()
+    scaler._per_optimizer_states.update({key: dict(value) for key, value in stages.items()})
+
+
+def _load_scaler(scaler: Any, state: dict[str, Any]) -> None:
+    # state_dict() of a disabled scaler is empty, and loading it is an error.
+    if state:
+        scaler.load_state_dict(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A snapshot and the windows since then whose updates were applied, oldest first."""
+
+    snapshot: Snapshot
+    steps: tuple[Step, ...]
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Parameters, optimizer state and scaler are the snapshot's inside, the present ones after it."""
+        with self.snapshot.loaded():
+            yield
+
+    def restore(self) -> None:
+        """Go back to the snapshot for good."""
+        self.snapshot.restore()
+
+
+@dataclass(slots=True)
+class SnapshotKeeper:
+    """Keeps a way back: a snapshot, taken before update 0 and then again and again, and the windows since, by reference.
+
+    One that lacks what the optimizer trains by now is taken anew. Beside the first, snapshots take ``time_share`` of the
+    run's time at most, and no less where it can: one that costs as much as a step comes every 200 updates.
+    Where the way back would end before the next one is due, because ``max_windows`` updates were made since or the
+    batches and notes of the windows hold ``max_window_bytes``, the next may come earlier, as long as all of them take
+    ``late_share``: a run whose snapshot costs up to five steps always has a way back of 512 updates. Where that is too
+    little as well, there is none from the end of the windows until it is enough.
+
+    ``reason``: why there is no way back, else "". A snapshot reads every trained value once (0.2 ns each on one core) and
+    copies it with the optimizer's state to the host (0.5 to 1 ns, and 5 where memory is new); it is left out where that needs more than
+    ``memory_share`` of the free memory. ``clock``: seconds.
+    """
+
+    free_bytes: Callable[[], int]
+    time_share: float = 0.005
+    late_share: float = 0.01
+    memory_share: float = 0.25
+    least_updates: int = 16
+    max_windows: int = 512
+    max_window_bytes: int = 1 << 28
+    clock: Callable[[], float] = time.perf_counter
+    reason: str = ""
+    snapshot: Snapshot | None = None
+    _windows: list[Step] = field(default_factory=list)
+    _window_bytes: int = 0
+    _spent: float = 0.0
+    _next_cost: float = 0.0
+    _started: float = 0.0
+    _num_updates: int = 0
+    _num_since: int = 0
+
+    def before_update(self, trainable: Callable[[], Trainable], step: Step) -> None:
+        """Note that the update of ``step`` is about to be applied; ``trainable`` is asked for only when it is time."""
+        if self._num_updates == 0:
+            self._started = self.clock()
+        if self._due():
+            self._num_since = 0
+            self._take(trainable)
+        if self.snapshot is not None:
+            self._keep(step)
+        self._num_updates += 1
+        self._num_since += 1
+
+    def rewind(self) -> Rewind | None:
+        """Return the way back, or None (``reason`` says why)."""
+        if self.snapshot is None:
+            return None
+        return Rewind(self.snapshot, tuple(self._windows))
+
+    def forget(self) -> None:
+        """Free the snapshot and the windows; the next update that is due takes a new one."""
+        self.snapshot = None
+        self._windows.clear()
+        self._window_bytes = 0
+
+    def _due(self) -> bool:
+        if self._num_updates == 0:
+            return True
+        if self.snapshot is not None and not self.snapshot.is_whole():
+            self.forget()
+            return True
+        # An update may be ruined by what was rounded away in some before it: the way back must begin before those.
+        if self.snapshot is not None and self._num_since < self.least_updates:
+            return False
+        # What stood in the way may have gone; asking again is cheap, but not on every update.
+        if self.reason and self._num_since < _RETRY:
+            return False
+        share = (
+            self.time_share if self.snapshot is not None and self._has_room() else self.late_share
+        )
+        return self._spent + self._next_cost <= share * (self.clock() - self._started)
+
+    def _has_room(self) -> bool:
+        """Return whether another window like those so far can be kept."""
+        num = len(self._windows)
+        return num < self.max_windows and self._window_bytes * (num + 1) <= (
+            self.max_window_bytes * max(1, num)
+        )
+
+    def _take(self, now: Callable[[], Trainable]) -> None:
+        start = self.clock()
+        trainable = now()
+        # Optimizer state of Adam's kind is twice the parameters and appears with the first update.
+        parameters = sum(p.numel() * p.element_size() for p in trainable.parameters.values())
+        present = trainable.num_bytes()
+        needed, free = max(present, 3 * parameters), self.free_bytes()
+        if needed > self.memory_share * free:
+            self.forget()
+            self.reason = f"a snapshot needs {needed} bytes, {free} bytes of memory are free"
+            return
+        snapshot = None
+        if not nonfinite(trainable.parameters):
+            spent = self.snapshot
+            self.forget()
+            snapshot = Snapshot(trainable, spent=spent)
+        cost = self.clock() - start
+        if self._num_updates:
+            self._spent += cost
+        self._next_cost = cost * needed / max(present, 1)
+        if snapshot is not None:
+            self.snapshot, self.reason = snapshot, ""
+
+    def _keep(self, step: Step) -> None:
+        self._windows.append(step)
+        batches = step.batches
+        self._window_bytes += len(batches) * _NOTE_BYTES + sum(
+            value.numel() * value.element_size()
+            for batch in batches
+            for value in batch.values()
+            if isinstance(value, Tensor)
+        )
+        if len(self._windows) > self.max_windows or self._window_bytes > self.max_window_bytes:
+            self.reason = (
+                f"{len(self._windows)} updates since the last snapshot ({self._window_bytes} bytes "
+                "of batches and notes) are more than are kept"
+            )
+            self.forget()
+
+
+_NOTE_BYTES = 1 << 15
+"""What is noted of a micro-batch beside its batch: nearly all of it random state."""
+
+_RETRY = 64
+
+_UNSEEN = frozenset({"running_mean", "running_var"})
+"""Buffers that a kernel writes without moving the version counter (``torch.native_batch_norm``)."""
+
+_COMPARED = 4
+"""Notes that find out which others are written so."""
+
+
+class BufferNotes:
+    """Copies of a model's buffers that follow those a forward moves, at the cost of a version read each.
+
+    Returns to an earlier note put back values that a bad forward left behind (running statistics). The first notes
+    compare values as well, which synchronises the device: what is written through ``data`` is always copied from then on.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._places = [
+            (module._buffers, name)
+            for module in root.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and not buffer.is_inference()
+        ]
+        self._unseen = {i for i, (_, name) in enumerate(self._places) if name in _UNSEEN}
+        self._num_compared = 0
+        self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
+
+    def note(self) -> tuple[_BufferNote, ...]:
+        """Return the buffers as they are now; only those that moved since the last note are copied."""
+        if self._num_compared < _COMPARED:
+            self._num_compared += 1
+            self._compare()
+        for index, (holder, name) in enumerate(self._places):
+            if index in self._unseen or self._seen[index].moved(holder[name]):
+                self._seen[index] = _BufferNote.of(holder[name])
+        return tuple(self._seen)
+
+    def restore(self, notes: Sequence[_BufferNote]) -> None:
+        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions."""
+        for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
+            holder[name] = note.tensor
+            write(note.tensor, note.copy)
+            self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
+
+    @contextmanager
+    def kept(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
+        """Undo on exit what is done to the buffers inside, and to tensors of earlier ``notes`` that take their place."""
+        present, seen = [holder[name] for holder, name in self._places], list(self._seen)
+        tensors = self._tensors(*notes)
+        held = [Held.of(tensor) for tensor in tensors]
+        try:
+            with versions_kept(tensors):
+                yield
+        finally:
+            for (holder, name), tensor in zip(self._places, present, strict=True):
+                holder[name] = tensor
+            for one in held:
+                one.put_back()
+            self._seen = seen
+
+    @contextmanager
+    def rewritten(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
+        """Let last what is done to the buffers inside, as if the script's own run had left it: at their versions now."""
+        with versions_kept(self._tensors(*notes)):
+            yield
+        # Versions say no more what has moved.
+        self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
+
+    def _tensors(self, *notes: Sequence[_BufferNote]) -> list[Tensor]:
+        present = [holder[name] for holder, name in self._places]
+        earlier = [note.tensor for each in notes for note in each]
+        return list({id(t): t for t in (*present, *earlier) if t is not None}.values())
+
+    def _compare(self) -> None:
+        for index, (holder, name) in enumerate(self._places):
+            seen, present = self._seen[index], holder[name]
+            if not seen.moved(present) and not holds(seen.tensor, seen.copy):
+                self._unseen.add(index)
+
+
+@dataclass(frozen=True, slots=True)
+class _BufferNote:
+    tensor: Tensor
+    version: int
+    copy: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor | None) -> _BufferNote:
+        assert tensor is not None
+        return cls(tensor, tensor._version, copy_of(tensor))
+
+    def moved(self, present: Tensor | None) -> bool:
+        return present is not self.tensor or self.tensor._version != self.version

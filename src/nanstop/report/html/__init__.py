@@ -1,0 +1,1 @@
+"""Records as pages and notebooks."""

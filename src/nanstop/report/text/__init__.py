@@ -1,0 +1,1 @@
+"""Records as text in a terminal."""

@@ -1,0 +1,295 @@
+"""A report as plain sentences, in the fixed order: what, where, evidence, certainty, help with its proof, pointer.
+
+A block is one logical line; ``report.text`` and ``report.notebook`` wrap and colour it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanstop.diagnose.evidence.reading import counted, number
+from nanstop.records import (
+    FORMAT_MAX,
+    Alternative,
+    Atom,
+    Diagnosis,
+    Localization,
+    OpEvent,
+    Proof,
+    Replay,
+    Report,
+    TensorStats,
+    Trial,
+)
+from nanstop.records.remedies import describe, safety_of
+
+MAX_TENSORS = 6
+MAX_OUTPUTS = 3
+MAX_POSITIONS = 4
+MAX_UNTRIED = 3
+MAX_SOURCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One line before wrapping. ``cells`` after ``lead`` are set apart by ``gap`` and wrap one by one."""
+
+    kind: str
+    lead: str
+    cells: tuple[str, ...]
+    gap: str = "    "
+
+
+def incident_blocks(report: Report, record: str | None = None) -> tuple[Block, ...]:
+    """Return the blocks of an incident. ``record``: path of its ``report.json``, for the pointer."""
+    best = report.diagnoses[0] if report.diagnoses else _UNDIAGNOSED
+    found = report.localization
+    event = found.first_bad if found is not None else None
+    where = _event_blocks(event, best.where) if event is not None else _place_blocks(best.where)
+    return (
+        Block("error", f"error[{best.code}]: ", (_headline(best, report),)),
+        *where,
+        *_evidence(best, report),
+        *_help(best, report.proof),
+        _pointer(best.code, record),
+    )
+
+
+REASSURING = ("NS802",)
+"""Findings that say that all is well."""
+
+
+def finding_label(diagnosis: Diagnosis) -> str:
+    """Return ``warning[NS102]`` or ``note[NS802]``: what is no fault is no warning."""
+    return f"{'note' if diagnosis.code in REASSURING else 'warning'}[{diagnosis.code}]"
+
+
+def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:
+    """Return the blocks of a finding that is no failure."""
+    texts = (diagnosis.cause, *diagnosis.lines, *_certainty(diagnosis))
+    return (
+        Block("warning", f"{finding_label(diagnosis)}: ", (_finding_headline(diagnosis),)),
+        *_place_blocks(diagnosis.where),
+        *(Block("evidence", "  = ", (text,)) for text in texts),
+        *_help(diagnosis, None),
+        _pointer(diagnosis.code, None),
+    )
+
+
+_UNDIAGNOSED = Diagnosis(
+    code="NS000", title="not diagnosed", cause="no rule was run", confidence="possible"
+)
+
+
+def _headline(best: Diagnosis, report: Report) -> str:
+    at, found = report.incident.at, report.localization
+    phase = found.key.phase if found is not None else report.incident.phase
+    micro = f"micro-batch {at.micro}" if at.micro is not None else ""
+    again = f"seen {report.count} times" if report.count > 1 else ""
+    parts = (best.title, phase, f"step {at.step}", micro, f"rank {at.rank}", again)
+    return ", ".join(part for part in parts if part)
+
+
+def _finding_headline(finding: Diagnosis) -> str:
+    seen = finding.seen
+    if seen is None:
+        return finding.title
+    micro = f"micro-batch {seen.micro}" if seen.micro is not None else ""
+    parts = (finding.title, seen.phase, f"step {seen.step}", micro)
+    return ", ".join(part for part in parts if part)
+
+
+def _place_blocks(where: str) -> tuple[Block, ...]:
+    return (Block("where", "  --> ", (where,)),) if where else ()
+
+
+def _event_blocks(event: OpEvent, where: str) -> tuple[Block, ...]:
+    own = event.phase != "loss" and event.source is not None and event.source.function == "forward"
+    outside = "the model's own forward" if own else "outside any module"
+    place: tuple[str, ...] = (event.module or where or outside,)
+    if event.source is not None:
+        file = event.source.file.replace("\\", "/").rsplit("/", 1)[-1]
+        place = (*place, f"{file}:{event.source.line}", _shortened(event.source.text.strip()))
+    return (Block("where", "  --> ", tuple(cell for cell in place if cell)), *_tensors(event))
+
+
+def _shortened(line: str) -> str:
+    """Return a line of source code, its end left out where it is very long."""
+    return line if len(line) <= MAX_SOURCE else f"{line[: MAX_SOURCE - 3].rstrip()}..."
+
+
+def _tensors(event: OpEvent) -> tuple[Block, ...]:
+    """Return a row of facts a tensor, in columns; outputs last, because they are what went wrong.
+
+    Of an op with many outputs only the bad ones are shown.
+    """
+    bad = [stats for stats in event.outputs if not stats.finite]
+    outputs = list(dict.fromkeys(_row("output", s) for s in bad or event.outputs))[:MAX_OUTPUTS]
+    inputs = list(dict.fromkeys(_row("input", s) for s in event.inputs))
+    left_out = len(inputs) - (MAX_TENSORS - len(outputs))
+    rows = [*inputs[: MAX_TENSORS - len(outputs)], *outputs]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    blocks = [Block("tensor", "      ", tuple(_aligned(row, widths))) for row in rows]
+    if left_out > 0:
+        blocks.append(Block("tensor", "      ", (f"and {counted(left_out, 'more input')}",)))
+    return tuple(blocks)
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+    cells[-1] = cells[-1].rstrip()
+    return [*cells, *row[len(widths) :]]
+
+
+def _row(role: str, stats: TensorStats) -> tuple[str, ...]:
+    shape = f"{stats.dtype} [{', '.join(str(size) for size in stats.shape)}]"
+    named = (f"`{stats.name}`",) if stats.name else ()
+    if stats.finite:
+        return (role, shape, f"max {number(stats.absmax)}", "finite", *named)
+    counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
+    bad = ", ".join(f"{word} x {amount}" for word, amount in counts if amount)
+    limit = FORMAT_MAX.get(stats.dtype)
+    overflowed = role == "output" and (stats.posinf or stats.neginf)
+    end = f"limit {number(limit)}" if overflowed and limit is not None else ""
+    return (role, shape, bad, end, *named)
+
+
+def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
+    texts = [best.cause, *best.lines]
+    texts += _positions(report.localization)
+    texts += _replayed(report.replay)
+    texts += _certainty(best)
+    texts += _beside(report.diagnoses)
+    texts += [f"not seen: {spot}" for spot in _blind_spots(report.localization)]
+    texts += [f"not completed: {failure}" for failure in report.failures]
+    if report.audit:
+        action = report.audit[-1].action
+        reason = f": {action.reason}" if action.reason else ""
+        texts.append(f"action: {action.kind}{reason}")
+    return tuple(Block("evidence", "  = ", (text,)) for text in texts if text)
+
+
+def _certainty(diagnosis: Diagnosis) -> list[str]:
+    return [] if diagnosis.confidence == "certain" else [f"{diagnosis.confidence}, not certain"]
+
+
+def _beside(diagnoses: tuple[Diagnosis, ...]) -> list[str]:
+    if not diagnoses:
+        return []
+    named = diagnoses[0].accompanied_by
+    return [
+        f"beside it {other.code}: {other.title}; {other.cause}"
+        for other in diagnoses[1:]
+        if other.code in named
+    ]
+
+
+def _blind_spots(found: Localization | None) -> tuple[str, ...]:
+    return found.blind_spots if found is not None else ()
+
+
+def _positions(found: Localization | None) -> list[str]:
+    if found is None or found.first_bad is None or found.key.phase == "optimizer":
+        return []
+    if found.positions is None:
+        return ["sample and tokens unknown"]
+    texts = []
+    for place in found.positions[:MAX_POSITIONS]:
+        first, last = place.first_token, place.last_token
+        tokens = f" tokens {first}-{last}" if first != last else f" token {first}"
+        texts.append(f"sample {place.sample}{tokens if first is not None else ''}")
+    more = len(found.positions) - MAX_POSITIONS
+    texts += [f"{counted(more, 'more sample')}"] if more > 0 else []
+    return ["; ".join(texts)] if texts else []
+
+
+def _replayed(replay: Replay | None) -> list[str]:
+    if replay is None:
+        return []
+    times = {1: "once", 2: "twice"}.get(replay.runs, f"{replay.runs} times")
+    outcome = {
+        "bitwise": "bitwise identical",
+        "same_failure": "the same failure, other digits",
+        "different": "another failure",
+        "not_reproduced": "no failure",
+    }[replay.fidelity]
+    return [f"replayed {times}: {outcome}"]
+
+
+def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
+    if proof is None:
+        return tuple(_untried(best.remedies))
+    if proof.verdict == "none_found" or not proof.minimal:
+        return tuple(_none_found(proof))
+    others: dict[str, str] = {}
+    for other in proof.alternatives:
+        others.setdefault(describe(other.atoms), _alternative(other))
+    others.pop(describe(proof.minimal), None)
+    cures = [(describe(proof.minimal), proof_in_brackets(proof))]
+    cures += [(f"or {cure}", how) for cure, how in others.items()]
+    return tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
+
+
+def _untried(remedies: tuple[tuple[Atom, ...], ...]) -> list[Block]:
+    said = {describe(atoms): safety_of(atoms) for atoms in remedies}
+    blocks = []
+    for cure, safety in list(said.items())[:MAX_UNTRIED]:
+        joint = "or " if blocks else ""
+        changes = "; changes training" if safety != "safe" else ""
+        cells = (f"{joint}{cure}", f"[not tried{changes}]")
+        blocks.append(Block("help", "help: ", cells, gap="     "))
+    return blocks
+
+
+def _none_found(proof: Proof) -> list[Block]:
+    outcomes = ((describe(trial.atoms), trial.outcome.replace("_", " ")) for trial in proof.tried)
+    tried = "; ".join(dict.fromkeys(f"{cure} ({outcome})" for cure, outcome in outcomes))
+    said = f"no remedy passed: {tried}" if tried else "no remedy could be tried"
+    following = (f"next experiment: {proof.next_experiment}",) if proof.next_experiment else ()
+    return [Block("help", "help: ", (text,)) for text in (said, *following)]
+
+
+def proof_in_brackets(proof: Proof) -> str:
+    """Return the verdict with its counts: how often it passes, fails without, how near float32, at what cost."""
+    removed = proof.ablations or ((proof.baseline,) if proof.baseline is not None else ())
+    part = "it" if len(proof.minimal) == 1 else "any part"
+    clauses = [f"{proof.verdict}: passes {_share(proof.passing, passed=True)}"]
+    if removed:
+        clauses[0] += f", removing {part} fails {_share(removed, passed=False)}"
+    clauses.append(_nearness(proof))
+    clauses.append("changes training" if proof.safety == "changes_training" else "")
+    clauses.append(proof.cost)
+    return f"[{'; '.join(clause for clause in clauses if clause)}]"
+
+
+def _share(trials: tuple[Trial, ...], *, passed: bool) -> str:
+    return f"{sum((trial.outcome == 'pass') == passed for trial in trials)}/{len(trials)}"
+
+
+def _nearness(proof: Proof) -> str:
+    gaps = [abs(trial.loss_gap) for trial in proof.passing if trial.loss_gap is not None]
+    if proof.reference is not None and proof.reference.outcome != "pass":
+        unchanged = [trial.rows_unchanged for trial in proof.passing]
+        return "healthy rows unchanged" if unchanged and all(unchanged) else "float32 fails too"
+    if not gaps:
+        return ""
+    cosines = [trial.grad_cosine for trial in proof.passing if trial.grad_cosine is not None]
+    return _within(max(gaps)) + (f", gradient cosine {min(cosines):.5f}" if cosines else "")
+
+
+def _within(gap: float) -> str:
+    if gap == 0.0:
+        return "loss equal to float32"
+    mantissa, _, exponent = f"{gap:.0e}".partition("e")
+    return f"loss within {mantissa}e{int(exponent)} of float32"
+
+
+def _alternative(other: Alternative) -> str:
+    changes = "; changes training" if other.safety == "changes_training" else ""
+    near = f"; {_within(abs(other.loss_gap))}" if other.loss_gap is not None else ""
+    return f"[passes {other.passed}/{other.runs}{near}{changes}]"
+
+
+def _pointer(code: str, record: str | None) -> Block:
+    full = f" ; full record {record}" if record else ""
+    return Block("note", "note: ", (f"nanstop explain {code}{full}",))

@@ -1,0 +1,152 @@
+"""Reports for the terminal: colour and wrapping where there is one, plain whole lines where there is not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from nanstop.diagnose.evidence.reading import counted, number
+from nanstop.records import Diagnosis, Report
+from nanstop.records.remedies import describe
+from nanstop.report.text.blocks import Block, finding_blocks, finding_label, incident_blocks
+
+STYLES: tuple[tuple[str, str], ...] = (
+    (r"^error\[\w+\]", "bold red"),
+    (r"^warning\[\w+\]", "bold yellow"),
+    (r"^help:", "bold green"),
+    (r"^note(\[\w+\])?:", "bold cyan"),
+    (r"^  (-->|=)", "bold blue"),
+    (r"[+-]Inf x \d+|NaN x \d+", "red"),
+    (r"`[^`]+`", "bold"),
+)
+
+
+def render(
+    report: Report,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    record: str | None = None,
+    stream: TextIO | None = None,
+) -> str:
+    """Return the incident as text. ``width`` None: that of the terminal, or no wrapping where there is none.
+
+    ``color`` None: only on a terminal. ``record``: path of the full record, for the last line. ``stream``: where the
+    text will go, stdout by default; it says whether there is a terminal.
+    """
+    return _text(incident_blocks(report, record), width, color, stream)
+
+
+def render_finding(
+    diagnosis: Diagnosis,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    stream: TextIO | None = None,
+) -> str:
+    """Return a finding that is no failure (``warning[NS102]: ...``) as text; see ``render``."""
+    return _text(finding_blocks(diagnosis), width, color, stream)
+
+
+def render_summary(
+    reports: Sequence[Report],
+    findings: Sequence[Diagnosis] = (),
+    *,
+    steps: int,
+    seconds: float,
+    stopped: bool = False,
+    width: int | None = None,
+    color: bool | None = None,
+) -> str:
+    """Return the end of a run in a few lines: how long, what failed and what was done, what else was found."""
+    happened = counted(len(reports), "incident") if reports else "no incident"
+    also = f", {counted(len(findings), 'finding')}" if findings else ""
+    took = f"{counted(steps, 'step')} in {number(round(seconds, 1))} s"
+    end = ", then stopped" if stopped else ""
+    blocks = [Block("summary", "nanstop: ", (f"{took}{end}, {happened}{also}",))]
+    blocks += [_incident_line(report) for report in reports]
+    blocks += [_finding_line(finding) for finding in findings]
+    return _text(blocks, width, color)
+
+
+def _incident_line(report: Report) -> Block:
+    code, title = "NS000", "cause not established"
+    if report.diagnoses:
+        code, title = report.diagnoses[0].code, report.diagnoses[0].title
+    times = f" x {report.count}" if report.count > 1 else ""
+    cells = [f"error[{code}]{times}", title, f"first at step {report.incident.at.step}"]
+    proof = report.proof
+    if proof is not None and proof.minimal:
+        cells.append(f"{describe(proof.minimal)} [{proof.verdict}]")
+    if report.audit:
+        cells.append(f"action: {report.audit[-1].action.kind}")
+    return Block("summary", "  ", tuple(cells), gap="  ")
+
+
+def _finding_line(finding: Diagnosis) -> Block:
+    return Block("summary", "  ", (finding_label(finding), finding.title, finding.cause), gap="  ")
+
+
+def wrapped(block: Block, width: int | None) -> Iterable[str]:
+    """Yield the block's lines. Cells that do not fit beside the ones before them begin a line of their own."""
+    line = block.lead + block.gap.join(block.cells)
+    if width is None or len(line) <= width:
+        yield line.rstrip()
+        return
+    indent = " " * max(len(block.lead), 4)
+    line, joint = block.lead, ""
+    for cell in block.cells:
+        if joint and len(line) + len(joint) + len(cell.rstrip()) > width:
+            yield line.rstrip()
+            line, joint = indent, ""
+        *whole, line = _folded(f"{line}{joint}{cell}", width, indent)
+        yield from whole
+        joint = block.gap
+    yield line.rstrip()
+
+
+def _folded(line: str, width: int, indent: str) -> list[str]:
+    """Return the line in pieces of at most ``width`` where words allow it; no word is cut."""
+    if len(line.rstrip()) <= width:
+        return [line]
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
+
+
+def _text(
+    blocks: Iterable[Block],
+    width: int | None,
+    color: bool | None,
+    stream: TextIO | None = None,
+) -> str:
+    terminal = (stream or sys.stdout).isatty()
+    if width is None and terminal:
+        width = shutil.get_terminal_size().columns
+    lines = "\n".join(line for block in blocks for line in wrapped(block, width))
+    return _coloured(lines) if (terminal if color is None else color) else lines
+
+
+def _coloured(text: str) -> str:
+    import io
+
+    from rich.console import Console
+    from rich.text import Text
+
+    styled = Text(text)
+    for pattern, style in STYLES:
+        styled.highlight_regex(re.compile(pattern, re.MULTILINE), style)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="standard", width=10_000)
+    console.print(styled, soft_wrap=True, end="")
+    return out.getvalue()

@@ -1,1 +1,0 @@
-"""Search over opaque atoms: minimization and proof. Knows nothing of remedies or models."""

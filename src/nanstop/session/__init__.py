@@ -1,0 +1,1 @@
+"""One watched run: the one place that knows the order of the stages."""

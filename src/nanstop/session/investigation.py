@@ -1,0 +1,210 @@
+"""One failure, stage by stage. A stage that cannot be completed becomes a line of the report; the others still count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from nanstop.decide.policy import Policy
+from nanstop.diagnose.diagnose import examine
+from nanstop.errors import NanstopError
+from nanstop.localize.localize import localize
+from nanstop.numerics.weights import odd_weights
+from nanstop.prove.bad_samples import bad_rows
+from nanstop.prove.prove import prove_case
+from nanstop.records import (
+    Atom,
+    AuditEntry,
+    BatchFact,
+    Diagnosis,
+    Environment,
+    Evidence,
+    FailureKey,
+    Incident,
+    Localization,
+    Phase,
+    Position,
+    Proof,
+    Replay,
+    Report,
+    RunFacts,
+    Series,
+    Signal,
+    StepId,
+    TensorStats,
+)
+from nanstop.replay.batches import batch_facts, num_samples
+from nanstop.replay.failing_step import Case
+from nanstop.replay.rerun import rerun
+from nanstop.session.machine import environment
+
+T = TypeVar("T")
+
+_MAX_FACTS = 9
+"""Micro-batches whose facts are noted: the failing one, and others that it is compared with."""
+_MAX_WEIGHTS = 8
+_UNKNOWN = Environment(nanstop="unknown", python="unknown")
+
+
+@dataclass(slots=True, kw_only=True)
+class Investigation:
+    """What is known of a failure so far. ``failures``: stages that did not complete, with the reason."""
+
+    facts: RunFacts
+    at: StepId
+    phase: Phase
+    signals: tuple[Signal, ...]
+    raised: bool = False
+    bad_params: tuple[str, ...] = ()
+    bad_state: tuple[str, ...] = ()
+    batch: tuple[BatchFact, ...] = ()
+    odd_weights: tuple[TensorStats, ...] = ()
+    incident: Incident | None = None
+    replay: Replay | None = None
+    localization: Localization | None = None
+    diagnoses: tuple[Diagnosis, ...] = ()
+    proof: Proof | None = None
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> FailureKey:
+        """What failed, as far as it is known."""
+        if self.localization is not None:
+            return self.localization.key
+        return FailureKey(kind="exception" if self.raised else "nan", phase=self.phase)
+
+    @property
+    def incident_id(self) -> str:
+        """The id it was given, or an empty string before ``explain``."""
+        return self.incident.id if self.incident is not None else ""
+
+    def stage(self, name: str, work: Callable[[], T]) -> T | None:
+        """Return what a stage gives, or None with its error noted: nanstop is never the reason a run dies."""
+        try:
+            return work()
+        except NanstopError as error:
+            self.failures.append(f"{name}: {error.message}")
+        except Exception as error:
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+        return None
+
+    def look(self, case: Case) -> None:
+        """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""
+        self.at = replace(case.step.id, micro=case.micro)
+        self.batch = self.stage("batch", lambda: _facts_around(case)) or ()
+        self.odd_weights = self.stage("weights", lambda: _large_weights(case)) or ()
+        self.replay = self.stage(
+            "replay",
+            lambda: rerun(
+                case.step,
+                case.micro,
+                incident="",
+                first_loss=case.step.losses[case.micro],
+                raised=self.raised,
+                update=case.update,
+                in_float32=case.in_float32,
+            ),
+        )
+        if self.replay is not None and self.replay.fidelity == "not_reproduced":
+            return
+        self.localization = self.stage(
+            "localization",
+            lambda: localize(case.step, case.micro, update=case.update, phase=case.phase),
+        )
+        if case.broken and (self.localization is None or not self.localization.reaches):
+            self.localization = _too_long(case)
+        if self.localization is not None and self.localization.positions is None:
+            samples = self.stage("samples", lambda: _samples(case))
+            self.localization = replace(self.localization, positions=samples)
+
+    def explain(self, incident_id: str, history: Sequence[Series]) -> None:
+        """Make the incident's record and diagnose it. No device work."""
+        self.incident = Incident(
+            id=incident_id,
+            at=self.at,
+            phase=self.phase,
+            signals=self.signals,
+            facts=self.facts,
+            environment=self.stage("environment", environment) or _UNKNOWN,
+            batch=self.batch,
+            bad_params=self.bad_params,
+            bad_state=self.bad_state,
+            odd_weights=self.odd_weights,
+            history=tuple(history),
+            time=time.time(),
+        )
+        if self.replay is not None:
+            key = self.localization.key if self.localization else None
+            self.replay = replace(self.replay, incident=incident_id, key=key)
+        examined = examine(
+            Evidence(
+                facts=self.facts,
+                incident=self.incident,
+                replay=self.replay,
+                localization=self.localization,
+                series=self.incident.history,
+            ),
+            "incident",
+        )
+        self.diagnoses = examined.diagnoses
+        self.failures += examined.failures
+
+    def prove(self, case: Case, policy: Policy) -> None:
+        """Try the candidate remedies of the diagnoses on the case. Call inside ``case.in_place()``."""
+        candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
+            candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
+        )
+        fails_again = self.replay is not None and self.replay.fidelity != "not_reproduced"
+        if not fails_again or not candidates:
+            return
+        incident = self.incident_id
+        self.proof = self.stage(
+            "proof",
+            lambda: prove_case(case, self.key, tuple(candidates), incident=incident, policy=policy),
+        )
+
+    def report(self, audit: AuditEntry) -> Report:
+        """Return the report. Call after ``explain``."""
+        assert self.incident is not None
+        return Report(
+            incident=self.incident,
+            replay=self.replay,
+            localization=self.localization,
+            diagnoses=self.diagnoses,
+            proof=self.proof,
+            audit=(replace(audit, incident=self.incident.id),),
+            failures=tuple(self.failures),
+        )
+
+
+def _facts_around(case: Case) -> tuple[BatchFact, ...]:
+    """Return what the failing micro-batch holds, then what the ones nearest to it in its window do."""
+    batches = case.step.batches
+    nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - case.micro))
+    return tuple(fact for m in nearest[:_MAX_FACTS] for fact in batch_facts(batches[m], m))
+
+
+def _large_weights(case: Case) -> tuple[TensorStats, ...]:
+    found = odd_weights(case.step.view.root.named_parameters())
+    return tuple(stats for stats in found if stats.finite)[:_MAX_WEIGHTS]
+
+
+def _too_long(case: Case) -> Localization:
+    """Return where an update fails of which every number is finite: in the length of what it does to parameters."""
+    return Localization(
+        key=FailureKey(kind="length", phase="optimizer"),
+        first_bad=None,
+        origin="unknown",
+        reaches=tuple(signal.name for signal in case.broken),
+        positions=(),
+    )
+
+
+def _samples(case: Case) -> tuple[Position, ...] | None:
+    """Return the samples that fail by themselves, unless that tells none from the others."""
+    bad, rows = bad_rows(case), num_samples(case.step.batches[case.micro])
+    if not bad or len(bad) == rows:
+        return None
+    return tuple(Position(sample=row) for row in bad)

@@ -1,0 +1,256 @@
+"""Where incidents live: one numbered folder each with ``report.json``, a ``summary.json`` of the run, a ``plan.yaml``.
+
+Writing never fails a run: the first problem of the disk is logged, kept in ``Store.problem``, and from then on the
+store remembers in memory. Every file appears whole or not at all. Reading trusts nothing: size, schema, links, names
+and checksums are looked at before anything is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from nanstop.errors import NanstopError
+from nanstop.records import Atom, Incident, PrecisionPlan, Report, Series, SnapshotRef, codec
+from nanstop.store.files import (
+    MAX_JSON_BYTES,
+    load_record,
+    locked,
+    read_text,
+    require_plain,
+    write_whole,
+)
+from nanstop.store.summary import RecordedSeries, Summary, merge
+from nanstop.suggest import unknown
+
+REPORT = "report.json"
+SUMMARY = "summary.json"
+SERIES = "series.json"
+PLAN = "plan.yaml"
+SNAPSHOT = "snapshot.safetensors"
+
+_ID = re.compile(r"\d{4,9}")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_log = logging.getLogger("nanstop")
+
+T = TypeVar("T")
+
+
+class Store:
+    """The incident folder of a run.
+
+    With ``run_id`` several processes share one run: each keeps the others' incidents when it writes the summary, so
+    whoever starts the run writes the first one with ``reset``. Without it the store owns the summary. ``keeps_series``:
+    the numbers of the whole run are wanted, for ``nanstop compare``.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        run_id: str | None = None,
+        *,
+        keeps_series: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        self.run_id = run_id
+        self.keeps_series = keeps_series
+        self.problem: str | None = None
+        self.reports: dict[str, Report] = {}
+        self.summary = Summary()
+        self._on_disk = Summary()
+        """What stands in ``summary.json`` unless another process wrote it since; a run begins with an empty one."""
+        self._last_number = -1
+
+    def open_incident(self) -> tuple[str, Path]:
+        """Return a new id ("0007") and its folder, which no other process was given.
+
+        The folder does not exist where the disk refused it; then ``problem`` is set.
+        """
+        number = self._guarded(self._make_folder)
+        self._last_number = self._last_number + 1 if number is None else number
+        incident_id = f"{self._last_number:04d}"
+        return incident_id, self.folder / incident_id
+
+    def write_report(self, report: Report) -> None:
+        """Write ``report.json`` into the folder of its incident; a later report of the same incident replaces it."""
+        incident_id = report.incident.id
+        if not _ID.fullmatch(incident_id):
+            raise NanstopError(f"incident id `{incident_id}` was not given by open_incident")
+        self.reports[incident_id] = report
+        text = codec.to_json(report)
+        self._guarded(lambda: write_whole(self.folder / incident_id / REPORT, text.encode()))
+
+    def write_snapshot(
+        self, incident_id: str, data: bytes, holds: tuple[str, ...]
+    ) -> SnapshotRef | None:
+        """Write the bytes of a safetensors file beside the report and return its reference; None if not written."""
+        path = self.folder / incident_id / SNAPSHOT
+        written = self._guarded(lambda: write_whole(path, data))
+        if written is None:
+            return None
+        digest = hashlib.sha256(data).hexdigest()
+        return SnapshotRef(name=SNAPSHOT, sha256=digest, bytes=len(data), holds=holds)
+
+    def reset(self) -> None:
+        """Start a run: replace whatever summary an earlier one left."""
+        self.summary = Summary()
+        self._guarded(self._begin)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Replace ``summary.json`` by this state of the run, together with what other processes of it wrote."""
+        self.summary = summary
+        self._guarded(self._write_summary)
+
+    def present_summary(self) -> Summary:
+        """Return what stands in ``summary.json``; to know one's own needs no validation. Errors: as ``load_report``."""
+        path = self.folder / SUMMARY
+        if read_text(path, MAX_JSON_BYTES) == codec.to_json(self._on_disk):
+            return self._on_disk
+        return load_summary(path)
+
+    def write_series(self, series: tuple[Series, ...]) -> None:
+        """Write the numbers of a run as ``series.json``; several sessions of one process are one run, the last counts."""
+        text = codec.to_json(RecordedSeries(series=series))
+        self._guarded(lambda: write_whole(self.folder / SERIES, text.encode()))
+
+    def save_plan(self, atoms: tuple[Atom, ...]) -> None:
+        """Write the adopted remedies as ``plan.yaml``."""
+        from nanstop.store.plan_file import save_plan
+
+        plan = PrecisionPlan(remedies=atoms)
+        self._guarded(lambda: save_plan(plan, self.folder / PLAN))
+
+    def _guarded(self, write: Callable[[], T]) -> T | None:
+        """Return what ``write`` returns; None once the disk has failed."""
+        if self.problem is not None:
+            return None
+        try:
+            return write()
+        except OSError as error:
+            self.problem = f"cannot write {self.folder}: {error.strerror or error}"
+            _log.warning("nanstop: %s; incidents are kept in memory only", self.problem)
+            return None
+
+    def _make_folder(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        taken = [int(entry.name) for entry in self.folder.iterdir() if _ID.fullmatch(entry.name)]
+        numbers = itertools.count(max(taken, default=-1) + 1)
+        return next(
+            number for number in numbers if _make_exclusively(self.folder / f"{number:04d}")
+        )
+
+    def _begin(self) -> None:
+        (self.folder / SERIES).unlink(missing_ok=True)
+        self._put_summary(self.summary)
+
+    def _write_summary(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            merged = self.summary
+            if self.run_id is not None:
+                with suppress(NanstopError):  # none yet, or damaged: ours replaces it
+                    merged = merge(self.summary, self.present_summary())
+            self._put_summary(merged)
+
+    def _put_summary(self, summary: Summary) -> None:
+        write_whole(self.folder / SUMMARY, codec.to_json(summary).encode())
+        self._on_disk = summary
+
+
+def load_report(path: str | os.PathLike[str]) -> Report:
+    """Return the report of an incident folder (or of a ``report.json``) that anybody may have written.
+
+    Errors: ``NanstopError`` NS001 for a missing, linked, oversized or malformed file, another schema, or an id or a
+    snapshot name that leaves the folder.
+    """
+    given = Path(path)
+    file = given / REPORT if given.is_dir() else given
+    report = load_record(file, Report)
+    if not _ID.fullmatch(report.incident.id):
+        raise NanstopError(f"{file}: `{report.incident.id}` is no id of an incident")
+    snapshot = report.incident.snapshot
+    if snapshot is not None and not _SAFE_NAME.fullmatch(snapshot.name):
+        raise NanstopError(f"{file}: snapshot name `{snapshot.name}` is not a plain file name")
+    return report
+
+
+def load_incident(path: str | os.PathLike[str]) -> Incident:
+    """Return the incident of a folder after checking its snapshot: present, no link, of the noted size and SHA-256.
+
+    Errors: those of ``load_report``, and ``NanstopError`` NS001 for a snapshot that is missing, altered or truncated.
+    """
+    incident = load_report(path).incident
+    if incident.snapshot is not None:
+        given = Path(path)
+        _check_snapshot(given if given.is_dir() else given.parent, incident.snapshot)
+    return incident
+
+
+def load_series(path: str | os.PathLike[str]) -> tuple[Series, ...]:
+    """Return the series of a ``series.json`` that anybody may have written. Errors: as ``load_report``."""
+    return load_record(Path(path), RecordedSeries).series
+
+
+def load_summary(path: str | os.PathLike[str]) -> Summary:
+    """Return a ``summary.json`` that anybody may have written. Errors: as ``load_report``."""
+    return load_record(Path(path), Summary)
+
+
+def incident_folders(path: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Return ``path`` if it holds a report, else the incident folders directly below it, oldest first.
+
+    Errors: ``NanstopError`` NS001 where there is none, with the nearest folder that exists.
+    """
+    folder = Path(path)
+    if folder.is_file() or (folder / REPORT).is_file():
+        return (folder,)
+    if not folder.is_dir():
+        parent = folder.parent if folder.parent.is_dir() else Path()
+        siblings = sorted(str(parent / one.name) for one in parent.iterdir() if one.is_dir())
+        raise unknown("incident folder", str(folder), siblings)
+    found = [
+        one for one in folder.iterdir() if _ID.fullmatch(one.name) and (one / REPORT).is_file()
+    ]
+    if not found:
+        hint = "a run that met no failure leaves none; `nanstop run --out DIR` says where they go"
+        raise NanstopError(f"no incident in {folder}", hint=hint)
+    return tuple(sorted(found, key=lambda one: int(one.name)))
+
+
+def _make_exclusively(folder: Path) -> bool:
+    """Make a folder; False where it is there already. Of several processes exactly one gets True."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _check_snapshot(folder: Path, snapshot: SnapshotRef) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / snapshot.name
+    try:
+        require_plain(file)
+        same = file.stat().st_size == snapshot.bytes and _sha256(file) == snapshot.sha256
+        with safe_open(file, framework="numpy"):  # holds the header against the file's length
+            pass
+    except (SafetensorError, OSError) as error:
+        raise NanstopError(f"{file}: no readable snapshot ({error})") from error
+    if not same:
+        raise NanstopError(f"{file}: is not the snapshot that the report was written with")
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

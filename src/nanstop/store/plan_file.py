@@ -1,0 +1,98 @@
+"""Plans on disk: what a search found, and what a run adopted, as one YAML file that a person can read and edit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from nanstop.commands.plan.text import headline
+from nanstop.errors import NanstopError
+from nanstop.records import FORMAT_MAX, Atom, PrecisionPlan, Region, codec
+from nanstop.records.remedies import CURES
+from nanstop.store.files import check_schema, read_text, write_whole
+from nanstop.suggest import unknown
+
+MAX_PLAN_BYTES = 2**20
+
+_KEYS = tuple(one.name for one in fields(PrecisionPlan))
+_FORMATS = ("dtype", "trainables", "logits", "loss")
+
+
+def save_plan(plan: PrecisionPlan, path: str | os.PathLike[str]) -> None:
+    """Write a plan; what it leaves as it is is left out. Errors: ``OSError``."""
+    import yaml
+
+    rows = json.loads(codec.to_json(plan))
+    kept = {name: value for name, value in rows.items() if value not in ("", None, [])}
+    title = "".join(f"# {line}\n" for line in headline(plan))
+    body = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
+    write_whole(Path(path), (title + body).encode())
+
+
+def load_plan(path: str | os.PathLike[str]) -> PrecisionPlan:
+    """Return a plan that anybody may have written. Errors: ``NanstopError`` NS001 that names the file and the key."""
+    import yaml
+
+    file = Path(path)
+    try:
+        plan = yaml.safe_load(read_text(file, MAX_PLAN_BYTES))
+    except yaml.YAMLError as error:
+        raise NanstopError(f"{file}: not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(plan, dict) or "schema" not in plan:
+        raise NanstopError(f"{file}: not a plan: it has no key `schema`")
+    check_schema(file, plan)
+    for name in plan:
+        if name not in _KEYS:
+            raise unknown(f"key in {file}", name, _KEYS)
+    return _read(file, plan)
+
+
+def _read(file: Path, plan: dict[str, Any]) -> PrecisionPlan:
+    remedies = plan.get("remedies", [])
+    if not isinstance(remedies, list):
+        raise NanstopError(f"{file}: `remedies` must be a list")
+    atoms = tuple(_atom(file, index, row) for index, row in enumerate(remedies))
+    rest = {name: value for name, value in plan.items() if name != "remedies"}
+    try:
+        found = codec.from_json(PrecisionPlan, json.dumps({**rest, "remedies": _rows(atoms)}))
+    except (NanstopError, TypeError) as error:
+        message = error.message if isinstance(error, NanstopError) else str(error)
+        raise NanstopError(f"{file}: {message}") from error
+    for name in _FORMATS:
+        _check_format(f"`{name}` in {file}", getattr(found, name))
+    for index, region in enumerate(found.regions):
+        _check_region(f"regions[{index}] in {file}", region)
+    return found
+
+
+def _rows(atoms: Sequence[Atom]) -> list[dict[str, str]]:
+    return [{"remedy": one.remedy, "target": one.target, "value": one.value} for one in atoms]
+
+
+def _check_format(what: str, given: str) -> None:
+    if given and given not in FORMAT_MAX:
+        raise unknown(f"format of {what}", given, FORMAT_MAX)
+
+
+def _check_region(what: str, region: Region) -> None:
+    if region.dtype != "float32":
+        raise unknown(f"format of {what}", region.dtype, ("float32",))
+    if not region.modules:
+        raise NanstopError(f"{what} names no module")
+
+
+def _atom(file: Path, index: int, row: object) -> Atom:
+    where = f"{file}: remedies[{index}]"
+    if not isinstance(row, dict):
+        raise NanstopError(f"{where}: expected the keys remedy, target and value")
+    for name in row:
+        if name not in ("remedy", "target", "value"):
+            raise unknown(f"key in {where}", name, ("remedy", "target", "value"))
+    remedy, target, value = (row.get(name, "") for name in ("remedy", "target", "value"))
+    if str(remedy) not in CURES:
+        raise unknown(f"remedy in {where}", remedy, sorted(CURES))
+    return Atom(remedy=remedy, target=str(target), value=str(value))

@@ -1,0 +1,157 @@
+"""``summary.json``: one run in a few lines, rewritten while it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from nanstop.diagnose.diagnose import RANK
+from nanstop.records import CONFIG, SCHEMA, Diagnosis, Report, Series
+from nanstop.records.remedies import describe
+
+DEATHS = ("signal", "oom", "timeout")
+"""Failures of a process, whose last operation stands at the end of ``localization.growth``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRow:
+    """One incident in ``summary.json``. ``source``: "file:line". ``step`` and ``micro`` count from 0."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    code: str
+    codes: tuple[str, ...]
+    title: str
+    phase: str
+    op: str | None
+    module: str | None
+    source: str | None
+    step: int
+    micro: int | None
+    rank: int
+    confidence: str | None
+    verdict: str | None
+    remedy: str | None
+    action: str | None
+    count: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """What preflight or the gauge found: silently wrong or about to fail, but no failure.
+
+    ``step`` and ``micro`` (from 0), ``phase``, ``op``: where it was first seen, as far as that was measured. ``step`` is
+    None for what was only to be expected.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    code: str
+    title: str
+    where: str
+    confidence: str
+    step: int | None = None
+    micro: int | None = None
+    phase: str | None = None
+    op: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """``summary.json``: the whole run. ``exit`` is None while it goes on; ``steps`` are optimizer steps.
+
+    ``ended``: "stopped" after a training that nanstop stopped; at last, how ``nanstop run`` saw its command end
+    (``remains.EndKind``). Else None.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    incidents: tuple[IncidentRow, ...] = ()
+    findings: tuple[FindingRow, ...] = ()
+    exit: int | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    ended: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSeries:
+    """``series.json``: losses, norms and rates of a whole run, which only a run that was asked for them writes."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
+    schema: int = SCHEMA
+    series: tuple[Series, ...] = ()
+
+
+def summary_row(report: Report) -> IncidentRow:
+    """Return the line of ``summary.json`` that this report amounts to."""
+    first = report.diagnoses[0] if report.diagnoses else None
+    place = report.localization
+    event = place.first_bad if place else None
+    if event is None and place is not None and place.key.kind in DEATHS and place.growth:
+        event = place.growth[-1]
+    key = place.key if place else (report.replay.key if report.replay else None)
+    proof, at = report.proof, report.incident.at
+    source = event.source if event else None
+    return IncidentRow(
+        code=first.code if first else "NS000",
+        codes=tuple(diagnosis.code for diagnosis in report.diagnoses) or ("NS000",),
+        title=first.title if first else "",
+        phase=event.phase if event else key.phase if key else report.incident.phase,
+        op=(event.op if event else key.op if key else "") or None,
+        module=(event.module if event else key.module if key else "") or None,
+        source=f"{source.file}:{source.line}" if source else None,
+        step=at.step,
+        micro=at.micro,
+        rank=at.rank,
+        confidence=first.confidence if first else None,
+        verdict=proof.verdict if proof else None,
+        remedy=describe(proof.minimal) if proof and proof.minimal else None,
+        action=report.audit[-1].action.kind if report.audit else None,
+        count=report.count,
+        folder=report.incident.id,
+    )
+
+
+def finding_row(finding: Diagnosis) -> FindingRow:
+    """Return the line of ``summary.json`` that this finding amounts to."""
+    seen = finding.seen
+    return FindingRow(
+        code=finding.code,
+        title=finding.title,
+        where=finding.where,
+        confidence=finding.confidence,
+        step=seen.step if seen is not None else None,
+        micro=seen.micro if seen is not None else None,
+        phase=seen.phase if seen is not None else None,
+        op=seen.op if seen is not None else None,
+    )
+
+
+def by_weight(row: FindingRow) -> tuple[bool, int, int]:
+    """Sort by this: what was measured before what was only to be expected, the more certain first, the earlier first."""
+    return row.step is None, RANK[row.confidence], row.step or 0
+
+
+def merge(own: Summary, other: Summary) -> Summary:
+    """Return this process's summary with the rows of the others, whose incidents have folders of their own."""
+    mine = {row.folder for row in own.incidents}
+    rows = (*own.incidents, *(row for row in other.incidents if row.folder not in mine))
+    return replace(
+        own,
+        incidents=tuple(sorted(rows, key=lambda row: row.folder)),
+        findings=_standing((*own.findings, *other.findings)),
+        ended=own.ended if own.exit is not None else other.ended,
+        exit=own.exit if own.exit is not None else other.exit,
+        steps=max(own.steps, other.steps),
+        seconds=max(own.seconds, other.seconds),
+    )
+
+
+def _standing(findings: tuple[FindingRow, ...]) -> tuple[FindingRow, ...]:
+    """Return each finding once: as it was measured, not as an earlier state of the file still expects it."""
+    measured = {row.code for row in findings if row.step is not None}
+    kept: dict[tuple[str, str, str], FindingRow] = {}
+    for row in sorted(findings, key=by_weight):
+        if row.step is not None or row.code not in measured:
+            kept.setdefault((row.code, row.title, row.where), row)
+    return tuple(kept.values())

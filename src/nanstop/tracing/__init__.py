@@ -1,0 +1,1 @@
+"""Every operation of one run, recorded."""

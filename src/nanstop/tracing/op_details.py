@@ -1,0 +1,240 @@
+"""A second look at a few ops of a run: full statistics, the same op in a wider format, masks, positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.tensors import (
+    bad_mask,
+    dense_parts,
+    is_measurable,
+    is_plain,
+    measure,
+    widened,
+)
+from nanstop.records import Finiteness, TensorStats
+from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.tracing import operators
+
+_ATTENTION = "scaled_dot_product"
+_MASK_FRACTION = 0.9
+_MASK_REPEATS = 4
+"""A mask holds next to the lowest value of its format, the same few numbers again and again. Scores and residuals that
+come so low are single values, each another."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseUp:
+    """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds or converts a mask.
+
+    ``fully_masked_rows``: rows that are -inf throughout, in what it read or in what it made of finite operands.
+
+    ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it has none), on the
+    device.
+    """
+
+    op: str
+    inputs: tuple[TensorStats, ...]
+    outputs: tuple[TensorStats, ...] = ()
+    wider: Finiteness = "unknown"
+    reference: Finiteness = "unknown"
+    fully_masked_rows: int = 0
+    masking: bool = False
+    bad: tuple[Tensor | None, ...] = ()
+    read: tuple[Tensor | None, ...] = ()
+
+
+class Observer:
+    """Called for each op of a second run; keeps a ``CloseUp`` of those in ``wanted``. Synchronises the device.
+
+    ``names``: what tensors known by name are called, by the address of their storage.
+    """
+
+    def __init__(self, wanted: Iterable[int], names: Mapping[int, str]) -> None:
+        self.seen: dict[int, CloseUp] = {}
+        self._wanted = frozenset(wanted)
+        self._names = names
+
+    def __call__(
+        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        """Look at the operands before the op runs; return what is to be called with its result."""
+        if index not in self._wanted:
+            return None
+        traits = operators.traits(func)
+        read = operands_of(func, args, kwargs)
+        # Of an op that raises there is no result to look at; its operands are what there is to say.
+        before = CloseUp(str(func), tuple(self._measured(tensor) for tensor in read))
+        self.seen[index] = before
+        masked = fully_masked_rows(read)
+        kept = [t.clone() for t in read] if traits.mutated else read
+        kept_args = replaced(args, dict(zip(map(id, read), kept, strict=True)))
+
+        def done(result: Any) -> None:
+            outputs = outputs_of(func, args, kwargs, result)
+            bad = tuple(_bad_or_none(o) for o in outputs)
+            bad_read = tuple(_bad_or_none(t) for t in kept)
+            made = 0 if any(mask is not None for mask in bad_read) else fully_masked_rows(outputs)
+            self.seen[index] = replace(
+                before,
+                outputs=tuple(self._measured(o) for o in outputs),
+                wider=rerun_wider(func, kept_args, kwargs, bad),
+                reference=rerun_reference(func, kept_args, kwargs, bad),
+                fully_masked_rows=max(masked, made),
+                masking=is_masking(traits.base, kept, outputs),
+                bad=bad,
+                read=bad_read,
+            )
+
+        return done
+
+    def _measured(self, tensor: Tensor) -> TensorStats:
+        name = self._names.get(tensor.untyped_storage()._cdata) if is_plain(tensor) else None
+        return measure(tensor, name)
+
+
+def _bad_or_none(tensor: Tensor) -> Tensor | None:
+    if not is_measurable(tensor):
+        return None
+    mask = bad_mask(tensor)
+    return mask if bool(mask.any()) else None
+
+
+def storage_names(named: Mapping[str, Tensor]) -> dict[int, str]:
+    """Return the names of tensors by the address of the storages that hold them; of two names the first."""
+    found: dict[int, str] = {}
+    for name, tensor in named.items():
+        for part in dense_parts(tensor):
+            found.setdefault(part.untyped_storage()._cdata, name)
+    return found
+
+
+def fully_masked_rows(operands: Iterable[Tensor]) -> int:
+    """Return the most rows (last axis) of one operand that are -inf throughout."""
+    count = 0
+    for tensor in operands:
+        if is_measurable(tensor) and tensor.dim() >= 2 and tensor.shape[-1] >= 2:
+            count = max(count, int((tensor == float("-inf")).all(-1).sum()))
+    return count
+
+
+def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
+    """Return whether an op's infinities are -inf and all stand where a mask was added to something, or converted.
+
+    In float16 ``score + finfo.min`` rounds to -inf for every score below -16, and a mask made with the lowest number of
+    float32 is -inf throughout: meant, not an overflow.
+    """
+    if base not in operators.ADDITIVE | operators.CASTS:
+        return False
+    result = next(iter(outputs))
+    if not is_measurable(result):
+        return False
+    result = result.float() if result.dtype.itemsize == 1 else result  # 8-bit floats have no isinf
+    if bool((result.isnan() | result.isposinf()).any()):
+        return False
+    infinite = result.isneginf()
+    masked = torch.zeros_like(infinite)
+    for tensor in operands:
+        if is_measurable(tensor) and tensor.is_floating_point():
+            lowest = tensor <= torch.finfo(tensor.dtype).min * _MASK_FRACTION
+            if base in operators.CASTS:
+                lowest &= (
+                    tensor.isfinite()
+                )  # an infinity that is only passed on is of others' making
+            levels = tensor[lowest].unique().numel()
+            if int(lowest.sum()) >= _MASK_REPEATS * levels:
+                masked = masked | lowest
+    return bool((masked | ~infinite).all())
+
+
+def rerun_wider(
+    func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
+) -> Finiteness:
+    """Return whether the op, on the same inputs in a wider format, is finite where its result was not."""
+    formats = {t.dtype for _, _, t in operators.tensors(args, kwargs) if t.is_floating_point()}
+    formats |= {value for value in kwargs.values() if isinstance(value, torch.dtype)}
+    wide = widened(formats)
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            floating = is_measurable(value) and value.is_floating_point()
+            return value.to(wide.get(value.dtype, value.dtype)) if floating else value
+        if isinstance(value, torch.dtype):
+            return wide.get(value, value)
+        if isinstance(value, list | tuple):
+            return type(value)(widen(item) for item in value)
+        return value
+
+    def run() -> list[Tensor]:
+        wide_args = tuple(widen(a) for a in args)
+        wide_kwargs = {k: widen(v) for k, v in kwargs.items()}
+        return outputs_of(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
+
+    return _verdict(run, bad)
+
+
+def rerun_reference(
+    func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
+) -> Finiteness:
+    """Return whether reference mathematics in the same format is finite: attention opened into its parts."""
+    name = str(func)
+    if _ATTENTION not in name or "backward" in name:
+        return "unknown"
+    query, key, value = args[:3]
+    mask = kwargs.get("attn_mask", kwargs.get("attn_bias"))
+    causal = any(a is True for a in args[3:]) or bool(kwargs.get("is_causal", False))
+
+    def run() -> list[Tensor]:
+        scale = kwargs.get("scale")
+        math = torch.ops.aten._scaled_dot_product_attention_math
+        return [math(query, key, value, mask, 0.0, causal, scale=scale)[0]]
+
+    return _verdict(run, bad[:1])
+
+
+def _verdict(run: Callable[[], list[Tensor]], bad: tuple[Tensor | None, ...]) -> Finiteness:
+    state = note_rng()
+    try:
+        with torch.no_grad():
+            outputs = run()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
+        return "unknown"  # the op has no such form; nothing can be said
+    finally:
+        restore_rng(state)
+    looked = False
+    for output, mask in zip(outputs, bad, strict=False):
+        if mask is None or not is_measurable(output) or output.shape != mask.shape:
+            continue
+        looked = True
+        if bool((bad_mask(output) & mask).any()):
+            return "nonfinite"
+    return "finite" if looked else "unknown"
+
+
+def operands_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors that an op reads, in the order of its arguments."""
+    overwritten = operators.traits(func).overwritten
+    return [t for position, _, t in operators.tensors(args, kwargs) if position not in overwritten]
+
+
+def outputs_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Tensor]:
+    """Return the tensors that an op wrote, each once: changed operands first."""
+    found: dict[int, Tensor] = {}
+    for _, tensor in operators.written(operators.traits(func), args, kwargs, result):
+        found.setdefault(id(tensor), tensor)
+    return list(found.values())
+
+
+def replaced(args: Any, copies: Mapping[int, Tensor]) -> tuple[Any, ...]:
+    """Return arguments with tensors exchanged, by their ids."""
+    return tuple(
+        [copies.get(id(item), item) for item in arg]
+        if isinstance(arg, list | tuple)
+        else copies.get(id(arg), arg)
+        for arg in args
+    )

@@ -1,0 +1,159 @@
+"""Second runs: the same ops counted the same way, some looked at closely, some bad elements put right.
+
+Counting is that of the recorder, without its ranges: such a run costs little more than a plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanstop.numerics.tensors import bad_mask, is_measurable
+from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.tracing.op_details import operands_of, outputs_of, replaced
+from nanstop.tracing.recorder import is_counted
+
+Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
+
+
+class Revisit(TorchDispatchMode):
+    """Calls each of ``looks`` with every counted op of a run, and then what it returned with the op's result.
+
+    A look that fails (out of memory, an operand of a kind not foreseen) is given up; the run goes on.
+    """
+
+    def __init__(self, *looks: Look) -> None:
+        super().__init__()
+        self._looks = looks
+        self._count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        counted = is_counted(func, types)
+        if counted is None:
+            return NotImplemented
+        if not counted:
+            return func(*args, **kwargs)
+        index = self._count
+        self._count += 1
+        afterwards: list[Callable[[Any], None]] = []
+        for look in self._looks:
+            with suppress(Exception):
+                done = look(index, func, args, kwargs)
+                if done is not None:
+                    afterwards.append(done)
+        result = func(*args, **kwargs)
+        for done in afterwards:
+            with suppress(Exception):
+                done(result)
+        return result
+
+
+Masks = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What is to be put right at one op: ``bad`` elements of each output, None where there are none.
+
+    ``read``: elements of each operand that were bad when the op did this.
+    """
+
+    op: str
+    bad: Masks
+    read: Masks = ()
+
+
+class Patch:
+    """Makes chosen elements of chosen ops' outputs finite, as if the op had not failed there.
+
+    Only elements that are bad are replaced, by numbers of the size of their finite neighbours that differ from each
+    other (no norm or deviation of 0). What operands bring that are bad where they were not before stays bad: an op
+    downstream of the cause is not put right for what it was given.
+    """
+
+    def __init__(self, spots: Mapping[int, Spot]) -> None:
+        self.missed = False
+        self._spots = spots
+
+    def __call__(
+        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        spot = self._spots.get(index)
+        if spot is None:
+            return None
+        if spot.op != str(func):
+            self.missed = True  # the run took another path: what follows proves nothing
+            return None
+        brought = _brought(func, args, kwargs, spot.read)
+
+        def done(result: Any) -> None:
+            outputs = outputs_of(func, args, kwargs, result)
+            masks = zip_longest(spot.bad[: len(outputs)], brought)
+            for output, (mask, given) in zip(outputs, masks, strict=False):
+                if mask is not None and is_measurable(output) and output.shape == mask.shape:
+                    _mend(output, mask if given is None else mask & ~given)
+
+        return done
+
+
+@torch.no_grad()
+def _brought(func: Any, args: Any, kwargs: Mapping[str, Any], usual: Masks) -> Masks:
+    """Return which elements of each output are bad because of what the op reads, beyond what is ``usual``.
+
+    The op is run on ordinary numbers with only those bad elements among them, and on ordinary numbers alone.
+    """
+    ordinary: dict[int, Tensor] = {}
+    spoiled: dict[int, Tensor] = {}
+    strange = False
+    for operand, known in zip_longest(operands_of(func, args, kwargs), usual):
+        if operand is None or not is_measurable(operand) or not operand.is_floating_point():
+            continue
+        bad = bad_mask(operand)
+        if known is not None and known.shape == bad.shape:
+            bad = bad & ~known
+        strange = strange or bool(bad.any())
+        ordinary[id(operand)] = numbers = _spread(operand).mul_(0.5).to(operand.dtype)
+        spoiled[id(operand)] = torch.where(bad, operand, numbers)
+    if not strange:
+        return ()
+    with_them = _bad_of(func, replaced(args, spoiled), _replaced_names(kwargs, spoiled))
+    without = _bad_of(func, replaced(args, ordinary), _replaced_names(kwargs, ordinary))
+    return tuple(
+        None if bad is None or own is None else bad & ~own
+        for bad, own in zip(with_them, without, strict=True)
+    )
+
+
+def _replaced_names(kwargs: Mapping[str, Any], copies: Mapping[int, Tensor]) -> dict[str, Any]:
+    return dict(zip(kwargs, replaced(tuple(kwargs.values()), copies), strict=True))
+
+
+def _bad_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Masks:
+    state = note_rng()
+    try:
+        outputs = outputs_of(func, args, kwargs, func(*args, **kwargs))
+    finally:
+        restore_rng(state)
+    return tuple(bad_mask(output) if is_measurable(output) else None for output in outputs)
+
+
+def _spread(like: Tensor) -> Tensor:
+    """Return float32 numbers between 0.5 and 1.5 that differ from each other."""
+    steps = torch.arange(like.numel(), device=like.device, dtype=torch.float32)
+    return (0.5 + (steps * 0.618034) % 1.0).view(like.shape)
+
+
+@torch.no_grad()
+def _mend(output: Tensor, mask: Tensor) -> None:
+    bad = bad_mask(output)
+    healthy = output[~bad].abs().float()
+    scale = healthy.median() if healthy.numel() else torch.ones((), device=output.device)
+    output.copy_(torch.where(mask & bad, (scale * _spread(output)).to(output.dtype), output))

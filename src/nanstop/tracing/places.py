@@ -1,0 +1,166 @@
+"""Where an operation belongs: the module that runs it and the line of Python that asked for it.
+
+Forward ops are placed by the stack of modules and of frames. A backward op has neither; it is placed by its autograd
+node, whose sequence number was given out when the forward op was dispatched.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from nanstop.tracing.own_code import is_wrapper
+
+_sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
+current_node = torch._C._current_autograd_node
+graph_task = torch._C._current_graph_task_id
+
+_ENGINE = "_engine_run_backward"
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_MODULE_CALL = hooks.Module._call_impl.__code__
+_REACH = 2
+"""How many numbers count as a node's own: a write through a view gives its second to ``CopySlices``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """``op``: the forward op; ``line``: (code, line number), None where only torch's own frames were on the stack."""
+
+    module: str
+    line: tuple[CodeType, int] | None
+    op: str
+
+
+NOWHERE = Place("", None, "")
+
+
+class Places:
+    """Follows modules and frames while its hooks are attached, and remembers where each autograd node came from."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._names = {id(module): name for name, module in root.named_modules()}
+        self._stack: list[str] = []
+        self._handles: list[Any] = []
+        self._hooked: set[int] = set()
+        self._made: dict[tuple[int, int], Place] = {}
+        self._parent: dict[int, int] = {-1: -1}
+        self._recomputing = -1
+        self._beginning: CodeType | None = None
+        # Several models that a script calls by itself have a holder, which is never called.
+        self._called = tuple(root.children()) if type(root) is nn.Module else (root,)
+        self.left_root = False
+        """Whether a model has been run: what follows outside of any is the script's own."""
+
+    def attach(self, beginning: CodeType | None = None) -> None:
+        """Follow modules from here on. ``beginning``: whose lines asked for the whole run and for none of its ops."""
+        self._beginning = beginning
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._entered),
+            hooks.register_module_forward_hook(self._returned, always_call=True),
+        ]
+        # What the hooks of a module run is its own: it is left after the last of them.
+        hooked = [module for module in self._root.modules() if module._forward_hooks]
+        self._hooked = {id(module) for module in hooked}
+        self._handles += [m.register_forward_hook(self._left, always_call=True) for m in hooked]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def inside(self) -> bool:
+        """Whether any module is being run."""
+        return bool(self._stack)
+
+    def _entered(self, module: nn.Module, _args: Any) -> None:
+        if id(module) not in self._names and not self._stack:
+            self._adopt(module)
+        inherited = self._stack[-1] if self._stack else type(module).__name__
+        self._stack.append(self._names.get(id(module), inherited))
+
+    def _adopt(self, module: nn.Module) -> None:
+        """Name the parts of a model that is not under the root (a reference model) after its class."""
+        for name, part in module.named_modules():
+            label = type(module).__name__ + ("." + name if name else "")
+            self._names.setdefault(id(part), label)
+
+    def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
+        if id(module) not in self._hooked:
+            self._left(module, args, output)
+
+    def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        if any(module is called for called in self._called):
+            self.left_root = True
+
+    def forward(self, op: str, line: tuple[CodeType, int] | None) -> Place:
+        """Return the place of an op that is no backward op, and remember it for its node."""
+        task = graph_task()
+        if self._stack:
+            module = self._stack[-1]
+        else:  # a checkpointed plain function is run anew outside any module: that of its node is meant
+            node = current_node() if task != -1 else None
+            module = self._nearest(node._sequence_nr(), task).module if node is not None else ""
+        place = Place(module, line, op)
+        if task != -1:
+            self._recomputing = task
+        # Autograd numbers a node before it dispatches: the op's own number is the last one given out.
+        self._made.setdefault((task, _sequence_nr() - 1), place)
+        return place
+
+    def backward(self, node: Any, line: tuple[CodeType, int] | None) -> Place:
+        """Return the place of the forward op whose gradient ``node`` computes; ``line`` is that of a custom backward."""
+        task = graph_task()
+        if task not in self._parent:
+            # A backward that begins right after a recomputation runs inside it, over the nodes it made.
+            self._parent[task] = self._recomputing
+        self._recomputing = -1
+        found = self._nearest(node._sequence_nr(), task)
+        return Place(found.module, line or found.line, found.op)
+
+    def _nearest(self, number: int, task: int) -> Place:
+        makers = dict.fromkeys((self._parent.get(task, -1), -1, task))
+        for nearest in range(number, max(number - _REACH, -1), -1):
+            for maker in makers:
+                place = self._made.get((maker, nearest))
+                if place is not None:
+                    return place
+        return NOWHERE
+
+    def line(self) -> tuple[CodeType, int] | None:
+        """Return the innermost (code, line) that is no wrapper's, up to where nanstop began the run."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            if not is_wrapper(code.co_filename):
+                return code, frame.f_lineno
+            if code is self._beginning:
+                break
+            frame = frame.f_back
+        return None
+
+    def line_in_backward(self) -> tuple[tuple[CodeType, int] | None, bool]:
+        """Return the line within a running backward, and whether what runs is a forward anew.
+
+        Between the op and the engine stand only frames of a custom backward, if any; a module's call or checkpoint's
+        own code among them means a recomputation. The engine's threads on a GPU have no frames beyond.
+        """
+        found: tuple[CodeType, int] | None = None
+        anew = False
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_name != _ENGINE:
+            code = frame.f_code
+            anew = anew or code is _MODULE_CALL or code.co_filename == _CHECKPOINT
+            if found is None and not is_wrapper(code.co_filename):
+                found = code, frame.f_lineno
+            frame = frame.f_back
+        return found, anew

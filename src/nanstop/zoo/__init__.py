@@ -1,1 +1,0 @@
-"""Unit-size planted faults and their healthy twins, keyed by code."""

@@ -1,0 +1,290 @@
+"""The command line as a user meets it: right answers, clear errors, exit codes."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import nanstop
+from incident_records import report
+from nanstop import cli
+from nanstop.store.incidents import Store
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        code = cli.main([str(one) for one in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def incidents(tmp_path):
+    """A run's folder with two incidents, the second one unsolved."""
+    store = Store(tmp_path / "run")
+    for solved in (True, False):
+        incident_id, _ = store.open_incident()
+        made = report(incident_id)
+        store.write_report(made if solved else type(made)(incident=made.incident))
+    return store.folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["rn", "x.py"], "unknown command: `rn`", "did you mean `run`?"),
+        (["train.py", "--lr", "3"], "`train.py` is a script", "try `nanstop run train.py --lr 3`"),
+        (["--versoin"], "unknown option of `nanstop`: `--versoin`", "did you mean `--version`?"),
+        (["run"], "missing argument 'COMMAND'", "see `nanstop run --help`"),
+        (
+            ["run", "--on-failur", "skip", "x.py"],
+            "unknown option of `nanstop run`",
+            "did you mean `--on-failure`?",
+        ),
+        (
+            ["run", "--on-failure", "skp", "x.py"],
+            "unknown on_failure: `skp`",
+            "did you mean `skip`?",
+        ),
+        (
+            ["run", "--allow", "clp", "x.py"],
+            "unknown remedy in allow: `clp`",
+            "did you mean `clip`?",
+        ),
+        (["explain", "NS2011"], "unknown finding: `NS2011`", "did you mean `NS201`?"),
+        (
+            ["explain", "fp16-overflw"],
+            "unknown finding: `fp16-overflw`",
+            "did you mean `fp16-overflow`?",
+        ),
+        (["explain", "NS201", "--lang", "fr"], "unknown language: `fr`", "known: en, zh"),
+        (["demo", "s1-gemma-dpo-fp16"], "unknown scenario", "did you mean `s1-gemma3-dpo-fp16`?"),
+        (
+            ["demo", "s2-gemma-qlora-newtokens", "--variant", "half"],
+            "unknown variant: `half`",
+            "half-trainables",
+        ),
+        (["report", "no-such-folder"], "unknown incident folder: `no-such-folder`", ""),
+        (["rules", "extra"], "extra", "see `nanstop rules --help`"),
+    ],
+)
+def test_a_user_error_is_one_clear_message(call, arguments, message, hint):
+    code, out, err = call(*arguments)
+    assert (code, out) == (cli.USAGE, "")
+    assert err.startswith(
+        f"error[NS001]: {message}" if arguments[0] != "rules" else "error[NS001]: "
+    )
+    assert message in err
+    assert hint in err
+    assert "Traceback" not in err
+
+
+def test_an_exception_of_ours_is_one_line_and_a_file(call, monkeypatch):
+    def broken(**_):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("nanstop.session.machine.environment", broken)
+    code, out, err = call("env")
+    assert (code, out) == (cli.INTERNAL, "")
+    assert err.count("\n") == 1
+    assert err.startswith("bug in nanstop: RuntimeError: first line second line (details: ")
+    details = Path(err.rstrip().removesuffix(")").split("details: ")[1])
+    assert "in broken" in details.read_text()
+    details.unlink()
+
+
+def test_ctrl_c_is_no_bug(call, monkeypatch):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nanstop.session.machine.environment", interrupted)
+    assert call("env") == (cli.INTERRUPTED, "", "")
+
+
+def test_version(call):
+    assert call("--version") == (0, f"nanstop {nanstop.__version__}\n", "")
+
+
+def test_explain(call):
+    code, page, _ = call("explain", "ns201")
+    assert code == 0
+    assert page == nanstop.explain("NS201")
+    assert page.startswith("# NS201 fp16-overflow: ")
+    _, text, _ = call("explain", "fp16-overflow", "--json")
+    assert json.loads(text)["page"] == page
+
+
+def test_explain_in_chinese(call):
+    code, page, _ = call("explain", "fp16-overflow", "--lang", "zh")
+    assert code == 0
+    assert page == nanstop.explain("NS201", lang="zh")
+    assert page.startswith("# NS201 fp16-overflow: 窄格式溢出\n")
+    _, text, _ = call("explain", "ns201", "--lang", "zh", "--json")
+    row = json.loads(text)
+    assert (row["title"], row["page"]) == ("窄格式溢出", page)
+
+
+def test_the_language_is_not_guessed_from_the_locale(call, monkeypatch):
+    for name in ("LANG", "LC_ALL", "LANGUAGE"):
+        monkeypatch.setenv(name, "zh_CN.UTF-8")
+    assert call("explain", "NS201")[1] == nanstop.explain("NS201", lang="en")
+
+
+@pytest.mark.parametrize("code", ["NS201", "NS502"])
+def test_explain_runs_the_planted_fault_and_its_healthy_twin(call, code):
+    _, text, _ = call("explain", code, "--run", "--json")
+    row = json.loads(text)
+    assert row["fault"]["codes"][0] == code
+    assert row["healthy"]["codes"] == []
+
+
+def test_explain_run_shows_the_reports(call):
+    _, text, _ = call("explain", "NS503", "--run")
+    fault, healthy = text.split("## The planted fault")[1].split("## Its healthy twin")
+    assert "error[NS503]" in fault
+    assert "nothing found" in healthy
+
+
+def test_rules(call):
+    _, text, _ = call("rules", "--json")
+    rows = json.loads(text)
+    _, table, _ = call("rules")
+    assert len(table.splitlines()) == len(rows) > 0
+    assert all(row["code"] in table and row["title"] in table for row in rows)
+
+
+def test_env(call):
+    code, text, _ = call("env", "--json")
+    assert code == 0
+    assert json.loads(text)["python"] == sys.version.split()[0]
+    assert "float32_matmul_precision" in call("env")[1]
+
+
+def test_report_of_one_incident(call, incidents):
+    code, text, _ = call("report", incidents / "0000")
+    assert code == 0
+    assert "model.layers.2.norm" in text
+    assert "step 412" in text
+    _, text, _ = call("report", incidents / "0000", "--json")
+    assert json.loads(text)["incident"]["id"] == "0000"
+
+
+def test_report_of_a_run_says_that_an_incident_is_unresolved(call, incidents):
+    code, text, _ = call("report", incidents, "--json")
+    assert code == cli.UNRESOLVED
+    assert [one["incident"]["id"] for one in json.loads(text)] == ["0000", "0001"]
+
+
+def test_report_diagnoses_anew(call, incidents):
+    file = incidents / "0000" / "report.json"
+    plain = json.loads(file.read_text())
+    plain["diagnoses"] = []
+    file.write_text(json.dumps(plain))
+    _, text, _ = call("report", file, "--json")
+    assert json.loads(text)["diagnoses"][0]["code"].startswith("NS")
+
+
+def test_what_strangers_wrote_does_not_steer_the_terminal(call, incidents):
+    file = incidents / "0000" / "report.json"
+    text = file.read_text().replace('"model.layers.2.norm"', '"evil\\u001b]0;title\\u0007\\u202e"')
+    assert "evil" in text
+    file.write_text(text)
+    _, shown, _ = call("report", file)
+    assert "evil" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    file.write_text(text.replace('"forward"', '"\\u001b[2J"'))
+    assert "\x1b" not in call("report", file)[2]
+
+
+def test_report_refuses_a_tampered_folder(call, incidents):
+    (incidents / "0000" / "report.json").write_text('{"schema": 99}')
+    code, _, err = call("report", incidents)
+    assert code == cli.USAGE
+    assert "schema 99" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "options"),
+    [
+        (["x.py", "--out", "theirs", "--json"], ["x.py", "--out", "theirs", "--json"], {}),
+        (["--json", "-m", "pkg", "--json"], ["-m", "pkg", "--json"], {"as_json": True}),
+        (["--out", "d", "x.py", "--", "y"], ["x.py", "--", "y"], {"out": Path("d")}),
+        (["--out=d", "--", "--odd"], ["--odd"], {"out": Path("d")}),
+        (
+            ["--allow", "lr", "--allow=clip", "--on-failure", "stop", "trl", "dpo", "--help"],
+            ["trl", "dpo", "--help"],
+            {"allow": ["lr", "clip"], "on_failure": "stop"},
+        ),
+        (
+            ["torchrun", "--nproc", "2", "x.py", "-m"],
+            ["torchrun", "--nproc", "2", "x.py", "-m"],
+            {},
+        ),
+    ],
+)
+def test_what_follows_the_users_command_is_never_ours(arguments, command, options):
+    run = typer.main.get_command(cli.app).commands["run"]
+    params = run.make_context("run", list(arguments)).params
+    params["allow"] = list(params["allow"] or ())
+    defaults = {
+        "on_failure": "repair",
+        "out": None,
+        "on_stop": "raise",
+        "allow": [],
+        "record": False,
+        "series": False,
+        "hang": None,
+        "as_json": False,
+    }
+    assert params == {"command": command} | defaults | options
+
+
+def test_demo_lists_its_scenarios(call):
+    code, text, _ = call("demo", "--list", "--json")
+    assert code == 0
+    names = [row["name"] for row in json.loads(text)]
+    assert "s1-gemma3-dpo-fp16" in names
+    assert all(name in call("demo", "--list")[1] for name in names)
+
+
+def test_the_installed_command_answers_quickly():
+    started = time.perf_counter()
+    done = subprocess.run(
+        [Path(sys.executable).parent / "nanstop", "explain", "NS201"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "float16" in done.stdout
+    assert time.perf_counter() - started < 5  # 0.1 s here
+
+
+def test_python_m_nanstop_gives_the_exit_code():
+    done = subprocess.run(
+        [sys.executable, "-m", "nanstop", "explain", "x"], capture_output=True, text=True
+    )
+    assert done.returncode == cli.USAGE
+    assert done.stderr.startswith("error[NS001]: unknown finding: `x`")
+
+
+def test_run_leaves_streams_arguments_and_exit_code_to_the_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
+    out = tmp_path / "incidents"
+    done = subprocess.run(
+        [sys.executable, "-m", "nanstop", "run", "--out", out, script, "--out", "theirs", "--json"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "['--out', 'theirs', '--json']\n", "")
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["incidents"], summary["findings"], summary["exit"]) == ([], [], 7)

@@ -1,0 +1,233 @@
+"""How an end is told: every kind, from the exit code, what processes left, and the kernel's counters."""
+
+import time
+
+import pytest
+
+from nanstop.commands.run.supervise import ARMED, supervised
+from nanstop.process.crash.crash_report import obituary
+from nanstop.process.crash.flight_file import FlightFile, read
+from nanstop.process.crash.oom import kernel_line, num_oom_kills
+from nanstop.process.crash.process_end import Ending, Remains, classify, collect, signal_name
+from nanstop.process.crash.training_facts import TrainingFacts
+from nanstop.records import Environment, RunFacts
+from nanstop.store.incidents import Store, load_report
+from nanstop.store.summary import summary_row
+
+FACTS = TrainingFacts(facts=RunFacts(), environment=Environment(nanstop="0", python="3"), rank=1)
+DUMP = """Fatal Python error: {}
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/lib/threading.py", line 5 in wait
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/lib/functional.py", line 7 in linear
+  File "/user/train.py", line 9 in <module>
+
+Extension modules: a, b (total: 2)
+"""
+
+
+@pytest.fixture
+def remains(tmp_path):
+    """Make what a process leaves: its steps and operations, how it ended, whether it trained."""
+    made = iter(range(1000))
+
+    def make(*, steps=0, ops=(), ended=None, trained=True, stacks="", pid=None):
+        file = FlightFile(tmp_path / f"{next(made)}.flight", num_ops=8)
+        for step in range(steps):
+            file.step(step)
+        for name, done in ops:
+            place = file.op("backward", name, "model.layers.0", "t.py:3 f", [("bfloat16", (2, 3))])
+            if done:
+                file.done(place)
+        if ended is not None:
+            file.ended(*ended)
+        return Remains(flight=read(file.path), known=FACTS if trained else None, stacks=stacks)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (-8, "SIGFPE"),
+        (136, "SIGFPE"),
+        (137, "SIGKILL"),
+        (139, "SIGSEGV"),
+        (143, "SIGTERM"),
+        *((code, "") for code in (0, 1, 128, 138, 255)),
+        (-200, "signal 200"),
+    ],
+)
+def test_signal_of_an_exit_code(code, name):
+    assert signal_name(code) == name
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "kind", "signal"),
+    [
+        (0, {}, "clean", ""),
+        (1, {}, "exception", ""),
+        (1, {"failed": True}, "nonfinite", ""),
+        (0, {"failed": True}, "clean", ""),
+        (-2, {}, "interrupted", "SIGINT"),
+        (130, {}, "interrupted", "SIGINT"),
+        (-15, {}, "interrupted", "SIGTERM"),
+        (1, {"interrupted": True}, "interrupted", ""),
+        (-8, {}, "signal", "SIGFPE"),
+        (139, {}, "signal", "SIGSEGV"),
+        (-6, {}, "signal", "SIGABRT"),
+        (-7, {}, "signal", "SIGBUS"),
+        (-4, {}, "signal", "SIGILL"),
+        (-9, {}, "signal", "SIGKILL"),
+        (-9, {"killed_for_memory": True}, "oom_killed", "SIGKILL"),
+        (-8, {"killed_for_memory": True}, "signal", "SIGFPE"),
+    ],
+)
+def test_an_exit_code_alone(code, options, kind, signal):
+    assert classify(code, (), **options) == Ending(kind=kind, signal=signal)
+
+
+@pytest.mark.parametrize(
+    ("words", "signal"),
+    [
+        ("Floating point exception", "SIGFPE"),
+        ("Floating-point exception", "SIGFPE"),
+        ("Segmentation fault", "SIGSEGV"),
+        ("Aborted", "SIGABRT"),
+        ("Bus error", "SIGBUS"),
+        ("Illegal instruction", "SIGILL"),
+    ],
+)
+def test_a_launcher_that_outlives_its_child_is_judged_by_the_child(remains, words, signal):
+    launcher = remains(ended=("ChildFailedError", "rank 0 failed"), trained=False)
+    rank = remains(steps=3, stacks=DUMP.format(words))
+    ending = classify(1, (launcher, rank))
+    assert (ending.kind, ending.signal, ending.remains) == ("signal", signal, rank)
+    assert rank.frames == (("/lib/functional.py", 7, "linear"), ("/user/train.py", 9, "<module>"))
+
+
+def test_a_rank_that_vanished_was_killed(remains):
+    launcher = remains(ended=("ChildFailedError", ""), trained=False)
+    first, second = remains(steps=3), remains(steps=4)
+    ending = classify(1, (launcher, second, first))
+    assert (ending.kind, ending.signal, ending.remains) == ("signal", "SIGKILL", first)
+    assert classify(1, (launcher, first), killed_for_memory=True).kind == "oom_killed"
+
+
+def test_a_rank_that_raised_explains_the_end_of_the_others(remains):
+    raised, ended_with_it = remains(steps=3, ended=("ValueError", "mine")), remains(steps=3)
+    assert classify(1, (raised, ended_with_it)).kind == "exception"
+
+
+def test_a_training_that_was_stopped_is_told_from_other_exceptions(remains):
+    launcher = remains(ended=("CalledProcessError", ""), trained=False)
+    rank = remains(steps=3, ended=("TrainingStopped", "error[NS000]: training stopped"))
+    assert classify(1, (launcher, rank), failed=True).kind == "stopped"
+    assert classify(0, (), stopped=True).kind == "stopped"
+    # Stopped and caught, then another exception.
+    own = remains(steps=3, ended=("KeyError", "'mine'"))
+    assert classify(1, (own,), stopped=True, failed=True).kind == "nonfinite"
+
+
+def test_a_script_that_leaves_by_os_exit_was_not_killed(remains):
+    own = remains(steps=3)
+    assert classify(1, (own,), direct=own.flight.pid).kind == "exception"
+    assert classify(-9, (own,), direct=own.flight.pid).kind == "signal"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "short"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("MemoryError", "", True),
+        ("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory", True),
+        ("RuntimeError", "CUDA error: out of memory", True),
+        ("ValueError", "no room", False),
+    ],
+)
+def test_an_exception_for_want_of_memory(remains, kind, message, short):
+    one = remains(steps=1, ended=(kind, message))
+    ending = classify(1, (one,), failed=True)
+    assert ending.kind == ("out_of_memory" if short else "nonfinite")
+
+
+def test_a_report_names_the_operation_that_never_returned(remains):
+    one = remains(steps=2, ops=[("aten.mul.Tensor", True), ("aten.mm.default", False)])
+    ending = Ending(kind="signal", signal="SIGFPE", remains=one)
+    report = obituary(ending, incident_id="0000", run_id="r", recorded=True)
+    row = summary_row(report)
+    assert (row.code, row.op, row.phase) == ("NS601", "aten.mm.default", "backward")
+    assert (row.module, row.step, row.rank) == ("model.layers.0", 2, 1)
+    (last,) = report.localization.growth[-1].inputs
+    assert (last.dtype, last.shape) == ("bfloat16", (2, 3))
+    assert report.localization.blind_spots == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal", "code"),
+    [
+        ("signal", "SIGFPE", "NS601"),
+        ("oom_killed", "SIGKILL", "NS604"),
+        ("out_of_memory", "OutOfMemoryError", "NS604"),
+        ("hang", "", "NS605"),
+    ],
+)
+def test_every_kind_has_its_finding_without_any_remains(kind, signal, code, tmp_path):
+    store = Store(tmp_path, "r")
+    incident_id, path = store.open_incident()
+    report = obituary(Ending(kind=kind, signal=signal), incident_id=incident_id, run_id="r")
+    store.write_report(report)
+    assert [one.code for one in load_report(path).diagnoses] == [code]
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path):
+    FlightFile(tmp_path / "1.flight").step(4)
+    (tmp_path / "1.facts.json").write_text('{"schema": 1, "fac')
+    (tmp_path / "1.stacks").write_bytes(b"\xff")
+    (tmp_path / "2.flight").write_bytes(b"half")
+    (found,) = collect(tmp_path)
+    assert (found.flight.step, found.known, found.stacks) == (5, None, "")
+
+
+def test_the_next_run_is_recorded_until_one_ends_cleanly(tmp_path):
+    store = Store(tmp_path, "r")
+    with supervised(store) as first:
+        assert "NANSTOP_RECORD" not in first.variables
+        first.ended(-11)
+    assert (tmp_path / ARMED).exists()
+    with supervised(store) as second:
+        assert second.variables["NANSTOP_RECORD"] == "1"
+        second.ended(1)
+    assert (tmp_path / ARMED).exists()
+    with supervised(store) as third:
+        third.ended(0)
+    assert not (tmp_path / ARMED).exists()
+
+
+def test_the_counter_of_a_control_group_of_either_version(tmp_path):
+    membership, mounted = tmp_path / "cgroup", tmp_path / "mounted"
+    membership.write_text("4:memory:/a/b\n1:cpu:/x\n0::/job\n")
+    assert num_oom_kills(membership, mounted) is None
+    old = mounted / "memory" / "a" / "b"
+    old.mkdir(parents=True)
+    (old / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert num_oom_kills(membership, mounted) == 2
+    (mounted / "job").mkdir()
+    (mounted / "job" / "memory.events").write_text("low 0\nhigh 9\noom 7\noom_kill 5\n")
+    assert num_oom_kills(membership, mounted) == 5
+    assert num_oom_kills(tmp_path / "none", mounted) is None
+
+
+def test_the_kernel_log_names_the_process():
+    log = "[1.0] Out of memory: Killed process 41 (python) total-vm\n[2.0] Killed process 4 (x)\n"
+    assert kernel_line(log, (41, 7)).startswith("[1.0] Out of memory: Killed process 41")
+    assert kernel_line(log, (1, 7)) == ""
+    assert kernel_line(log, ()) == ""
+
+
+def test_times_of_steps_are_those_of_this_machine(remains):
+    before = time.monotonic()
+    one = remains(steps=2)
+    assert before <= one.flight.steps[0][1] <= one.flight.steps[1][1] <= time.monotonic()

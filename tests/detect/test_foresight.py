@@ -1,0 +1,83 @@
+"""Which updates are rehearsed, and what becomes of those that are left out or cannot be."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+import nanstop
+from nanstop.detect.foresight import Foresight
+from nanstop.replay.rehearsal import Rehearsal
+
+torch.set_num_threads(1)
+
+
+def step_of(dtype, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16, bias=False).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), **({"lr": 1e-4} | options))
+    return SimpleNamespace(view=SimpleNamespace(optimizer=optimizer, root=model))
+
+
+def gradient(step, index, size=1e-4):
+    weight = step.view.root.weight
+    generator = torch.Generator().manual_seed(index)
+    weight.grad = (size * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
+
+
+def test_the_first_updates_and_later_two_in_a_row(monkeypatch):
+    asked, step, foresight = [], step_of(torch.bfloat16), Foresight()
+    monkeypatch.setattr(Rehearsal, "rehearse", lambda _: asked.append(number) or ())
+    for number in range(70):
+        gradient(step, number)
+        foresight.ruinous(step)
+    assert asked == [*range(10), 16, 17, 32, 33, 64, 65]
+
+
+def test_float32_weights_are_not_rehearsed(monkeypatch):
+    step, foresight = step_of(torch.float32), Foresight()
+    monkeypatch.setattr(Rehearsal, "rehearse", lambda _: 1 / 0)
+    gradient(step, 0)
+    assert foresight.ruinous(step) == ()
+    assert not foresight.over
+
+
+def test_an_update_that_was_left_out_is_still_expected():
+    step, foresight, told = step_of(torch.float16, fused=True), Foresight(), []
+    for index in range(6):
+        gradient(step, min(index, 1))
+        found = foresight.ruinous(step)
+        told.append(bool(found))
+        if found:
+            foresight.left_out()
+        else:
+            step.view.optimizer.step()
+    assert told == [False, *[True] * 5]
+
+
+def test_optimizers_are_followed_one_by_one():
+    calm, bad, foresight = step_of(torch.bfloat16), step_of(torch.float16), Foresight()
+    for index in range(3):
+        gradient(calm, index)
+        gradient(bad, index)
+        assert not foresight.ruinous(calm)
+        assert foresight.ruinous(bad)
+
+
+class Keeping(torch.optim.SGD):
+    """It has hold of what is not its own."""
+
+    def __init__(self, model, lr):
+        super().__init__(model.parameters(), lr)
+        self.model = model
+
+
+def test_what_cannot_be_rehearsed_is_said_once(tmp_path, capsys):
+    model = nn.Linear(4, 4).half()
+    with nanstop.watch(model, Keeping(model, 1e-2), out=tmp_path) as watch:
+        for _ in range(3):
+            watch.step(lambda x: model(x).float().square().mean(), torch.ones(2, 4).half())
+            watch.update()
+    said = capsys.readouterr().err
+    assert said.count("updates cannot be judged before they are applied: it holds a Linear") == 1
+    assert not watch.incidents

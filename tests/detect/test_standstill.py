@@ -1,0 +1,120 @@
+"""Gradients of exactly 0: objectives that have none, and losses that are at their least for now (NS701)."""
+
+import pytest
+import torch
+
+from loop_scripts import run_script
+from nanstop.decide.policy import Policy
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
+
+torch.set_num_threads(1)
+
+HEAD = """
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+policy = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+critic = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2, bias=False))
+nn.init.zeros_(critic[2].weight)
+target = copy.deepcopy(critic)
+
+
+def zero(step):
+    return torch.zeros(16)
+
+
+def grouped(step):
+    # Four attempts at each of four tasks, all as good as the others.
+    rewards = torch.arange(4.0).repeat_interleave(4).view(4, 4)
+    return ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+def sparse(step):
+    return zero(step) if step < late else (torch.rand(16) < 0.3).float()
+
+
+def policy_gradient(advantages):
+    x, action = torch.randn(16, 4), torch.randint(2, (16, 1))
+    return -(policy(x).log_softmax(-1).gather(1, action)[:, 0] * advantages).mean()
+
+
+def ratio_clipped(advantages):
+    x, action = torch.randn(16, 4), torch.randint(2, (16, 1))
+    logp = policy(x).log_softmax(-1).gather(1, action)[:, 0]
+    ratio = (logp - logp.detach()).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+
+
+def q_learning(rewards):
+    x, after, action = torch.randn(16, 4), torch.randn(16, 4), torch.randint(2, (16, 1))
+    with torch.no_grad():
+        wanted = rewards + 0.99 * target(after).max(1).values
+    return F.smooth_l1_loss(critic(x).gather(1, action)[:, 0], wanted)
+
+
+def masked(_):
+    x = torch.randn(16, 4)
+    return (policy(x).square() * torch.zeros(16, 1)).sum()
+
+
+def fitted(_):
+    x = torch.randn(16, 4)
+    return F.mse_loss(critic(x), torch.zeros(16, 2))
+
+
+optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], 1e-3)
+late = num_steps
+for step in range(num_steps):
+    optimizer.zero_grad()
+    objective(step).backward()
+    optimizer.step()
+print([p.double().sum().item() for p in (*policy.parameters(), *critic.parameters())])
+"""
+
+NONE = {
+    "groups without a difference": "policy_gradient(grouped(step))",
+    "the same, clipped": "ratio_clipped(grouped(step))",
+    "no reward at all": "policy_gradient(sparse(step))",
+    "a mask of zeros": "masked(step)",
+}
+AT_ITS_LEAST = {
+    "off-policy before its first reward": "q_learning(sparse(step))",
+    "a fit": "fitted(step)",
+}
+
+
+def told(folder, objective, num_steps):
+    """What is said in a script of the gradient it has none of."""
+    said = []
+    source = HEAD.replace("objective(step)", objective)
+    opened = opener(Policy(), Store(folder / "out"), said.append)
+    run_script(folder / "train.py", source, opened, num_steps=num_steps)
+    assert not [one for one in said if isinstance(one, str)]
+    return [(one.code, one.title) for one in said]
+
+
+@pytest.mark.parametrize("objective", NONE.values(), ids=NONE)
+def test_an_objective_without_a_gradient_is_told_after_many_updates(tmp_path, objective):
+    assert told(tmp_path, objective, 63) == []
+    assert told(tmp_path, objective, 64) == [("NS701", "the objective has no gradient")]
+
+
+@pytest.mark.parametrize("objective", AT_ITS_LEAST.values(), ids=AT_ITS_LEAST)
+def test_a_loss_that_is_at_its_least_has_a_gradient_elsewhere(tmp_path, objective):
+    assert told(tmp_path, objective, 130) == []
+
+
+def test_the_experiment_leaves_no_trace(tmp_path, capsys):
+    source = HEAD.replace(
+        "objective(step)", "q_learning(torch.zeros(16) if step < 20 else torch.rand(16))"
+    )
+    run_script(tmp_path / "plain.py", source, num_steps=30)
+    opened = opener(Policy(), Store(tmp_path / "out"), lambda _: None)
+    run_script(tmp_path / "watched.py", source, opened, num_steps=30)
+    plain, watched = capsys.readouterr().out.splitlines()
+    assert plain == watched

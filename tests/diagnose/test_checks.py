@@ -1,0 +1,792 @@
+"""Each rule says what it should on the evidence it is made for, and nothing on what is close to it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from diagnose import training_cases
+from diagnose.evidence import (
+    batch_fact,
+    coarse_row,
+    drift_row,
+    ended,
+    event,
+    evidence,
+    gradient_row,
+    group,
+    half_head,
+    incident,
+    localization,
+    logit_gap,
+    probed,
+    scanned,
+    series,
+    setup,
+    state_row,
+    stats,
+    stored,
+    update_row,
+    zeros,
+)
+from nanstop.diagnose.catalogue import CATALOGUE
+from nanstop.diagnose.diagnose import diagnose
+from nanstop.diagnose.findings.gradients.ns302_loss_scale_collapse import consecutive_falls
+from nanstop.records import (
+    FORMAT_MAX,
+    AccumulationFacts,
+    AdapterFacts,
+    Atom,
+    Environment,
+    Evidence,
+    GradientPath,
+    HeadFacts,
+    KeyProblem,
+    ObjectiveFacts,
+    OptimizerFacts,
+    Position,
+    PrecisionFacts,
+    QuantizedFacts,
+    RangeRow,
+    Replay,
+    ResumeFacts,
+    RunFacts,
+    ScheduleFacts,
+    Series,
+    Signal,
+    SourceLine,
+    StepLength,
+    TokenRows,
+)
+
+RULES = {rule.code: rule for rule in CATALOGUE}
+FP16 = RunFacts(autocast="float16")
+EAGER = RunFacts(autocast="float16", attention="eager")
+SDPA = RunFacts(attention="sdpa")
+NOT_REPRODUCED = Replay(incident="0001", fidelity="not_reproduced", runs=2)
+
+
+def check(code, given):
+    return RULES[code].check(given)
+
+
+def remedies(diagnosis):
+    return [" + ".join(str(atom) for atom in atoms) for atoms in diagnosis.remedies]
+
+
+def overflow(**fields):
+    return event(**({"wider": "finite"} | fields))
+
+
+ATTENTION = overflow(
+    op="aten.bmm.default",
+    module="model.layers.0.self_attn",
+    source=SourceLine(file="m.py", line=1, function="eager_attention_forward"),
+)
+LARGE = stats("float32", name="w", absmax=1e34, absmin_nonzero=1e33)
+MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, dtype="float32")
+HIDING = event(op="aten.add.Tensor", dtype="float32", inputs=(stats("float32"), stats("float32", neginf=4)))  # fmt: skip
+LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
+COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)))  # fmt: skip
+COUNTS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32"), stats("int64", zeros=1)))  # fmt: skip
+WHOLE_COUNTS = replace(COUNTS, inputs=(stats("float32"), stats("float32", absmax=6.0, absmin_nonzero=1.0, zeros=1)))  # fmt: skip
+HANDED_ON = event(op="aten.mul.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=(), nan=1),))  # fmt: skip
+NORMS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 4}, inputs=(stats("float32"), stats("float32", zeros=1)))  # fmt: skip
+EXPONENTIAL = event(op="aten.exp.default", dtype="float32", wider="finite")
+GRADIENT = event(phase="backward", wider="finite")
+SQRT = event(phase="backward", dtype="float32", wider="nonfinite", forward_op="aten.sqrt.default")
+SCALED = RunFacts(scaler=65536.0, clip=1.0)
+FALLING = series("scale", [65536.0 / 2**n for n in range(12)])
+SETTLING = series("scale", [65536.0, 32768.0, 16384.0, 16384.0])
+ZERO_ROWS = TokenRows(parameter="embed.weight", num_rows=70, zero_rows=(68, 69), median_norm=1.0)
+UPDATE = localization(
+    event(phase="optimizer", module="", op="aten.addcdiv_.default"), reaches=("score.weight",)
+)
+GRPO = RunFacts(zero_loss_by_design="on-policy GRPO")
+
+GEMM = event(op="aten.mm.default", dtype="bfloat16", outputs=(), source=SourceLine(file="m.py", line=3, function="f", text="a @ b"))  # fmt: skip
+
+H20 = Environment(nanstop="0", python="3", gpu="NVIDIA H20", cublas="12.1.3.1")
+BF16 = RunFacts(autocast="bfloat16")
+
+ASKS_FP16 = PrecisionFacts(requested="float16", option="fp16=True")
+ASKS_BF16 = PrecisionFacts(requested="bfloat16", option="bf16=True")
+TRAINED, FROZEN = group("float32", "w"), group("float32", "w", trainable=False)
+PACKED = QuantizedFacts(method="bitsandbytes", bits=4, num_layers=7, num_adapted=4)
+SCORE = HeadFacts(module="model.score", trained=True)
+UNTRAINED = HeadFacts(module="model.score", trained=False)
+WHOLE = ResumeFacts(folder="checkpoint-100", step=100, num_moments=4)
+PATH = GradientPath(num_trainable=64, num_tensors=2, num_updated=64)
+MASTERS = replace(PATH, num_updated=0)
+STEPS = ScheduleFacts(scheduler="linear", warmup_steps=10, num_steps=100, micros_per_epoch=40)
+
+
+def lora(**fields):
+    return AdapterFacts(**({"kind": "LORA", "rank": 8, "alpha": 16.0} | fields))
+
+
+def adamw(lr, **fields):
+    return OptimizerFacts(name="AdamW", lr=lr, eps=1e-8, **fields)
+
+
+def still(norms, elsewhere, at=None):
+    """Gradient norms, and the largest gradient that was seen with other weights, in the last step by default."""
+    seen = Series(
+        name="grad_elsewhere", steps=(len(norms) - 1 if at is None else at,), values=(elsewhere,)
+    )
+    return series("grad_norm", norms), seen
+
+
+def moving(lr, weight, name="AdamW", **fields):
+    """An optimizer whose steps are ``lr`` long, beside typical weights of ``weight``."""
+    step = StepLength(lr=lr, length=lr, weight=weight)
+    return OptimizerFacts(name=name, lr=lr, eps=1e-8, step=step, **fields)
+
+
+def large(num_elements):
+    """A trainable group of many parameters."""
+    return replace(TRAINED, num_elements=num_elements)
+
+
+def growing_row(dtype):
+    """A range two doublings below the end of its format, which it will reach between steps 530 and 590."""
+    return RangeRow(
+        module="m",
+        op="output",
+        dtype=dtype,
+        absmax=FORMAT_MAX[dtype] / 4,
+        headroom_bits=2.0,
+        growth=1 / 40,
+        at=500,
+        reaches=(530, 590),
+    )
+
+
+def narrow_row(bits, phase="forward"):
+    return RangeRow(
+        module="m", op="o", dtype="float16", absmax=1e3, headroom_bits=bits, phase=phase
+    )
+
+
+LOG_RATIO = replace(EXPONENTIAL, phase="loss", module="")
+POLICY = ObjectiveFacts(method="grpo", beta=0.04, num_generations=8)
+PREFERENCE = RunFacts(objective=ObjectiveFacts(method="dpo", beta=0.1))
+
+
+def logged(every=10, **metrics):
+    """Metrics that a trainer has logged, one of each every ten steps."""
+    steps = {name: [every * (place + 1) for place in range(len(v))] for name, v in metrics.items()}
+    return Evidence(series=tuple(series(n, v, steps=steps[n]) for n, v in metrics.items()))
+
+
+GARBAGE = stats("float32", name="head.weight", absmax=3e34, absmin_nonzero=1e-40)
+LOST_HEAD = KeyProblem(kind="missing", name="lm_head.weight", detail="not tied", new_on_load=True)
+
+FIRES = [
+    ("NS101", probed(FP16, ranges=(narrow_row(-1.0),)), "certain"),
+    ("NS101", probed(FP16, ranges=(narrow_row(1.0, "backward"),)), "likely"),
+    ("NS101", probed(FP16, loss_scale=4.0, ranges=(narrow_row(-1.0, "backward"),)), "likely"),
+    ("NS104", setup(precision=ASKS_FP16), "certain"),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda", capability="7.5"), "certain"),
+    ("NS104", setup(autocast="bfloat16", device="cuda", capability="7.0"), "certain"),
+    ("NS104", setup(param_groups=(group("bfloat16", "w"),), device="cuda", capability="7.0"), "certain"),
+    ("NS104", setup(quantized=replace(PACKED, compute_dtype="bfloat16"), device="cuda", capability="6.1"), "certain"),
+    ("NS104", setup(precision=PrecisionFacts(tf32=True), device="cuda", capability="7.5"), "certain"),
+    ("NS104", setup(precision=PrecisionFacts(requested="float8"), device="cuda", capability="8.0"), "certain"),
+    ("NS105", setup(odd_weights=(GARBAGE,)), "likely"),
+    ("NS105", setup(odd_weights=(stats("float32", name="w", absmax=4e34, absmin_nonzero=2e32),)), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(stored(GARBAGE))), "likely"),
+    ("NS105", evidence(localization(overflow(dtype="float32")), RunFacts(odd_weights=(LARGE,))), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(keys=(LOST_HEAD,))), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("q.lora_B.weight")), stored(stats(name="q.lora_A.weight")))), "likely"),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("up.weight")))), "possible"),
+    ("NS106", setup(odd_weights=(stats("float32", name="w", nan=1),)), "certain"),
+    ("NS106", Evidence(checkpoint=scanned(stored(stats(name="w", posinf=2)))), "certain"),
+    ("NS107", setup(quantized=replace(PACKED, num_adapted=0, trained_base=("norm.weight",))), "certain"),
+    ("NS107", setup(quantized=replace(PACKED, num_adapted=0), param_groups=(FROZEN,)), "certain"),
+    ("NS107", setup(quantized=replace(PACKED, compute_dtype="float16"), autocast="bfloat16"), "likely"),
+    ("NS107", setup(quantized=replace(PACKED, bits=8), device="cuda", capability="7.0"), "likely"),
+    ("NS107", setup(quantized=replace(PACKED, half_rest="float16")), "possible"),
+    ("NS109", setup(head=UNTRAINED, task="sequence_classification", adapter=lora(task_type="CAUSAL_LM"), param_groups=(TRAINED,)), "likely"),
+    ("NS109", setup(head=UNTRAINED, task="token_classification", param_groups=(TRAINED, FROZEN)), "likely"),
+    ("NS109", setup(head=replace(SCORE, pads=False), task="sequence_classification", batch_shape=(4,)), "likely"),
+    ("NS109", setup(task="causal_lm", adapter=lora(task_type="SEQ_CLS")), "possible"),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("clip", "unscale"), clip=1.0), "certain"),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("clip",)), "certain"),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("update",)), "certain"),
+    ("NS112", evidence(UPDATE, RunFacts(host="loop", scaler=1024.0, sinks=("update",))), "certain"),
+    ("NS112", setup(host="loop", autocast="float16", param_groups=(TRAINED,)), "likely"),
+    ("NS112", setup(clip=1.0, param_groups=(group("float16", "w"),)), "possible"),
+    ("NS113", setup(optimizer=moving(0.2, 0.03)), "likely"),
+    ("NS113", setup(optimizer=moving(0.01, 0.02), model_type="llama"), "possible"),
+    ("NS113", setup(optimizer=adamw(0.01), model_type="llama"), "possible"),
+    ("NS113", setup(optimizer=adamw(0.2), model_type="llama"), "likely"),
+    ("NS113", setup(optimizer=adamw(math.nan)), "certain"),
+    ("NS113", setup(optimizer=OptimizerFacts(name="Lion", lr=0.05), model_type="llama"), "possible"),
+    ("NS113", setup(optimizer=moving(1.0, 0.05, "Adafactor")), "likely"),
+    ("NS113", setup(optimizer=adamw(2e-3), param_groups=(large(7_000_000_000),)), "possible"),
+    ("NS113", setup(optimizer=adamw(0.0), schedule=STEPS), "certain"),
+    ("NS113", setup(schedule=replace(STEPS, warmup_steps=100)), "certain"),
+    ("NS113", setup(schedule=STEPS, num_micro=64), "possible"),
+    ("NS113", setup(clip=-1.0), "certain"),
+    ("NS113", setup(clip=1e-10, optimizer=adamw(1e-4), gradient_path=PATH), "likely"),
+    ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=0.0, num_generations=1)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=2.0, num_generations=8)), "possible"),
+    ("NS113", setup(objective=ObjectiveFacts(method="rloo", beta=-0.1, num_generations=8)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=0.0)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=100.0)), "possible"),
+    ("NS113", setup(objective=ObjectiveFacts(method="kto", beta=-0.1)), "certain"),
+    ("NS114", setup(param_groups=(FROZEN,), gradient_path=replace(PATH, num_trainable=0)), "certain"),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, num_updated=0)), "certain"),
+    ("NS114", setup(gradient_path=replace(PATH, reentrant=True, inputs_require_grad=False)), "likely"),
+    ("NS114", setup(gradient_path=replace(PATH, num_reached=0, unreached=("w",))), "certain"),
+    ("NS114", setup(adapter=lora(alpha=0.0)), "certain"),
+    ("NS114", setup(gradient_path=replace(PATH, num_tensors=9, num_reached=1, unreached=("lora_A",))), "likely"),
+    ("NS114", evidence(signals=(Signal(source="exception", message="element 0 of tensors does not require grad and does not have a grad_fn"),)), "certain"),
+    ("NS115", setup(resume=ResumeFacts(step=100, num_moments=4, num_zero=4)), "certain"),
+    ("NS115", setup(resume=replace(WHOLE, missing=("optimizer.pt", "scheduler.pt"))), "certain"),
+    ("NS115", setup(resume=replace(WHOLE, missing=("scaler.pt", "rng_state.pth"))), "likely"),
+    ("NS115", setup(resume=ResumeFacts(step=100, missing=("scaler",))), "likely"),
+    ("NS115", setup(resume=ResumeFacts(replaced=1.3)), "likely"),
+    ("NS116", setup(veto="DeepSpeed applies the update inside its engine"), "certain"),
+    ("NS116", setup(veto="a hook may update weights inside backward"), "possible"),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(by_tokens=False, by_micros=False)), "certain"),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(by_tokens=True, by_micros=True)), "certain"),
+    ("NS117", setup(num_micro=2, accumulation=AccumulationFacts(by_tokens=False, counts=(10, 100))), "likely"),
+    ("NS117", setup(num_micro=2, accumulation=AccumulationFacts(batch_norms=3)), "possible"),
+    ("NS117", setup(num_micro=64, accumulation=AccumulationFacts(sum_format="bfloat16")), "likely"),
+    ("NS108", Evidence(facts=BF16, environment=H20), "possible"),
+    ("NS601", ended("signal", ("SIGFPE", ""), ("frame", "m.py:3 in f"), op=GEMM), "certain"),
+    ("NS601", ended("signal", ("SIGKILL", "")), "possible"),
+    ("NS604", ended("oom", ("SIGKILL", ""), ("evidence", "the control group counted 1 kill")), "certain"),
+    ("NS604", ended("oom", ("OutOfMemoryError", "CUDA out of memory."), op=GEMM), "certain"),
+    ("NS605", ended("timeout", ("hang", "no step for 9 s"), ("frame", "m.py:3 in wait")), "certain"),
+    ("NS000", evidence(), "possible"),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="gemma3_text")), "likely"),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", declared_dtype="bfloat16")), "possible"),
+    ("NS101", Evidence(facts=RunFacts(param_groups=(group("float16", "w"),), model_type="t5")), "likely"),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="eager", model_type="qwen2")), "likely"),
+    ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float16", absmax=2e4, headroom_bits=1.7),)), "likely"),
+    ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w", absmax=1e5), overflow=1))), "certain"),
+    ("NS101", Evidence(facts=RunFacts(), ranges=(growing_row("float16"),)), "likely"),
+    ("NS101", Evidence(facts=RunFacts(autocast="bfloat16"), ranges=(growing_row("bfloat16"),)), "likely"),
+    ("NS103", Evidence(checkpoint=scanned(token_rows=(ZERO_ROWS,))), "certain"),
+    ("NS102", Evidence(facts=half_head()), "certain"),
+    ("NS102", Evidence(facts=half_head(eps=1e-5)), "likely"),
+    ("NS102", Evidence(facts=half_head(fused=True, betas=(0.9, 0.999))), "certain"),
+    ("NS102", Evidence(facts=half_head(dtype="bfloat16")), "possible"),
+    ("NS103", Evidence(facts=RunFacts(token_rows=(ZERO_ROWS,))), "certain"),
+    ("NS110", Evidence(facts=half_head()), "likely"),
+    ("NS110", probed(half_head(), states=(state_row(500),)), "certain"),
+    ("NS110", probed(half_head(fused=True), states=(state_row(500),)), "certain"),
+    ("NS110", probed(half_head(eps=1e-4), states=(state_row(500),)), "likely"),
+    ("NS110", probed(states=(state_row(900, "8-bit"),)), "possible"),
+    ("NS111", Evidence(facts=half_head(dtype="bfloat16", lr=1e-6)), "likely"),
+    ("NS111", probed(lr=1e-6, updates=(update_row(984),)), "certain"),
+    ("NS111", probed(updates=(update_row(200), update_row(200))), "possible"),
+    ("NS201", evidence(localization(overflow()), FP16), "certain"),
+    ("NS201", evidence(localization(overflow(dtype="bfloat16"))), "certain"),
+    ("NS201", evidence(localization(overflow(phase="recompute"))), "certain"),
+    ("NS201", evidence(localization(overflow(dtype="float32"))), "possible"),
+    ("NS202", evidence(localization(MASKED)), "certain"),
+    ("NS204", evidence(localization(LOG)), "certain"),
+    ("NS204", evidence(localization(event(dtype="float32"))), "likely"),
+    ("NS205", evidence(localization(COUNT)), "certain"),
+    ("NS205", evidence(localization(COUNTS)), "certain"),
+    ("NS205", evidence(localization(WHOLE_COUNTS)), "certain"),
+    ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),)))), "certain"),
+    ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(1,)),)))), "certain"),
+    ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64"), stats("float32", shape=(8,)))))), "certain"),
+    ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", inputs=(stats("float32", shape=(4, 1)),), outputs=(stats("float32", shape=(4,), nan=4),)))), "certain"),
+    ("NS206", evidence(localization(NORMS), RunFacts(token_rows=(ZERO_ROWS,))), "certain"),
+    ("NS207", evidence(localization(EXPONENTIAL)), "certain"),
+    ("NS207", evidence(localization(event(op="aten.log1p.default", dtype="float32", bad={"neginf": 1}, wider="nonfinite"))), "certain"),
+    ("NS208", probed(num_rows_pooled_at_padding=2), "certain"),
+    ("NS208", probed(coarse=(coarse_row("aten._to_copy.default", 1.0),)), "likely"),
+    ("NS208", probed(coarse=(coarse_row("aten.cos.default", 2.0),)), "likely"),
+    ("NS208", probed(logits=logit_gap(0.4)), "likely"),
+    ("NS208", probed(loss=6.2, reference_loss=0.33, drift=(drift_row(),)), "possible"),
+    ("NS209", evidence(localization(overflow(), origin="absorbed"), signals=()), "certain"),
+    ("NS209", Evidence(localization=localization(None, "unknown", absorbed=(overflow(), overflow()))), "certain"),
+    ("NS301", evidence(localization(GRADIENT)), "certain"),
+    ("NS301", evidence(localization(event(phase="backward")), SCALED), "likely"),
+    ("NS302", Evidence(series=(FALLING,)), "certain"),
+    ("NS302", evidence(signals=(Signal(source="scaler"),)), "likely"),
+    ("NS303", probed(gradients=(gradient_row(900),)), "certain"),
+    ("NS303", probed(loss_scale=1.0, gradients=(gradient_row(200),)), "likely"),
+    ("NS305", probed(gradients=(gradient_row(10),), are_all_zero=True), "likely"),
+    ("NS304", evidence(localization(SQRT, reaches=("loss", "w"))), "certain"),
+    ("NS401", evidence(bad_params=("lm_head.weight",)), "certain"),
+    ("NS401", evidence(localization(event(), "from_param", culprit="w")), "certain"),
+    ("NS402", evidence(UPDATE, half_head()), "certain"),
+    ("NS402", evidence(UPDATE, half_head(dtype="float32", state_bits=8)), "likely"),
+    ("NS402", evidence(UPDATE, half_head(dtype="float32")), "possible"),
+    ("NS402", evidence(UPDATE, half_head(dtype="float32", eps=0.0)), "likely"),
+    ("NS402", evidence(UPDATE, replace(half_head(), gradient_path=MASTERS)), "possible"),
+    ("NS402", evidence(UPDATE, setup(optimizer=adamw(math.nan)).facts), "certain"),
+    ("NS501", evidence(batch=[batch_fact("pixels", "float32", num_bad=4)]), "certain"),
+    ("NS501", evidence(batch=[batch_fact(), replace(batch_fact("weights", "float32", num_bad=1), shape=(4,))]), "likely"),
+    ("NS501", evidence(localization(event(), "from_batch", culprit="batch[pixels]")), "certain"),
+    ("NS501", evidence(localization(HIDING, "from_batch", culprit="batch[allowed]")), "likely"),
+    ("NS501", evidence(localization(event()), batch=[batch_fact("p", "float32", num_bad=1)]), "likely"),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=64.0)]), "likely"),
+    ("NS502", evidence(batch=[batch_fact("labels", minimum=-1.0)]), "likely"),
+    ("NS502", evidence(signals=(Signal(source="exception", message="index out of range in self"),)), "possible"),
+    ("NS503", evidence(batch=[batch_fact("labels", num_supervised=0)]), "likely"),
+    ("NS503", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32")), batch=[batch_fact("labels", num_supervised=0)]), "certain"),
+    ("NS602", evidence(localization(event(reference="finite"))), "certain"),
+    ("NS602", evidence(localization(event(op="fastattn.backward.default", phase="backward", dtype="float32", bad={"nan": 9}, wider="finite", inputs=(stats(absmax=24.0), stats("float32", absmax=3.4028e38))))), "likely"),
+    ("NS602", evidence(facts=RunFacts(compiled=True), replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite")), "likely"),
+    ("NS603", evidence(replay=NOT_REPRODUCED), "likely"),
+    ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.0] * 3, reward=[0.5] * 3), "certain"),
+    ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
+    ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 4, 0.0)), "likely"),
+    ("NS701", Evidence(series=still([0.3, *[0.0] * 64], 0.0)), "possible"),
+    ("NS702", evidence(localization(LOG_RATIO), RunFacts(objective=POLICY)), "certain"),
+    ("NS702", evidence(localization(replace(LOG_RATIO, phase="forward", module="model", source=SourceLine(file="m.py", line=1, function="f", text="ratio = (logp - old_logp).exp()")))), "certain"),
+    ("NS702", logged(kl=[0.02, 31.0]), "likely"),
+    ("NS702", logged(kl=[0.02, 4e5]), "certain"),
+    ("NS702", logged(kl=[0.02, math.inf]), "certain"),
+    ("NS702", Evidence(series=(series("log_ratio/at_once", [1e-3] * 3), series("log_ratio/later", [2.5] * 3))), "likely"),
+    ("NS703", Evidence(series=(series("log_ratio/at_once", [0.2, 0.1, 0.3]),)), "likely"),
+    ("NS703", Evidence(series=(series("log_ratio/at_once", [0.7, 0.8]),)), "certain"),
+    ("NS703", logged(**{"sampling/sampling_logp_difference/mean": [0.07, 0.06]}), "likely"),
+    ("NS703", logged(**{"sampling/importance_sampling_ratio/mean": [0.895, 0.9]}), "likely"),
+    ("NS704", Evidence(series=(series("reward_inf/num_words", [0.125], steps=[3]),)), "certain"),
+    ("NS704", Evidence(series=(series("reward_nan/num_words", [0.5], steps=[3]),)), "certain"),
+    ("NS704", Evidence(series=(series("reward_unscored", [0.5], steps=[3]),)), "likely"),
+    ("NS704", evidence(signals=(Signal(source="reward", name="num_words", value=math.inf, message="1 of 8 rewards"),)), "certain"),
+    ("NS704", evidence(signals=(Signal(source="reward", value=math.nan, message="1 of 8 rewards"),)), "likely"),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[rewards]")), "certain"),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[advantages]")), "likely"),
+    ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.4]))), "certain"),
+    *training_cases.FIRES,
+]  # fmt: skip
+
+SILENT = [
+    ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w"))))),
+    ("NS105", evidence(localization(MASKED), RunFacts(odd_weights=(LARGE,)))),
+    ("NS105", evidence(localization(overflow(dtype="float32")))),
+    ("NS105", setup(odd_weights=(stats("float32", name="w", absmax=1e30, absmin_nonzero=1e30),))),
+    ("NS105", setup(odd_weights=(stats("float32", name="w", absmax=1e9, absmin_nonzero=1e-2),))),
+    ("NS105", Evidence(checkpoint=scanned(stored(stats("float32", name="w", absmax=1.0, absmin_nonzero=1e-40))))),
+    ("NS105", Evidence(checkpoint=scanned(keys=(replace(LOST_HEAD, kind="unexpected", new_on_load=False),)))),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("q.lora_B.weight")), stored(stats(name="k.lora_B.weight"))))),
+    ("NS105", Evidence(checkpoint=scanned(stored(zeros("norm.weight", shape=(4,))), stored(zeros("q.bias"))))),
+    ("NS106", setup()),
+    ("NS106", Evidence(checkpoint=scanned(stored(stats("float32", name="mask", absmax=0.0, neginf=6))))),
+    ("NS101", probed(FP16, loss_scale=65536.0, ranges=(narrow_row(-1.0, "backward"),))),
+    ("NS104", setup(precision=ASKS_FP16, autocast="float16")),
+    ("NS104", setup(precision=ASKS_FP16, device="cuda", capability="7.0")),
+    ("NS104", setup(precision=ASKS_BF16, autocast="bfloat16")),
+    ("NS104", setup(precision=ASKS_BF16, capability="7.0")),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda", capability="8.0")),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda", capability="12.0")),
+    ("NS104", setup(precision=ASKS_BF16, device="cuda")),
+    ("NS104", setup(precision=PrecisionFacts(tf32=False), device="cuda", capability="7.5")),
+    ("NS107", setup(autocast="float16")),
+    ("NS107", setup(quantized=PACKED, param_groups=(TRAINED, FROZEN))),
+    ("NS107", setup(quantized=replace(PACKED, half_rest="bfloat16", compute_dtype="bfloat16"), autocast="bfloat16")),
+    ("NS107", setup(quantized=replace(PACKED, compute_dtype="float16"), autocast="float16")),
+    ("NS107", setup(quantized=replace(PACKED, num_adapted=0), param_groups=(TRAINED, FROZEN))),
+    ("NS107", setup(quantized=replace(PACKED, bits=8), device="cuda", capability="7.5")),
+    ("NS107", setup(quantized=replace(PACKED, bits=8), capability="7.0")),
+    ("NS109", setup(head=SCORE, task="sequence_classification", adapter=lora(task_type="SEQ_CLS"), param_groups=(TRAINED,), batch_shape=(8,))),
+    ("NS109", setup(head=SCORE, task="sequence_classification", adapter=lora(modules_to_save=("score",)), param_groups=(TRAINED,))),
+    ("NS109", setup(head=replace(SCORE, pads=False), task="sequence_classification", batch_shape=(1,))),
+    ("NS109", setup(task="causal_lm", adapter=lora(task_type="CAUSAL_LM"))),
+    ("NS109", setup(task="causal_lm", adapter=lora())),
+    ("NS109", setup(task="seq2seq_lm", adapter=lora(task_type="CAUSAL_LM"))),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("unscale", "clip"), clip=1.0)),
+    ("NS112", setup(host="loop", scaler=1.0, sinks=("update",))),
+    ("NS112", evidence(UPDATE, RunFacts(host="loop", scaler=1024.0, sinks=("clip",)))),
+    ("NS112", setup(host="loop", sinks=("clip",), clip=1.0, param_groups=(TRAINED,))),
+    ("NS112", setup(host="Trainer", autocast="float16", param_groups=(TRAINED,))),
+    ("NS112", setup(host="loop", autocast="bfloat16", param_groups=(TRAINED,))),
+    ("NS112", setup(host="loop", autocast="float16", sinks=("scale",), param_groups=(TRAINED,))),
+    ("NS112", setup(host="loop", autocast="float16", scaler=65536.0, param_groups=(TRAINED,))),
+    ("NS112", setup(clip=1.0, param_groups=(group("bfloat16", "w"),))),
+    ("NS112", setup(clip=1.0, param_groups=(group("float16", "w"),), gradient_path=MASTERS)),
+    ("NS113", setup(optimizer=adamw(1e-3), schedule=STEPS, clip=1.0, num_micro=32, gradient_path=PATH)),
+    ("NS113", setup(optimizer=adamw(5e-3), adapter=lora(), param_groups=(large(200_000_000),))),
+    ("NS113", setup(optimizer=adamw(6e-4), param_groups=(large(125_000_000),))),
+    ("NS113", setup(optimizer=adamw(1e-4), clip=1.0, gradient_path=replace(PATH, num_trainable=70_000_000_000))),
+    ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.5))),
+    ("NS113", setup(optimizer=adamw(0.01))),
+    ("NS113", setup(optimizer=adamw(1.0))),  # of a model of another kind, whose weights were not looked at
+    ("NS113", setup(optimizer=moving(0.1, 0.03))),
+    ("NS113", setup(optimizer=moving(0.009, 0.02), model_type="llama")),
+    ("NS113", setup(optimizer=moving(5.0, 0.02, "SGD"))),
+    ("NS113", setup(optimizer=adamw(0.0, scheduled=1e-3), schedule=STEPS)),
+    ("NS113", setup(optimizer=OptimizerFacts(name="Adafactor", lr=0.01), model_type="t5")),
+    ("NS113", setup(optimizer=adamw(0.0))),
+    ("NS113", setup(optimizer=adamw(5e-5), schedule=ScheduleFacts(scheduler="linear"), clip=None)),
+    ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=0.0, num_generations=2))),
+    ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=0.1))),
+    ("NS113", setup(objective=ObjectiveFacts(method="kto", beta=0.1))),
+    ("NS113", setup(objective=ObjectiveFacts(method="cpo", beta=20.0))),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=PATH)),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, num_updated=None, num_reached=1))),
+    ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, reentrant=True, inputs_require_grad=True))),
+    ("NS114", setup(param_groups=(group("bfloat16", "w"),), gradient_path=replace(PATH, num_updated=0))),
+    ("NS114", setup(param_groups=(TRAINED,), world_size=2, gradient_path=replace(PATH, num_updated=0))),
+    ("NS114", setup(adapter=lora())),
+    ("NS114", setup(gradient_path=replace(PATH, num_tensors=9, num_reached=3))),
+    ("NS114", evidence(facts=RunFacts(adapter=lora(alpha=0.0)))),
+    ("NS115", setup(resume=WHOLE)),
+    ("NS115", setup(resume=ResumeFacts(step=100, num_moments=4, num_zero=3))),
+    ("NS115", setup(resume=ResumeFacts(num_moments=4, num_zero=4))),
+    ("NS116", setup()),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(by_tokens=True, by_micros=False, counts=(1, 9)))),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(counts=(10, 100)))),
+    ("NS117", setup(num_micro=2, accumulation=AccumulationFacts(by_tokens=False, counts=(100, 101)))),
+    ("NS117", setup(num_micro=1, accumulation=AccumulationFacts(batch_norms=3))),
+    ("NS117", setup(num_micro=8, accumulation=AccumulationFacts(sum_format="bfloat16"))),
+    ("NS110", Evidence(facts=half_head(dtype="float32"))),
+    ("NS110", Evidence(facts=half_head(state_bits=8))),
+    ("NS110", Evidence(facts=half_head(fused=True))),
+    ("NS110", Evidence(facts=replace(half_head(), gradient_path=MASTERS))),
+    ("NS110", probed(states=(state_row(900, "float32"), state_row(5), state_row(300, "8-bit")))),
+    ("NS111", Evidence(facts=half_head(dtype="bfloat16", lr=2e-4))),
+    ("NS111", Evidence(facts=half_head(dtype="float32", lr=1e-6))),
+    ("NS111", Evidence(facts=replace(half_head(dtype="bfloat16", lr=1e-6), gradient_path=MASTERS))),
+    ("NS111", Evidence(facts=half_head(dtype="bfloat16", lr=1e-6, name="SGD"))),
+    ("NS111", probed(half_head(dtype="bfloat16", lr=1e-6), updates=(update_row(7),))),
+    ("NS208", probed(coarse=(coarse_row("aten.cos.default", 0.1),), logits=logit_gap(0.03))),
+    ("NS208", probed(loss=6.2, reference_loss=0.33)),
+    ("NS208", probed(loss=0.331, reference_loss=0.33, drift=(drift_row(),))),
+    ("NS208", probed(loss=math.nan, reference_loss=0.33, drift=(drift_row(),))),
+    ("NS303", probed(gradients=(gradient_row(50), gradient_row(900, "bfloat16")))),
+    ("NS115", setup(resume=ResumeFacts(replaced=0.01))),
+    ("NS305", probed(gradients=(gradient_row(10),))),
+    ("NS305", probed(gradients=(gradient_row(900),), are_all_zero=True)),
+    ("NS108", Evidence(facts=BF16)),
+    ("NS108", Evidence(facts=RunFacts(), environment=H20)),
+    ("NS601", ended("oom", ("SIGKILL", ""))),
+    ("NS601", evidence(localization(event()))),
+    ("NS604", ended("signal", ("SIGKILL", ""))),
+    ("NS605", ended("signal", ("SIGFPE", ""), op=GEMM)),
+    ("NS000", Evidence(facts=FP16)),
+    ("NS101", Evidence(facts=RunFacts(), ranges=(replace(growing_row("float16"), growth=None, reaches=None),))),
+    ("NS101", Evidence(facts=RunFacts(autocast="bfloat16", model_type="gemma3"))),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", model_type="llama", declared_dtype="float16"))),
+    ("NS101", Evidence(facts=RunFacts(autocast="float16", attention="sdpa", model_type="qwen2"))),
+    ("NS101", Evidence(facts=FP16, ranges=(RangeRow(module="m", op="o", dtype="float32", absmax=2e4, headroom_bits=1.0),))),
+    ("NS102", Evidence(facts=half_head(dtype="float32"))),
+    ("NS102", Evidence(facts=replace(half_head(), gradient_path=MASTERS))),
+    ("NS103", Evidence(facts=RunFacts(token_rows=(TokenRows(parameter="e", num_rows=64),)))),
+    ("NS201", evidence(localization(event(wider="nonfinite")))),
+    ("NS201", evidence(localization(event(wider="unknown")))),
+    ("NS201", evidence(localization(overflow(), origin="from_param"))),
+    ("NS201", evidence(localization(GRADIENT))),
+    ("NS202", evidence(localization(event(op="aten._softmax.default", bad={"nan": 9})))),
+    ("NS204", evidence(localization(overflow()))),
+    ("NS204", evidence(localization(HANDED_ON))),
+    ("NS204", evidence(localization(event(wider="unknown")))),
+    ("NS204", evidence(localization(SQRT))),
+    ("NS205", evidence(localization(NORMS))),
+    ("NS206", evidence(localization(COUNTS))),
+    ("NS206", evidence(localization(WHOLE_COUNTS))),
+    ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64")))))),
+    ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32"),))))),
+    ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", inputs=(stats("float32", shape=(1,)),))))),
+    ("NS206", evidence(localization(COUNT))),
+    ("NS206", evidence(localization(event(op="aten.div.Tensor", dtype="float32", inputs=(stats(), stats()))))),
+    ("NS207", evidence(localization(event(op="aten.exp.default", wider="finite")))),
+    ("NS207", evidence(localization(LOG))),
+    ("NS209", evidence(localization(overflow(), absorbed=(overflow(),)))),
+    ("NS209", evidence(localization(None, "unknown"))),
+    ("NS301", evidence(localization(event(phase="backward")))),
+    ("NS301", evidence(localization(SQRT), SCALED)),
+    ("NS301", evidence(localization(overflow()), SCALED)),
+    ("NS302", Evidence(series=(SETTLING,))),
+    ("NS304", evidence(localization(GRADIENT))),
+    ("NS304", evidence(localization(LOG))),
+    ("NS401", evidence(UPDATE, bad_params=("score.weight",))),
+    ("NS401", evidence(localization(event()))),
+    ("NS402", evidence(localization(event()))),
+    ("NS501", evidence(batch=[batch_fact("pixels", "float32", micro=0, num_bad=4)])),
+    ("NS501", evidence(localization(event()), batch=[batch_fact("attention_mask", "float32", num_bad=9)])),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=63.0, minimum=0.0)])),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact("labels", minimum=-100.0)])),
+    ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact("position_ids", maximum=900.0)])),
+    ("NS502", evidence(signals=(Signal(source="exception", message="disk full"),))),
+    ("NS503", evidence(batch=[batch_fact("labels", num_supervised=0)], signals=())),
+    ("NS503", evidence(batch=[batch_fact("labels", num_supervised=5)])),
+    ("NS602", evidence(localization(event(reference="nonfinite")))),
+    ("NS602", evidence(localization(event(op="fastattn.forward.default", bad={"nan": 9}, inputs=(stats(absmax=24.0),))))),
+    ("NS602", evidence(localization(event(op="fastattn.forward.default", dtype="float32", inputs=(stats("float32", absmax=1e30),))))),
+    ("NS602", evidence(localization(event(dtype="float32", bad={"nan": 9}, inputs=(stats(absmax=24.0),))))),
+    ("NS301", evidence(localization(event(op="fastattn.backward.default", phase="backward", dtype="float32", bad={"nan": 9}, wider="finite", inputs=(stats(absmax=24.0),))))),
+    ("NS602", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2, eager="finite"))),
+    ("NS603", evidence(replay=Replay(incident="1", fidelity="not_reproduced", runs=2, private_rng=True))),
+    ("NS603", evidence(replay=Replay(incident="1", fidelity="bitwise", runs=2))),
+    ("NS603", evidence(localization(overflow(), origin="absorbed"), replay=NOT_REPRODUCED)),
+    ("NS701", logged(frac_reward_zero_std=[1.0], reward_std=[0.0], every=2)),
+    ("NS701", logged(frac_reward_zero_std=[1.0, 1.0, 0.5], reward_std=[0.0, 0.0, 0.1])),
+    ("NS701", logged(frac_reward_zero_std=[0.5, 1.0], reward_std=[0.1, 0.0])),
+    ("NS701", Evidence(facts=GRPO, series=(series("loss_logged", [0.0] * 8), series("grad_norm", [0.4] * 8)))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.3, 0.0, 0.0, 0.0, 0.0], 0.0))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 80, 0.01))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 80, math.nan))),
+    ("NS701", Evidence(facts=PREFERENCE, series=still([0.0, 0.0, 0.3, *[0.0] * 80], 0.0, at=1))),
+    ("NS701", Evidence(facts=PREFERENCE, series=(series("grad_norm", [0.0] * 80),))),
+    ("NS701", Evidence(series=still([0.0] * 63, 0.0))),
+    ("NS701", Evidence(facts=FP16, series=still([0.0] * 80, 0.0))),
+    ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, num_reached=0)), series=still([0.0] * 80, 0.0))),
+    ("NS702", evidence(localization(EXPONENTIAL))),
+    ("NS702", evidence(localization(LOG_RATIO))),
+    ("NS702", logged(kl=[0.02, 0.4, -1.5, 6.0])),
+    ("NS702", logged(kl=[30.0, 0.4])),
+    ("NS702", Evidence(series=(series("log_ratio/at_once", [2.0] * 3), series("log_ratio/later", [2.5] * 3)))),
+    ("NS703", Evidence(series=(series("log_ratio/at_once", [0.01, 0.02, 0.3]),))),
+    ("NS703", logged(**{"sampling/sampling_logp_difference/mean": [0.012, 0.015]})),
+    ("NS703", logged(**{"sampling/importance_sampling_ratio/mean": [0.99, 1.02]})),
+    ("NS704", Evidence(series=(series("reward", [0.1, math.nan]),))),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[pixels]"))),
+    ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.0])))),
+    ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [math.nan])))),
+    ("NS802", Evidence(facts=RunFacts(), series=(series("loss_logged", [0.0]), series("grad_norm", [0.4])))),
+    *training_cases.SILENT,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "given", "confidence"), FIRES)
+def test_rule_fires(code, given, confidence):
+    diagnosis = check(code, given)
+    assert (diagnosis.code, diagnosis.confidence) == (code, confidence)
+
+
+@pytest.mark.parametrize(("code", "given"), SILENT)
+def test_rule_is_silent(code, given):
+    assert check(code, given) is None
+
+
+@pytest.mark.parametrize("rule", CATALOGUE, ids=lambda rule: rule.code)
+def test_no_evidence_no_finding(rule):
+    assert rule.check(Evidence()) is None
+
+
+def test_overflow_candidates_in_order_of_intrusion():
+    module = "model.layers.1.mlp"
+    assert remedies(check("NS201", evidence(localization(overflow()), FP16))) == [
+        f"island({module}, float32->input)",
+        f"island({module}, float32)",
+        f"island({module}, float32) + outer_autocast(float16)",
+        "bf16",
+    ]
+
+
+def test_overflow_in_attention_also_offers_the_other_kernel():
+    assert "attention(sdpa)" in remedies(check("NS201", evidence(localization(ATTENTION), EAGER)))
+    assert "attention(eager)" not in remedies(
+        check("NS201", evidence(localization(ATTENTION), EAGER))
+    )
+
+
+def test_bfloat16_is_no_cure_for_a_bfloat16_overflow():
+    assert "bf16" not in remedies(
+        check("NS201", evidence(localization(overflow(dtype="bfloat16"))))
+    )
+
+
+def test_overflow_in_the_loss_asks_for_float32_logits():
+    found = localization(overflow(phase="loss", module=""))
+    assert remedies(check("NS201", evidence(found, FP16))) == ["fp32_logits", "bf16"]
+
+
+def test_overflow_in_the_root_module_offers_both():
+    offered = remedies(check("NS201", evidence(localization(overflow(module="")), FP16)))
+    assert offered[0] == "island(float32->input)"
+    assert "fp32_logits" in offered
+
+
+def test_division_by_zero_in_half_precision_offers_a_wider_module():
+    divided = replace(NORMS, inputs=(stats("float16"), stats("float16", zeros=1)))
+    found = check("NS206", evidence(localization(divided)))
+    assert any(remedy.startswith("island") for remedy in remedies(found))
+    assert "eps" in found.lines[0]
+    assert remedies(check("NS206", evidence(localization(NORMS)))) == ["drop_micro(1)"]
+
+
+def test_masked_rows_offer_the_kernel_then_the_samples():
+    found = localization(
+        MASKED, positions=(Position(sample=0), Position(sample=0), Position(sample=2))
+    )
+    facts = RunFacts(attention="eager")
+    assert remedies(check("NS202", evidence(found, facts))) == [
+        "attention(sdpa)",
+        "drop_sample(1:0) + drop_sample(1:2)",
+        "drop_micro(1)",
+    ]
+
+
+def test_scaled_gradient_offers_a_smaller_scale_before_wider_parameters():
+    facts = RunFacts(scaler=65536.0, param_groups=(group("float16", "w"),))
+    assert remedies(check("NS301", evidence(localization(GRADIENT), facts)))[:3] == [
+        "loss_scale(0.00390625)",
+        "fp32_trainables",
+        "fp32_trainables + outer_autocast(float16)",
+    ]
+
+
+def test_update_names_the_vanishing_eps_and_the_parameter():
+    diagnosis = check("NS402", evidence(UPDATE, half_head()))
+    assert "`score.weight`" in diagnosis.title
+    assert "eps 1e-08 rounds to 0 in float16" in diagnosis.cause
+    assert remedies(diagnosis) == [
+        "fp32_trainables",
+        "fp32_trainables + outer_autocast(float16)",
+        "optimizer_eps(1e-05)",
+        "lr(0.1)",
+    ]
+
+
+def test_update_by_an_eight_bit_optimizer_offers_wider_state_first():
+    facts = half_head(dtype="float32", state_bits=8)
+    assert remedies(check("NS402", evidence(UPDATE, facts)))[:2] == [
+        "fp32_optimizer_state",
+        "optimizer_swap(adamw)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "bad", "said"),
+    [
+        ("aten.div.Tensor", ({}, {"zeros": 4, "absmax": 0.0}), {"posinf": 4}, "`div` by 0"),
+        ("aten.sqrt.default", ({},), {"nan": 2}, "`sqrt` of a negative number"),
+        ("aten.div.Tensor", ({}, {}), {"posinf": 4}, "leaves the weights' format"),
+        ("aten.sqrt.default", ({"nan": 1},), {"nan": 2}, "leaves the weights' format"),
+    ],
+)
+def test_update_tells_the_optimizers_own_arithmetic_from_its_range(op, inputs, bad, said):
+    read = tuple(stats("float32", **fields) for fields in inputs)
+    made = event(phase="optimizer", op=op, inputs=read, outputs=(stats("float32", **bad),))
+    found = localization(made, reaches=("score.weight",))
+    assert said in check("NS402", evidence(found, half_head(dtype="float32"))).cause
+
+
+def test_update_of_a_zero_row_offers_to_initialise_it():
+    found = localization(event(phase="optimizer"), reaches=("embed.weight",))
+    facts = RunFacts(token_rows=(ZERO_ROWS,))
+    assert "init_rows(embed.weight, mean)" in remedies(check("NS402", evidence(found, facts)))
+
+
+def test_id_names_the_entry_and_the_table():
+    facts = RunFacts(table_rows=64)
+    raised = (Signal(source="exception", message="index out of range in self\nmore"),)
+    diagnosis = check(
+        "NS502", evidence(facts=facts, batch=[batch_fact(maximum=64.0)], signals=raised)
+    )
+    assert diagnosis.title == "id out of range: `input_ids` reaches 64, the table has 64 rows"
+    assert diagnosis.cause == "index out of range in self"
+    assert diagnosis.confidence == "certain"
+
+
+def test_collapse_names_the_operation_where_it_was_found():
+    given = evidence(localization(overflow()), signals=(Signal(source="scaler"),))
+    assert "`mul` in `model.layers.1.mlp`" in check("NS302", given).lines[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "falls"),
+    [((), 0), ((4.0,), 0), ((4.0, 2.0), 1), ((4.0, 8.0, 4.0, 2.0), 2), ((4.0, 2.0, 2.0), 0)],
+)
+def test_falls_are_counted_from_the_end(values, falls):
+    assert consecutive_falls(values) == falls
+
+
+def test_not_established_says_what_was_ruled_out_and_what_to_try():
+    replay = Replay(incident="0001", fidelity="bitwise", runs=2)
+    found = localization(event(phase="backward"), blind_spots=("calls into a C++ extension",))
+    diagnosis = check("NS000", evidence(found, batch=[batch_fact()], replay=replay))
+    assert diagnosis.confidence == "possible"
+    assert diagnosis.lines == (
+        "ruled out: parameters were finite before the step",
+        "ruled out: the batch is finite",
+        "ruled out: the forward pass is finite",
+        "first seen in `mul`, backward; origin born_here",
+        "ruled out: chance; the replay fails in the same way",
+        "next experiment: look at what the recorder could not see: calls into a C++ extension",
+    )
+
+
+def test_not_established_claims_nothing_it_did_not_see():
+    lines = check("NS000", evidence()).lines
+    assert len(lines) == 1
+    assert lines[0].startswith("next experiment: replay the step")
+
+
+def test_growth_is_named_where_it_was_largest():
+    small = event(inputs=(stats(absmax=1.0),), outputs=(stats(absmax=3.0),), module="a")
+    large = event(inputs=(stats(absmax=2.0),), outputs=(stats(absmax=120.0),), module="b")
+    found = localization(overflow(), growth=(small, large))
+    assert check("NS201", evidence(found)).lines == ("range grew x60 at b",)
+
+
+def test_range_row_at_the_end_of_the_format_is_certain():
+    row = RangeRow(module="m", op="o", dtype="float16", absmax=65504.0, headroom_bits=0.0)
+    assert check("NS101", Evidence(facts=FP16, ranges=(row,))).confidence == "certain"
+
+
+def test_facts_of_the_incident_stand_in_for_standing_facts():
+    met = incident(half_head())
+    assert check("NS102", Evidence(incident=met)).code == "NS102"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"inputs": (stats("float32"),)}, "born here: NaN from finite inputs"),
+        ({"inputs": (stats("float32", posinf=1),)}, "born here: NaN from an input that is Inf already"),
+        ({"scalars": (float("nan"),)}, "born here: NaN from the constant nan"),
+    ],
+)  # fmt: skip
+def test_what_an_undefined_operation_was_given(fields, said):
+    given = event(
+        op="aten.mul.Tensor", dtype="float32", bad={"nan": 1}, wider="nonfinite", **fields
+    )
+    (found,) = [d for d in diagnose(evidence(localization(given)), "incident") if d.code == "NS204"]
+    assert found.cause == f"{said}, the same in a wider format"
+
+
+def test_a_nan_that_no_op_made_is_looked_for_outside_torch():
+    replay = Replay(incident="1", fidelity="bitwise", runs=2)
+    (found,) = diagnose(evidence(localization(HANDED_ON), replay=replay), "incident")
+    assert found.code == "NS000"
+    assert found.lines[-1].startswith("next experiment: look for what made its NaN: no op of torch")
+
+
+def test_float32_runs_are_not_offered_float32():
+    found = diagnose(evidence(), "incident")[0]
+    assert (found.code, found.remedies) == ("NS000", ())
+    autocast = diagnose(evidence(facts=RunFacts(autocast="bfloat16")), "incident")[0]
+    assert autocast.remedies == ((Atom(remedy="fp32_logits"),),)
+
+
+def test_labels_that_are_ignored_are_no_ids():
+    ignored = batch_fact("loss1", minimum=-100.0, num_supervised=3)
+    assert diagnose(evidence(batch=[ignored]), "incident")[0].code == "NS000"
+    ids = batch_fact("input_ids", minimum=-100.0)
+    assert diagnose(evidence(batch=[ids]), "incident")[0].code == "NS502"
+
+
+def test_a_dead_process_is_told_by_its_last_operation():
+    told = check("NS601", ended("signal", ("SIGFPE", ""), ("frame", "m.py:3 in f"), op=GEMM))
+    assert told.title == "process killed by SIGFPE in `mm`"
+    assert told.where == "model.layers.1.mlp"
+    assert told.lines == (
+        "last operation aten.mm.default: bfloat16 [4]",
+        "at m.py:3 a @ b",
+        "innermost Python frame m.py:3 in f",
+    )
+    unknown = check("NS601", ended("signal", ("SIGSEGV", "")))
+    assert unknown.title == "process killed by SIGSEGV"
+    assert "--record" in unknown.lines[-1]
+
+
+def test_a_process_killed_from_outside_blames_no_operation():
+    told = check("NS601", ended("signal", ("SIGKILL", ""), op=GEMM))
+    assert (told.title, told.where) == ("process killed by SIGKILL", "")
+    assert told.lines[0].startswith("it was at aten.mm.default")

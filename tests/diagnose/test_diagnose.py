@@ -1,0 +1,170 @@
+from dataclasses import replace
+
+import pytest
+
+from diagnose import training_cases as training
+from diagnose.evidence import batch_fact, event, evidence, half_head, localization, series
+from diagnose.test_checks import COUNT, NORMS
+from nanstop.diagnose.catalogue import CATALOGUE
+from nanstop.diagnose.diagnose import COMPANIONS, SYMPTOMS, YIELDS, diagnose, examine
+from nanstop.records import Evidence, Replay, RunFacts, Signal
+
+CODES = {rule.code for rule in CATALOGUE}
+LOG_OF_ZERO = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"neginf": 1})
+OVERFLOW = localization(event(wider="finite"))
+
+
+def codes(given, when="incident"):
+    return [diagnosis.code for diagnosis in diagnose(given, when)]
+
+
+def test_tables_name_known_codes_only():
+    named = {*YIELDS, *SYMPTOMS, *COMPANIONS}
+    named |= {code for codes in (*YIELDS.values(), *COMPANIONS.values()) for code in codes}
+    assert named <= CODES
+
+
+def test_cause_comes_with_the_standing_fact_that_made_it():
+    facts = RunFacts(autocast="float16", model_type="gemma3_text")
+    overflow, narrow = diagnose(evidence(OVERFLOW, facts), "incident")
+    assert (overflow.code, overflow.accompanied_by) == ("NS201", ("NS101",))
+    assert (narrow.code, narrow.accompanied_by) == ("NS101", ())
+
+
+def test_update_comes_with_half_trainables():
+    found = localization(event(phase="optimizer"), reaches=("score.weight",))
+    update, *beside = diagnose(evidence(found, half_head()), "incident")
+    assert update.accompanied_by == ("NS102", "NS110")
+    assert [one.code for one in beside] == ["NS102", "NS110"]
+
+
+def test_specific_withdraws_general():
+    empty = [batch_fact("labels", num_supervised=0)]
+    division = event(op="aten.nll_loss_forward.default", dtype="float32", wider="nonfinite")
+    assert codes(evidence(localization(division), batch=empty)) == ["NS503"]
+    masked = event(fully_masked_rows=1, bad={"nan": 2}, wider="nonfinite")
+    assert codes(evidence(localization(masked))) == ["NS202"]
+    kernel = event(wider="finite", reference="finite")
+    assert codes(evidence(localization(kernel))) == ["NS602"]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [(COUNT, "NS205"), (NORMS, "NS206"), (LOG_OF_ZERO, "NS207")]
+)
+def test_division_and_logarithm_have_codes_of_their_own(given, code):
+    assert codes(evidence(localization(given))) == [code]
+
+
+def test_symptom_follows_the_cause_even_when_it_is_more_certain():
+    falling = series("scale", [2.0**-n for n in range(12)])
+    given = evidence(
+        localization(event(phase="backward")), RunFacts(scaler=65536.0), series=(falling,)
+    )
+    first, second = diagnose(given, "incident")
+    assert (first.code, first.confidence) == ("NS301", "likely")
+    assert (second.code, second.confidence) == ("NS302", "certain")
+    assert first.accompanied_by == ("NS302",)
+
+
+def test_certain_before_likely():
+    given = evidence(
+        localization(event(), "from_batch", culprit="batch[x]"),
+        batch=[batch_fact(minimum=-1.0)],
+    )
+    assert codes(given) == ["NS501", "NS502"]
+
+
+def test_unexplained_incident_is_not_established():
+    (only,) = diagnose(evidence(), "incident")
+    assert only.code == "NS000"
+    assert only.page == "docs/rules/NS000.md"
+
+
+def test_not_established_gives_way_to_any_cause():
+    replay = Replay(incident="0001", fidelity="not_reproduced", runs=2)
+    assert codes(evidence(replay=replay)) == ["NS603"]
+
+
+def test_log_artefact_alone_establishes_no_cause():
+    raw = series("loss_raw", [1.0, float("nan")])
+    logged = series("loss_logged", [0.75], [2])
+    facts = RunFacts(nan_inf_filter=True)
+    assert codes(evidence(facts=facts, series=(raw, logged))) == ["NS000", "NS801"]
+
+
+def test_kinds_are_kept_apart():
+    given = evidence(OVERFLOW, half_head())
+    assert codes(given, "static") == ["NS102", "NS110"]
+    assert "NS102" not in codes(given, "incident")
+    assert codes(Evidence(), "static") == codes(Evidence(), "gauge") == codes(Evidence()) == []
+
+
+def test_a_rule_that_raises_loses_no_other():
+    def broken(_):
+        raise KeyError("old record")
+
+    catalogue = [
+        replace(rule, check=broken) if rule.code == "NS501" else rule for rule in CATALOGUE
+    ]
+    given = evidence(OVERFLOW, batch=[batch_fact("x", "float32", num_bad=1)])
+    examination = examine(given, "incident", catalogue)
+    assert [one.code for one in examination.diagnoses] == ["NS201"]
+    assert examination.failures == ("NS501: KeyError: 'old record'",)
+
+
+def test_scaler_signal_without_localization_is_the_collapse():
+    assert codes(evidence(signals=(Signal(source="scaler"),))) == ["NS302"]
+
+
+def test_masks_that_overflow_are_no_masks_without_a_key():
+    assert codes(training.masked(training.sum_of_masks())) == ["NS203"]
+    assert codes(training.masked()) == ["NS202"]
+
+
+def test_what_clipping_would_have_done_stands_beside_the_cause():
+    bad = (training.bad_gradients(1),)
+    cause, beside = diagnose(
+        evidence(training.ONE_SPOILED, training.CLIPPED, signals=bad), "incident"
+    )
+    assert (cause.code, beside.code) == ("NS304", "NS305")
+    assert cause.accompanied_by == ("NS305",)
+
+
+def test_what_clipping_has_done_is_all_that_is_known_where_nothing_can_be_run_again():
+    assert codes(evidence(signals=(training.bad_gradients(1, num_zero=4),))) == ["NS305"]
+
+
+def test_state_explains_the_update_that_it_broke():
+    broken = localization(training.SQRT_OF_STATE)
+    assert codes(evidence(broken, half_head(dtype="float32"))) == ["NS403"]
+    assert "NS403" in codes(Evidence(facts=training.RESTORED), "static")
+
+
+@pytest.mark.parametrize(
+    "first_bad",
+    [
+        event(dtype="float32", wider="finite"),
+        event(phase="backward", dtype="float32", wider="finite"),
+        event(dtype="bfloat16", wider="finite"),
+        event(dtype="float64", wider="nonfinite"),
+    ],
+)
+def test_a_climb_explains_the_overflow_that_it_ends_in(first_bad):
+    found = localization(first_bad)
+    assert codes(training.climbing(training.LOSSES, training.GRADIENT_NORMS, found)) == ["NS404"]
+
+
+def test_a_climb_does_not_take_the_place_of_a_narrow_format():
+    given = training.climbing(training.NARROW_LOSSES, training.NARROW_NORMS, OVERFLOW)
+    assert codes(given) == ["NS201", "NS404"]
+
+
+def test_bad_data_explains_an_outlier():
+    spoiled = replace(training.FAR, num_bad=1)
+    assert codes(evidence(training.IN_SAMPLE, batch=[spoiled]))[0] == "NS501"
+    assert codes(evidence(training.IN_SAMPLE, batch=[training.FAR]))[0] == "NS504"
+
+
+def test_one_rank_cannot_tell_a_race_from_another_rank():
+    assert codes(training.reduced()) == ["NS606"]
+    assert codes(training.reduced(facts=RunFacts())) == ["NS603"]

@@ -1,0 +1,371 @@
+"""The tape: what it holds, what it plays again, what it says it cannot."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from nanstop.hosts.loop.tape import MAX_CALLS, Tape
+from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.replay.rng import note_rng, restore_rng
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+
+def taped(net, rows, loss_of, *, on_error=lambda _: None):
+    """A micro-batch recorded as a loop makes it: model call, the loss outside it, backward."""
+    micro = TapedMicro(Tape("cpu", on_error), note_rng())
+    out = micro.tape.call(net, (rows,), {}, rng=micro.rng)
+    assert micro.tape.start()
+    try:
+        loss = loss_of(out)
+    finally:
+        micro.tape.stop()
+    micro.tape.call(torch.Tensor.backward, (loss,), {}, keep=True)
+    micro.closed([loss])
+    return micro
+
+
+def replayed(net, micro, batch=None):
+    """Loss and gradients of a replay, from zero gradients."""
+    net.zero_grad()
+    restore_rng(micro.rng)
+    loss = micro.rerun(batch)
+    return loss, [p.grad.clone() for p in net.parameters()]
+
+
+def losses():
+    weight = torch.arange(4.0)
+
+    def masked(out):
+        out = out * 1.0
+        out[:, 0] = 0.0
+        out[out < 0] *= 0.5
+        return out.square().mean()
+
+    def split(out):
+        first, second = out.chunk(2, dim=1)
+        return torch.stack([first.mean(), second.square().mean()]).sum()
+
+    def accumulated(out):
+        total = 0
+        for column in out.unbind(1):
+            total += column.abs().mean()
+        return total
+
+    def drawn(out):
+        return nn.functional.dropout(out, 0.5).square().sum()
+
+    def with_autocast(out):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (out @ out.T).float().mean()
+
+    def module(out):
+        return nn.CrossEntropyLoss()(out, torch.tensor([0, 1, 2]))
+
+    return {
+        "weighted": lambda out: (out * weight).sum(),
+        "masked in place": masked,
+        "split": split,
+        "accumulated": accumulated,
+        "drawn": drawn,
+        "autocast": with_autocast,
+        "module": module,
+        "einsum": lambda out: torch.einsum("ij,kj->", out, out),
+    }
+
+
+@pytest.mark.parametrize("name", losses())
+def test_a_replay_is_bitwise(net, name):
+    rows = torch.randn(3, 4)
+    micro = taped(net, rows, losses()[name])
+    expected = [p.grad.clone() for p in net.parameters()]
+    assert micro.obstacle() == ""
+    loss, gradients = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+    assert all(map(torch.equal, expected, gradients))
+
+
+def test_gradients_set_to_none_between_forward_and_backward_are_no_ops_of_the_loss(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    def loss_of(out):
+        optimizer.zero_grad()
+        return out.square().sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    assert micro.tape.num_ops == 2
+
+
+def test_results_are_not_held(net):
+    kept = []
+
+    def loss_of(out):
+        hidden = out * 2.0
+        kept.append(weakref.ref(hidden))
+        return hidden.sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    gc.collect()
+    assert kept[0]() is None
+    assert micro.obstacle() == ""
+
+
+def test_what_the_loss_does_not_need_is_left_out(net):
+    total = torch.zeros(())
+
+    def loss_of(out):
+        loss = out.square().mean()
+        total.add_(loss.detach())
+        return loss
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    before = total.clone()
+    replayed(net, micro)
+    assert micro.obstacle() == ""
+    assert torch.equal(total, before)
+
+
+def test_a_batch_can_be_replaced_in_model_and_loss(net):
+    rows, target = torch.randn(3, 4), torch.randn(3, 4)
+    micro = taped(net, rows, lambda out: (out - target).square().sum())
+    assert set(micro.batch) == {"input", "target"}
+    fewer = {name: value[:2] for name, value in micro.batch.items()}
+    loss, _ = replayed(net, micro, fewer)
+    restore_rng(micro.rng)
+    assert torch.equal(loss, (net(rows[:2]) - target[:2]).square().sum().detach())
+
+
+def test_keywords_and_containers_are_named():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, batch, extra=None):
+            return (batch["ids"] + batch["mask"]).sum() * self.scale + extra[0].sum()
+
+    two = Two()
+    micro = TapedMicro(Tape("cpu", lambda _: None), note_rng())
+    batch = {"ids": torch.ones(2), "mask": torch.zeros(2)}
+    loss = micro.tape.call(two, (batch,), {"extra": [torch.ones(2)]}, rng=micro.rng)
+    micro.tape.call(torch.Tensor.backward, (loss,), {}, keep=True)
+    micro.closed([loss])
+    assert set(micro.batch) == {"ids", "mask", "extra.0"}
+    assert torch.equal(replayed(two, micro)[0], torch.tensor(4.0))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_inputs_changed_afterwards_are_an_obstacle(net, which):
+    rows, target = torch.randn(3, 4), torch.randn(3, 4)
+    micro = taped(net, rows, lambda out: (out - target).sum())
+    assert micro.obstacle() == ""
+    (rows, target)[which].zero_()
+    assert "an input was changed in place" in micro.obstacle()
+
+
+def test_a_loss_with_a_history_of_its_own_is_an_obstacle(net):
+    other = nn.Linear(4, 4)(torch.randn(3, 4))
+    micro = taped(net, torch.randn(3, 4), lambda out: (out + other).sum())
+    assert "were not recorded" in micro.obstacle()
+
+
+def test_what_the_loss_makes_of_the_scripts_own_tensors_is_played_again(net):
+    rewards, temperature = torch.tensor([1.0, 2.0, 4.0]), nn.Parameter(torch.tensor(0.5))
+
+    def loss_of(out):
+        advantages = (rewards - rewards.mean()) / rewards.std()
+        return (out.mean(1) * advantages * temperature.exp()).sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    assert micro.obstacle() == ""
+    assert set(micro.batch) == {"input", "rewards"}
+    loss, _ = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+    other, _ = replayed(net, micro, {**micro.batch, "rewards": torch.tensor([4.0, 2.0, 1.0])})
+    assert not torch.equal(loss, other)
+
+
+def test_asking_for_names_keeps_nothing_alive(net):
+    def step():
+        hidden = torch.randn(3, 4)
+        held = weakref.ref(hidden)
+        micro = taped(net, hidden, lambda out: out.sum())
+        assert set(micro.batch) == {"input"}
+        del micro, hidden
+        gc.collect()
+        assert held() is None
+
+    step()
+
+
+def test_what_the_script_prepares_in_place_is_taken_as_it_was_used(net):
+    rows, labels = torch.randn(3, 4), torch.tensor([[5, 0, 1], [5, 1, 1], [5, 2, 0]])
+
+    def loss_of(out):
+        target = labels[:, 1:]
+        padded = target == 0
+        target[padded] = -100
+        last = target[:, 0].clone()
+        last.clamp_(min=0)
+        return nn.functional.cross_entropy(out, last) * (~padded).sum()
+
+    micro = taped(net, rows, loss_of)
+    before = labels.clone()
+    assert micro.obstacle() == ""
+    loss, _ = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+    assert torch.equal(labels, before)
+
+
+def test_numbers_that_the_loss_draws_are_held(net):
+    scale = torch.arange(4.0)
+
+    def loss_of(out):
+        noise = torch.rand(4)
+        return (out * (noise + torch.rand_like(scale))).sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    loss, _ = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+
+
+def test_large_tensors_from_outside_are_not_held(net):
+    large = [torch.randn(600, 600)]
+    held = weakref.ref(large[0])
+
+    def loss_of(out):
+        return out.sum() * large.pop().softmax(-1).mean()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    gc.collect()
+    assert held() is None
+    assert micro.obstacle() == ""
+
+
+def test_a_tensor_from_outside_that_the_loss_writes_is_an_obstacle(net):
+    state = torch.zeros(4)
+
+    def loss_of(out):
+        state.add_(out.detach().mean(0))
+        return (out * state).sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    assert "in place" in micro.obstacle()
+
+
+def test_an_op_that_raises_is_told_and_raises_again_when_played(net):
+    told = []
+    tape = Tape("cpu", told.append)
+    out = tape.call(net, (torch.randn(3, 4),), {}, rng=note_rng())
+    tape.start()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        out @ torch.ones(7, 7)
+    tape.stop()
+    assert len(told) == 1
+    micro = TapedMicro(tape, note_rng())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        micro.rerun(None)
+
+
+def test_a_tape_is_given_up_when_it_is_too_long(net):
+    def loss_of(out):
+        for _ in range(MAX_CALLS):
+            out = out + 0.0
+        return out.sum()
+
+    assert "calls before backward" in taped(net, torch.randn(3, 4), loss_of).obstacle()
+
+
+def test_the_stack_of_function_modes_is_left_as_it_was(net):
+    tape = Tape("cpu", lambda _: None)
+    with torch.device("cpu"):
+        assert not tape.start()
+    assert tape.start()
+    with torch.device("cpu"):
+        assert tape.stop()
+        assert torch._C._len_torch_function_stack() == 1
+    assert torch._C._len_torch_function_stack() == 0
+    assert not tape.stop()
+
+
+def test_ops_are_played_from_the_scripts_own_line(net):
+    lines = []
+
+    class Noting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            import sys
+
+            frame = sys._getframe(1)
+            while frame is not None and "/torch/" in frame.f_code.co_filename:
+                frame = frame.f_back
+            lines.append((frame.f_code.co_filename, frame.f_lineno, str(func)))
+            return func(*args, **(kwargs or {}))
+
+    def loss_of(out):
+        return out.cosh().sum()
+
+    micro = taped(net, torch.randn(3, 4), loss_of)
+    with Noting():
+        replayed(net, micro)
+    wanted = (__file__, loss_of.__code__.co_firstlineno + 1)
+    assert [(f, n) for f, n, op in lines if op == "aten.cosh.default"] == [wanted]
+
+
+def early(net, prepared, rows, loss_of):
+    """A micro-batch whose tape has begun before the model call."""
+    tape = Tape("cpu", lambda _: None)
+    assert tape.start()
+    made = prepared()
+    tape.stop()
+    micro = TapedMicro(tape, note_rng())
+    out = tape.call(net, (rows(made),), {}, rng=micro.rng)
+    assert tape.start()
+    loss = loss_of(out, made)
+    tape.stop()
+    tape.call(torch.Tensor.backward, (loss,), {}, keep=True)
+    micro.closed([loss])
+    return micro
+
+
+def test_what_was_made_before_the_model_call_is_taken_as_it_is(net):
+    data = torch.randn(9, 4)
+    micro = early(net, lambda: data[3:6], lambda rows: rows, lambda out, _: out.sum())
+    assert micro.obstacle() == ""
+    assert {name: tuple(value.shape) for name, value in micro.batch.items()} == {"input": (3, 4)}
+    assert len(micro.tape.needed()) == 3
+    assert torch.equal(replayed(net, micro)[0], micro.loss)
+
+
+def test_what_was_made_before_the_model_call_and_is_not_finite_is_made_again(net):
+    rewards, inputs = torch.tensor([[2.0], [3.0], [4.0]]), torch.randn(3, 4)
+
+    def prepared():
+        return (rewards - rewards.mean(1, keepdim=True)) / (rewards - rewards).norm(dim=1)[:, None]
+
+    micro = early(net, prepared, lambda _: inputs, lambda out, advantages: (out * advantages).sum())
+    assert micro.obstacle() == ""
+    assert set(micro.batch) == {"input", "rewards"}
+    fixed, _ = replayed(net, micro, {**micro.batch, "rewards": rewards})
+    assert fixed.isnan()
+    rewards += 0.0
+    assert set(micro.batch) == {"input", "loss1"}, "what it was made of is no longer there"
+    assert micro.obstacle() == ""
+
+
+def test_a_parameter_of_the_script_that_is_used_before_the_model_call_has_its_gradient(net):
+    scale = nn.Parameter(torch.tensor(0.5))
+    inputs = torch.randn(3, 4)
+    micro = early(net, lambda: scale.exp(), lambda _: inputs, lambda out, s: (out * s).sum())
+    expected, scale.grad = scale.grad.clone(), None
+    assert micro.obstacle() == ""
+    replayed(net, micro)
+    assert torch.equal(scale.grad, expected)

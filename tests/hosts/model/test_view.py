@@ -1,0 +1,105 @@
+"""What structure alone tells of a model."""
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.trainer.facts import facts_of_loop
+
+
+class Plain(nn.Module):
+    """A decoder written by hand, its head tied to its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Embedding(8, 4)
+        self.words = nn.Embedding(16, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+        self.pool = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 16, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids):
+        hidden = self.words(ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.out(self.pool(hidden))
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny.llama(tie_word_embeddings=True)
+
+
+def test_a_plain_module():
+    view = PlainView(Plain())
+    assert view.decoder_layers() == ("blocks.0", "blocks.1", "blocks.2")
+    assert (view.head(), view.embedding()) == ("out", "words")
+    assert view.tied_groups() == (("words.weight", "out.weight"),)
+    assert view.quantized_layers() == ()
+    assert (view.attention(), view.attention_choices()) == (None, ())
+    assert view.device_type == "cpu"
+    ids = torch.ones(2, 3, dtype=torch.long)
+    assert view.token_ids({"x": torch.ones(2, 3), "arg0": ids}) is ids
+    assert view.logits({"arg0": ids}, ids) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")])
+def test_a_transformers_model(llama, wrap):
+    view = PlainView(wrap(llama))
+    prefix = "" if view.root is llama else "_orig_mod."
+    assert view.decoder_layers() == (f"{prefix}model.layers.0", f"{prefix}model.layers.1")
+    assert (view.head(), view.embedding()) == (f"{prefix}lm_head", f"{prefix}model.embed_tokens")
+    assert view.tied_groups() == (
+        (f"{prefix}model.embed_tokens.weight", f"{prefix}lm_head.weight"),
+    )
+    assert view.attention() == "sdpa"
+    assert view.attention_choices() == ("eager",)
+    view.set_attention("eager")
+    assert (view.attention(), view.attention_choices()) == ("eager", ("sdpa",))
+    view.set_attention("sdpa")
+
+
+def test_logits_of_a_causal_model(llama):
+    view = PlainView(llama)
+    ids = torch.randint(3, 60, (2, 5))
+    logits = view.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, ids)
+    assert logits.shape == (2, 5, 64)
+    assert not logits.requires_grad
+
+
+def test_a_model_without_parameters_or_embedding():
+    view = PlainView(nn.ReLU())
+    assert (view.device_type, view.head(), view.embedding()) == ("cpu", None, None)
+    assert view.decoder_layers() == ()
+    assert view.token_ids({"arg0": torch.ones(2, 3, dtype=torch.long)}) is None
+
+
+def test_packed_layers_are_known_by_their_class():
+    class Linear4bit(nn.Linear):
+        pass
+
+    net = nn.Sequential(nn.Linear(2, 2), Linear4bit(2, 2))
+    assert PlainView(net).quantized_layers() == ("1",)
+    assert facts_of_loop(PlainView(net)).quantization == "bitsandbytes-4bit"
+
+
+def test_weights_on_meta_are_no_ties():
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert PlainView(net).tied_groups() == ()
+
+
+def test_facts(llama):
+    optimizer = torch.optim.AdamW(llama.parameters(), 1e-3, eps=1e-6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    facts = facts_of_loop(PlainView(llama, optimizer, scaler), clip=1.0, num_micro=2)
+    assert (facts.host, facts.clip, facts.num_micro, facts.scaler) == ("loop", 1.0, 2, 256.0)
+    assert (facts.optimizer.name, facts.optimizer.lr, facts.optimizer.eps) == ("AdamW", 1e-3, 1e-6)
+    assert (facts.vocab, facts.table_rows, facts.model_type) == (64, 64, "llama")
+    assert [(g.dtype, g.trainable) for g in facts.param_groups] == [("float32", True)]
+    assert sum(g.num_tensors for g in facts.param_groups) == len(list(llama.parameters()))
+    assert not facts.compiled
+    assert facts_of_loop(PlainView(torch.compile(llama, backend="eager"))).compiled

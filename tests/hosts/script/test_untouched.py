@@ -1,0 +1,195 @@
+"""Under observe a run ends as it does without nanstop, whatever its script still holds; under no policy it dies of nanstop."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import nn
+
+from nanstop.decide.policy import Policy
+from nanstop.hosts.loop.watch import watch_loop
+from nanstop.hosts.script import autowatch
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
+from random_loops import MIDDLES, Loop, Outcome, Program, programs
+
+QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))  # fmt: skip
+MANY = settings(QUICK, max_examples=2000)
+
+GAN = (
+    ("forward", 0, "new"),
+    ("forward", 1, "detached"),
+    ("backward", -1, False, False),
+    ("step", 1),
+    ("forward", 1, "earlier"),
+    ("backward", -1, False, False),
+    ("step", 0),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("incidents")
+
+
+@pytest.fixture(autouse=True)
+def _without_words():
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def watched(program, policy, folder):
+    """Return the outcome of a run that is watched as ``nanstop run`` does, and the session's incidents."""
+    store = Store(folder)
+    store.reset()
+    autowatch.install(opener(Policy(on_failure=policy), store, lambda _: None))
+    try:
+        return Loop(program).run(), store.reports
+    finally:
+        autowatch.unwatch()
+
+
+def differences(program, folder):
+    """Return what is not the same with and without nanstop under observe."""
+    return Loop(program).run().differences(watched(program, "observe", folder)[0])
+
+
+def deaths(program, policy, folder):
+    """Return what is raised before anything is raised without nanstop; its own stop does not count."""
+    plain = Loop(program).run().raised
+    try:
+        ended, _ = watched(program, policy, folder)
+    except SystemExit:
+        return {}
+    first = min(plain, default=len(program.actions))
+    return {place: what for place, what in ended.raised.items() if place < first}
+
+
+@pytest.mark.parametrize("policy", ["observe", "skip", "repair"])
+def test_a_graph_that_outlives_a_failure_of_another_network_can_still_be_used(policy, folder):
+    actions = (*GAN * 2, GAN[0], ("spoil", "loss", "nan", 0), *GAN[1:], *GAN)
+    program = Program(("batch norm", "tanh"), "adam", actions)
+    plain = Loop(program).run()
+    outcome, reports = watched(program, policy, folder)
+    assert reports
+    assert outcome.raised == {}
+    assert policy != "observe" or plain.differences(outcome) == []
+
+
+@QUICK
+@given(programs())
+def test_observed_programs_end_as_they_do_alone(folder, program):
+    assert differences(program, folder) == []
+
+
+@pytest.mark.slow
+@MANY
+@given(programs())
+def test_many_observed_programs_end_as_they_do_alone(folder, program):
+    assert differences(program, folder) == []
+
+
+@pytest.mark.parametrize("policy", ["skip", "repair"])
+@settings(QUICK, max_examples=10)
+@given(program=programs())
+def test_no_program_dies_of_nanstop(folder, policy, program):
+    assert deaths(program, policy, folder) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["skip", "repair"])
+@MANY
+@given(program=programs())
+def test_none_of_many_programs_dies_of_nanstop(folder, policy, program):
+    assert deaths(program, policy, folder) == {}
+
+
+def manual(network, watch):
+    """Train by the manual interface (``watch`` false: without it), a graph of another network alive all the while."""
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    net = nn.Sequential(nn.Linear(3, 4), MIDDLES[network](), nn.Linear(4, 3))
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    bank, outcome = torch.zeros(3), Outcome()
+    generator = torch.Generator().manual_seed(3)
+
+    def loss_of(x):
+        bank.mul_(0.9).add_(x.mean(0).detach().nan_to_num(), alpha=0.1)
+        noise = torch.rand(x.shape, generator=generator)
+        return (net(other(x) * bank + noise) - x).square().mean()
+
+    held = other(torch.randn(4, 3)).sum() + net[0](torch.randn(4, 3)).sum() * 0
+    hand = watch(net, optimizer) if watch else None
+    for step in range(5):
+        x = torch.randn(4, 3) + (float("nan") if step == 3 else 0)
+        if hand is not None:
+            outcome.note(f"loss {step}", hand.step(loss_of, x))
+            hand.update(clip=None)
+        else:
+            loss = loss_of(x)
+            loss.backward()
+            outcome.note(f"loss {step}", loss.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, module in (("net", net), ("other", other)):
+        for key, tensor in (*module.named_parameters(), *module.named_buffers()):
+            outcome.note(f"{name}.{key}", tensor)
+            outcome.note(f"{name}.{key}.grad", tensor.grad)
+    outcome.note("bank", bank)
+    outcome.note("generator", generator.get_state())
+    outcome.note("rng", torch.get_rng_state())
+    try:
+        held.backward()
+    except RuntimeError as error:
+        outcome.raised[0] = str(error)
+    outcome.note("held", other[0].weight.grad)
+    return outcome
+
+
+@pytest.mark.parametrize("network", sorted(MIDDLES))
+def test_the_manual_interface_leaves_what_its_loss_function_touches(network, folder):
+    store = Store(folder)
+    store.reset()
+    opened = opener(Policy(on_failure="observe"), store, lambda _: None)
+    plain = manual(network, None)
+    assert plain.differences(manual(network, partial(watch_loop, open_session=opened))) == []
+    assert any(report.replay is not None for report in store.reports.values())
+
+
+def scaled():
+    """Train two networks under one loss scaler, the second loss scaled before the first is looked at."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    scaler, outcome = torch.amp.GradScaler("cpu", init_scale=8.0), Outcome()
+    for step in range(4):
+        x = torch.randn(4, 3)
+        first, second = (scaler.scale(net(x).square().mean()) for net in nets)
+        (first * (float("nan") if step == 2 else 1)).backward()
+        scaler.unscale_(optimizers[0])
+        second.backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        outcome.note(f"scale {step}", scaler.get_scale())
+    for place, net in enumerate(nets):
+        for name, tensor in net.state_dict().items():
+            outcome.note(f"{place}.{name}", tensor.detach())
+    return outcome
+
+
+def test_a_loss_that_was_scaled_before_a_failure_can_still_be_used(folder):
+    store = Store(folder)
+    store.reset()
+    plain = scaled()
+    autowatch.install(opener(Policy(on_failure="observe"), store, lambda _: None))
+    try:
+        seen = scaled()
+    finally:
+        autowatch.unwatch()
+    assert plain.differences(seen) == []
+    assert any(report.replay is not None for report in store.reports.values())

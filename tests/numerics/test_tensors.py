@@ -1,0 +1,133 @@
+"""Ranges of tensors of every kind, and the formats in which an op is repeated."""
+
+import math
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+from nanstop.numerics.tensors import (
+    dense_parts,
+    format_limit,
+    has_bad,
+    is_measurable,
+    measure,
+    nonfinite_names,
+    widened,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_full_range(dtype):
+    tiny = torch.finfo(dtype).tiny
+    values = torch.tensor([[0.0, -3.0, NAN], [INF, -INF, tiny / 2], [INF, 0.0, 0.5]], dtype=dtype)
+    stats = measure(values, "w")
+    assert (stats.shape, stats.name, stats.device) == ((3, 3), "w", "cpu")
+    assert (stats.nan, stats.posinf, stats.neginf, stats.zeros) == (1, 2, 1, 2)
+    assert (stats.subnormal, stats.absmax, stats.absmin_nonzero) == (1, 3.0, tiny / 2)
+    assert (stats.first_bad, stats.num_bad, stats.finite) == ((0, 2), 4, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bit_formats(dtype):
+    stats = measure(torch.tensor([2.0, NAN, -8.0]).to(dtype))
+    assert (stats.dtype, stats.nan, stats.absmax) == (str(dtype)[6:], 1, 8.0)
+
+
+def test_finite_values_have_no_first_bad():
+    stats = measure(torch.tensor([1.0, 2.0]))
+    assert stats.finite
+    assert stats.first_bad is None
+    assert stats.headroom_bits == pytest.approx(127.0, abs=0.01)
+
+
+def test_float64_keeps_its_range():
+    assert measure(torch.tensor([1e300], dtype=torch.float64)).absmax == 1e300
+
+
+def test_all_zero_and_scalar():
+    assert measure(torch.zeros(4)).absmin_nonzero == 0.0
+    assert measure(torch.tensor(NAN)).first_bad == ()
+
+
+def test_integers_report_their_range_and_zeros():
+    stats = measure(torch.tensor([-7, 0, 3]))
+    assert (stats.absmax, stats.zeros, stats.dtype, stats.finite) == (7.0, 1, "int64", True)
+    assert measure(torch.tensor([True, False])).absmax == 1.0
+
+
+def test_complex_counts_parts():
+    stats = measure(torch.tensor([complex(1, NAN), complex(-4, INF)]).conj())
+    assert (stats.dtype, stats.nan, stats.neginf, stats.absmax) == ("complex64", 1, 1, 4.0)
+
+
+def sparse():
+    return torch.sparse_coo_tensor([[0, 2]], [1.0, NAN], (4,))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant)")
+def test_sparse_tensors_are_measured_by_their_entries():
+    assert measure(sparse()).nan == 1
+    assert measure(sparse()).shape == (4,)
+    assert has_bad(torch.tensor([[0.0, INF]]).to_sparse_csr())
+    assert nonfinite_names([("s", sparse()), ("t", torch.ones(2))]) == ("s",)
+
+
+def test_wrapper_tensors_are_opened():
+    pair = TwoTensor(torch.ones(2), torch.tensor([1.0, INF]))
+    assert [tuple(part.shape) for part in dense_parts(pair)] == [(2,), (2,)]
+    assert has_bad(pair)
+    assert not is_measurable(pair)
+
+
+CANNOT_BE_LOOKED_AT = {
+    "empty": lambda: torch.empty(0),
+    "meta": lambda: torch.empty(3, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(deprecated|prototype)")
+@pytest.mark.parametrize("kind", CANNOT_BE_LOOKED_AT)
+def test_what_cannot_be_looked_at_is_finite_and_zero(kind):
+    tensor = CANNOT_BE_LOOKED_AT[kind]()
+    stats = measure(tensor)
+    assert (stats.finite, stats.absmax) == (True, 0.0)
+    assert not has_bad(tensor)
+
+
+def test_norm_that_overflows_is_confirmed():
+    huge = torch.full((8,), 3e38)
+    named = [("huge", huge), ("nan", torch.tensor([1.0, NAN])), ("ids", torch.ones(2).long())]
+    assert nonfinite_names(named) == ("nan",)
+    assert nonfinite_names([("half", torch.full((4096,), 6e4).half())]) == ()
+    assert nonfinite_names([("wide", torch.tensor([1e300], dtype=torch.float64))]) == ()
+    assert nonfinite_names([("c", torch.tensor([complex(0, NAN)])), ("f", torch.ones(1))]) == ("c",)
+    assert nonfinite_names([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("formats", "wide"),
+    [
+        ({torch.float16}, {torch.float16: torch.float32}),
+        ({torch.float16, torch.float32}, {torch.float16: torch.float32}),
+        ({torch.bfloat16}, {torch.bfloat16: torch.float64}),
+        (
+            {torch.bfloat16, torch.float32},
+            {torch.bfloat16: torch.float64, torch.float32: torch.float64},
+        ),
+        ({torch.float32, torch.int64}, {torch.float32: torch.float64}),
+        ({torch.float8_e5m2, torch.float32}, {torch.float8_e5m2: torch.float32}),
+        ({torch.int64}, {}),
+    ],
+)
+def test_widened(formats, wide):
+    assert widened(formats) == wide
+
+
+def test_format_limit():
+    assert format_limit(torch.float16) == 65504.0
+    assert format_limit(torch.int64) == math.inf

@@ -1,0 +1,240 @@
+"""Verdicts over scripted trials: what is proven, what only plausible, what is preferred, and what ends a search."""
+
+from dataclasses import replace
+
+import pytest
+
+from nanstop.prove.search import Budget, prove
+from nanstop.records import Atom, FailureKey, Reference, Trial
+from nanstop.records.remedies import safety_of
+
+KEY = FailureKey(kind="+inf", phase="forward", op="aten.mul.Tensor", module="model.layers.0.norm")
+BASELINE = Trial(atoms=(), outcome="same_failure", key=KEY, micro=2, seconds=1.0, peak_bytes=2**22)
+REFERENCE = Reference(outcome="pass", loss=1.0, loss_tolerance=1e-3, cosine_tolerance=1e-3)
+BROKEN = Reference(outcome="same_failure")
+A, B, C = (Atom(remedy="island", target=name, value="float32") for name in "abc")
+AUTOCAST = Atom(remedy="outer_autocast", value="float16")
+BF16 = Atom(remedy="bf16")
+CLOSE = {"loss": 1.0, "loss_gap": 1e-5, "grad_cosine": 0.99999}
+FAR = {"loss": 1.0, "loss_gap": 0.1, "grad_cosine": 0.9}
+
+
+class Script:
+    """A trial function: the outcome of each set of atoms is written down; anything else fails as before."""
+
+    def __init__(self, outcomes, by_micro=None, seconds=1.5):
+        self.outcomes = {frozenset(atoms): fields for atoms, fields in outcomes.items()}
+        self.by_micro = by_micro or {}
+        self.seconds = seconds
+        self.calls = []
+
+    def __call__(self, atoms, micro):
+        self.calls.append((atoms, micro))
+        fields = self.outcomes.get(frozenset(atoms), {"outcome": "same_failure", "key": KEY})
+        if micro is not None:
+            fields = self.by_micro.get(micro, fields)
+        if isinstance(fields, BaseException):
+            raise fields
+        known = {"outcome": "pass", "micro": 2 if micro is None else micro} | fields
+        return Trial(atoms=atoms, seconds=self.seconds, peak_bytes=2**23, **known)
+
+
+def run(trial, candidates, *, reference=REFERENCE, **options):
+    return prove(
+        "0001", BASELINE, candidates, trial, reference=reference, safety_of=safety_of, **options
+    )
+
+
+def test_cost_is_not_told_of_a_device_without_memory_figures():
+    quiet = replace(BASELINE, peak_bytes=None)
+    proof = prove(
+        "0001", quiet, [(A,)], Script({(A,): CLOSE}), reference=REFERENCE, safety_of=safety_of
+    )
+    assert (proof.verdict, proof.cost) == ("proven", "")
+
+
+def test_proven():
+    proof = run(Script({(A,): CLOSE}), [(A,)], confirm=(0, 1))
+    assert (proof.verdict, proof.minimal, proof.safety) == ("proven", (A,), "safe")
+    assert [trial.micro for trial in proof.passing] == [2, 0, 1]
+    assert [trial.outcome for trial in proof.ablations] == ["same_failure"]
+    assert proof.cost == "+50.0 % time, +4.0 MiB"
+    assert proof.next_experiment == ""
+
+
+def test_needless_atom_is_dropped():
+    proof = run(Script({(A, B): CLOSE, (A,): CLOSE}), [(A, B)])
+    assert proof.verdict == "proven"
+    assert proof.minimal == (A,)
+
+
+def test_every_atom_is_ablated():
+    proof = run(Script({(A, B, AUTOCAST): CLOSE}), [(A, B, AUTOCAST)])
+    assert proof.minimal == (A, B, AUTOCAST)
+    assert [set(trial.atoms) for trial in proof.ablations] == [{B, AUTOCAST}, {A, AUTOCAST}, {A, B}]
+    assert all(trial.outcome == "same_failure" for trial in proof.ablations)
+
+
+def test_an_atom_needed_only_for_agreement_stays():
+    proof = run(Script({(A, B): CLOSE, (A,): FAR}), [(A, B)])
+    assert (proof.verdict, proof.minimal) == ("proven", (A, B))
+
+
+def test_finite_is_not_fixed():
+    proof = run(Script({(B,): FAR, (A,): CLOSE}), [(B,), (A,)])
+    assert (proof.verdict, proof.minimal) == ("proven", (A,))
+    (other,) = proof.alternatives
+    assert (other.atoms, other.loss_gap, other.passed, other.runs) == ((B,), 0.1, 1, 1)
+
+
+def test_bent_alone_is_plausible():
+    proof = run(Script({(B,): FAR}), [(B,)])
+    assert proof.verdict == "plausible"
+    assert proof.next_experiment == "finite, but 100 tolerances away from float32"
+
+
+def test_unmeasured_distance_is_plausible():
+    proof = run(Script({(B,): {"loss": 1.0}}), [(B,)])
+    assert proof.verdict == "plausible"
+    assert "not measured" in proof.next_experiment
+
+
+def test_broken_causality_is_no_cure():
+    proof = run(Script({(A,): CLOSE | {"causal": False}}), [(A,)])
+    assert proof.verdict == "none_found"
+
+
+def test_safe_before_changes_training():
+    exact = {"loss_gap": 0.0, "grad_cosine": 1.0}
+    proof = run(Script({(BF16,): exact, (A, AUTOCAST): CLOSE}), [(BF16,), (A, AUTOCAST)])
+    assert proof.minimal == (A, AUTOCAST)
+    assert [(other.atoms, other.safety) for other in proof.alternatives] == [
+        ((BF16,), "changes_training")
+    ]
+
+
+def test_smallest_then_nearest():
+    nearer = CLOSE | {"loss_gap": 1e-7, "grad_cosine": 0.9999999}
+    outcomes = {(A,): CLOSE, (B,): nearer, (C, AUTOCAST): nearer}
+    assert run(Script(outcomes), [(C, AUTOCAST), (A,), (B,)]).minimal == (B,)
+
+
+def test_unsafe_is_proven_when_nothing_else_is():
+    proof = run(Script({(BF16,): CLOSE, (A,): FAR}), [(A,), (BF16,)])
+    assert (proof.verdict, proof.minimal, proof.safety) == ("proven", (BF16,), "changes_training")
+
+
+def test_confirmation_fails():
+    script = Script({(A,): CLOSE}, by_micro={1: {"outcome": "same_failure", "key": KEY}})
+    proof = run(script, [(A,)], confirm=(0, 1))
+    assert proof.verdict == "plausible"
+    assert proof.next_experiment.startswith("it fails on 1 of 3 micro-batches")
+    assert [trial.micro for trial in proof.passing] == [2, 0]
+
+
+def test_agreeing_before_bent_where_neither_is_proven():
+    script = Script({(B,): FAR, (A, AUTOCAST): CLOSE}, by_micro={0: {"outcome": "other_failure"}})
+    proof = run(script, [(B,), (A, AUTOCAST)], confirm=(0,))
+    assert (proof.verdict, proof.minimal) == ("plausible", (A, AUTOCAST))
+
+
+def test_pursuit_follows_the_failure():
+    moved = FailureKey(kind="+inf", phase="forward", op="aten.mul.Tensor", module="b")
+    steps = {(A,): (A, B), (A, B): (A, B, C)}
+    script = Script(
+        {
+            (A,): {"outcome": "other_failure", "key": moved},
+            (A, B): {"outcome": "other_failure", "key": moved},
+            (A, B, C): CLOSE,
+            (B, C): CLOSE,
+        }
+    )
+    proof = run(script, [(A,)], extend=lambda trial: steps.get(trial.atoms))
+    assert (proof.verdict, proof.minimal) == ("proven", (B, C))
+
+
+def test_pursuit_ends():
+    def extend(trial):
+        return (*trial.atoms, Atom(remedy="island", target=str(len(trial.atoms)), value="float32"))
+
+    script = Script({})
+    proof = run(script, [(A,)], extend=extend)
+    assert proof.verdict == "none_found"
+    assert len(script.calls) == 17
+    circle = Script({})
+    run(circle, [(A,)], extend=lambda trial: (B,) if trial.atoms == (A,) else (A,))
+    assert [atoms for atoms, _ in circle.calls] == [(A,), (B,)]
+
+
+def test_rows_unchanged_stands_for_the_reference():
+    script = Script({(A,): {"rows_unchanged": True}, (B,): {"rows_unchanged": False}})
+    assert run(script, [(A,)], reference=BROKEN).verdict == "proven"
+    plausible = run(script, [(B,)], reference=BROKEN)
+    assert plausible.verdict == "plausible"
+    assert plausible.next_experiment.startswith("float32 fails too")
+
+
+def test_none_found_names_what_was_tried():
+    moved = FailureKey(kind="nan", phase="backward", op="aten.bmm.default", module="model.layers.1")
+    script = Script({(A,): {"outcome": "other_failure", "key": moved}})
+    proof = run(script, [(B,), (A,)])
+    assert (proof.verdict, proof.minimal, proof.passing) == ("none_found", (), ())
+    assert [trial.atoms for trial in proof.tried] == [(B,), (A,)]
+    assert "moved to `aten.bmm.default` in `model.layers.1`" in proof.next_experiment
+    assert run(Script({}), [(B,)]).next_experiment.startswith("float32 passes")
+    assert run(Script({}), [(B,)], reference=BROKEN).next_experiment.startswith("float32 fails too")
+
+
+def test_not_reproduced():
+    passing = Trial(atoms=(), outcome="pass")
+    proof = prove("0001", passing, [(A,)], Script({}), reference=REFERENCE, safety_of=safety_of)
+    assert proof.verdict == "none_found"
+    assert "passes when run again" in proof.next_experiment
+    assert proof.tried == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(MemoryError("no room"), "oom"), (RuntimeError("dtype"), "crash")]
+)
+def test_a_trial_that_raises_is_an_outcome(error, outcome):
+    proof = run(Script({(A,): error, (B,): CLOSE}), [(A,), (B,)])
+    assert (proof.verdict, proof.minimal) == ("proven", (B,))
+    first = proof.tried[0]
+    assert (first.outcome, first.micro) == (outcome, 2)
+    assert first.message == f"{type(error).__name__}: {error}"
+
+
+def test_interrupt_propagates():
+    with pytest.raises(KeyboardInterrupt, match="by hand"):
+        run(Script({(A,): KeyboardInterrupt("by hand")}), [(A,)])
+
+
+def test_trial_budget():
+    proof = run(Script({(B,): CLOSE}), [(A,), (B,), (C,)], budget=Budget(trials=1))
+    assert proof.verdict == "none_found"
+    assert len(proof.tried) == 1
+    assert proof.next_experiment.startswith("the budget ended with 2 candidates untried")
+
+
+def test_budget_ends_before_confirmation():
+    proof = run(Script({(A,): CLOSE}), [(A,)], confirm=(0, 1), budget=Budget(trials=2))
+    assert (proof.verdict, proof.minimal) == ("plausible", (A,))
+    assert "before the cure was confirmed" in proof.next_experiment
+
+
+def test_clock_budget():
+    clock = iter(range(100))
+    proof = run(
+        Script({(C,): CLOSE}),
+        [(A,), (B,), (C,)],
+        budget=Budget(seconds=4.0, clock=lambda: float(next(clock))),
+    )
+    assert proof.verdict == "none_found"
+    assert 0 < len(proof.tried) < 3
+
+
+def test_no_trial_is_run_twice():
+    script = Script({(A, B): CLOSE})
+    run(script, [(A, B), (B, A), (A,), (B,)], confirm=(0,))
+    asked = [(frozenset(atoms), micro) for atoms, micro in script.calls]
+    assert len(asked) == len(set(asked))

@@ -1,0 +1,42 @@
+"""What is known of a batch: ranges, and how much of it is supervised."""
+
+import math
+
+import pytest
+import torch
+
+from nanstop.replay.batches import batch_facts
+
+
+@pytest.mark.parametrize(
+    ("name", "num_supervised"), [("labels", 1), ("arg1", 1), ("loss2", 1), ("input_ids", None)]
+)
+def test_labels_are_known_by_their_name_or_by_what_they_ignore(name, num_supervised):
+    (fact,) = batch_facts({name: torch.tensor([[-100, 3], [-100, -100]])}, 0)
+    assert fact.num_supervised == num_supervised
+    if num_supervised is not None:
+        assert (fact.num_rows, fact.num_rows_without_labels) == (2, 1)
+
+
+def test_other_entries_supervise_nothing():
+    facts = batch_facts({"arg0": torch.tensor([[1, 3]]), "x": torch.full((2, 2), -100.0)}, 0)
+    assert [fact.num_supervised for fact in facts] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "ratio"),
+    [
+        ([[1.0], [-64.0], [2.0], [3.0]], 1, 32.0),
+        ([[1.0, math.nan], [4.0, math.inf], [2.0, 0.0], [2.0, 2.0]], 1, 2.0),
+        ([[0.0], [5.0], [0.0]], 1, None),
+        ([[1.0], [9.0]], None, None),
+    ],
+)
+def test_the_sample_with_the_largest_values(rows, row, ratio):
+    (fact,) = batch_facts({"x": torch.tensor(rows).half()}, 0)
+    assert (fact.outlier_row, fact.outlier_ratio) == (row, ratio)
+
+
+def test_ids_and_empty_entries_have_no_odd_sample():
+    entries = {"ids": torch.arange(4)[:, None], "none": torch.zeros(4, 0), "one": torch.tensor(1.0)}
+    assert [fact.outlier_row for fact in batch_facts(entries, 0)] == [None, None, None]

@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign scoreboard scoreboard-peers clean
+.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign scoreboard scoreboard-peers package changelog clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -104,6 +104,19 @@ scoreboard: $(VENV)/.dev
 
 scoreboard-peers: $(VENV)/.dev .venv-peers/.done
 	OMP_NUM_THREADS=1 $(PY) benchmarks/scoreboard.py --peers
+
+# Wheel and sdist, checked, and the wheel used in an environment that has nothing else of the project.
+package: $(VENV)/.dev
+	rm -rf dist build/package
+	$(PY) -m build --outdir dist
+	$(VENV)/bin/twine check --strict dist/*
+	$(PYTHON) -m venv build/package
+	build/package/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	build/package/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build && package/bin/python ../tools/try_package.py
+
+changelog: $(VENV)/.dev
+	$(VENV)/bin/towncrier build --draft --version next
 
 clean:
 	rm -rf $(VENV) .venv-peers .venv-lowest .venv-smoke .venv-newest build dist .pytest_cache .ruff_cache

@@ -245,7 +245,7 @@ def _environment() -> dict[str, str]:
 
 def _injection() -> dict[str, str]:
     """Return what makes a process follow torch as those below ``nanstop run`` do."""
-    from nanstop.session.factory import INJECTION
+    from nanstop.process.inject.variables import INJECTION
 
     path = os.environ.get("PYTHONPATH")
     paths = [str(INJECTION), path] if path else [str(INJECTION)]

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from nanstop.localize.localize import localize, record
+from nanstop.localize.localize import localize
+from nanstop.tracing.record_step import record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from fnstep import FnStep

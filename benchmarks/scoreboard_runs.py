@@ -142,11 +142,12 @@ def environment() -> dict[str, str]:
 
 def _injection() -> dict[str, str]:
     """Return what makes a process follow torch as those below ``nanstop run`` do."""
-    from nanstop.session.factory import injection
+
+    from nanstop.process.inject.variables import INJECTION
 
     return {
         "NANSTOP_RUN": "warm",
-        "PYTHONPATH": os.pathsep.join((str(injection()), environment()["PYTHONPATH"])),
+        "PYTHONPATH": os.pathsep.join((str(INJECTION), environment()["PYTHONPATH"])),
     }
 
 

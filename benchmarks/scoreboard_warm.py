@@ -209,10 +209,10 @@ class Forked:
 def _run_watched(words: Sequence[str], variables: Mapping[str, str]) -> int:
     """Be the process that ``nanstop run`` starts: its injection has run, with these variables."""
     _environment(variables)
-    from nanstop.hosts.script import autowatch
+    from nanstop.process.inject.start import start
 
     try:
-        autowatch.start()
+        start()
     except Exception:
         traceback.print_exc()
     return _run_script(words)

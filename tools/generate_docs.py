@@ -1,11 +1,12 @@
 """Write what the documentation takes from the code: a page a finding and their index in each language, and the schema of reports.
 
-Run from the repository root: ``python tools/generate_docs.py``. A test compares the files with the code.
+``python tools/generate_docs.py`` writes, with ``--check`` it only says which files are out of date. A test does the same.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from nanstop.diagnose import pages
@@ -71,13 +72,20 @@ def files() -> dict[Path, str]:
     return written
 
 
-def main() -> None:
-    """Write the files."""
-    for path, text in files().items():
-        target = DOCS / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+def main() -> int:
+    """Write the files that are out of date, or say which they are."""
+    stale = [
+        (DOCS / path, text)
+        for path, text in files().items()
+        if not (DOCS / path).is_file() or (DOCS / path).read_text(encoding="utf-8") != text
+    ]
+    for target, text in stale:
+        sys.stdout.write(f"{target}\n")
+        if "--check" not in sys.argv[1:]:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    return int("--check" in sys.argv[1:] and bool(stale))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

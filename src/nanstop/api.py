@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError, TrainingStopped
-from nanstop.hosts.script.autowatch import opened
+from nanstop.hosts.script import autowatch
 from nanstop.process.inject.dry_run import planned
 from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.report.announce import announcer
@@ -154,7 +154,7 @@ def watch(
                 require_fit(record, target)
             store = run_store(out)
             announce = announcer(store.folder)
-            open_session = opener(chosen, store, announce, plan=record, opened=opened)
+            open_session = opener(chosen, store, announce, plan=record, opened=autowatch.opened)
             try:
                 inner = watch_trainer(target, open_session)
             except Exception as error:  # nanstop is never the reason a run dies
@@ -214,8 +214,13 @@ def _watch_loop(
 
         applied = Plan(plan).apply(model, optimizer)
     store = run_store(out)
-    open_session = opener(policy, store, announcer(store.folder), opened=opened)
-    inner = watch_loop(model, optimizer, open_session, accumulation=accumulation)
+    # A job that stands in for the training has its own way to open a loop.
+    open_session = autowatch.opener() if planned() is not None else None
+    if open_session is None:
+        open_session = opener(policy, store, announcer(store.folder), opened=autowatch.opened)
+    inner = watch_loop(
+        model, optimizer, open_session, accumulation=accumulation, pause=autowatch.paused
+    )
     return LoopWatch(inner, store, applied, ends=policy.on_stop == "end")
 
 
@@ -241,8 +246,8 @@ def _facts(target: Any) -> Any:
 
         return facts_of(HfView(target), target)
     if isinstance(target, torch.nn.Module):
+        from nanstop.hosts.loop.facts import facts_of_loop
         from nanstop.hosts.model.view import PlainView
-        from nanstop.hosts.trainer.facts import facts_of_loop
 
         return facts_of_loop(PlainView(target))
     raise NanstopError(f"check() takes a trainer or a torch module, not {type(target).__name__}")

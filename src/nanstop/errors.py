@@ -1,6 +1,9 @@
-"""The errors of nanstop: a code, what is wrong, and what to do about it."""
+"""The errors of nanstop: a code, what is wrong, what to do about it, and the nearest valid name."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class NanstopError(Exception):
@@ -28,3 +31,15 @@ class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
         hint = f"incident {incident}: `nanstop report`" if incident else ""
         super().__init__(message, code="NS000", hint=hint)
         self.incident = incident
+
+
+def unknown(
+    what: str, given: object, choices: Iterable[str], *, code: str = "NS001"
+) -> NanstopError:
+    """Return ``unknown WHAT: `GIVEN``` with a did-you-mean where a choice is near, and the choices where they are few."""
+    known = list(choices)
+    near = difflib.get_close_matches(str(given), known, n=1)
+    hints = [f"did you mean `{near[0]}`?"] if near else []
+    if len(known) <= 24:
+        hints.append(f"known: {', '.join(known)}")
+    return NanstopError(f"unknown {what}: `{given}`", code=code, hint=" ".join(hints))

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 import nanstop
 from nanstop.decide.policy import Policy
 from nanstop.detect.early_steps import EarlyLooks
+from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.trainer.facts import facts_of_loop
 from nanstop.records import GradientPath, ParamGroup, RunFacts, Sighting
 from nanstop.session.session import Session
 from nanstop.store.incidents import Store

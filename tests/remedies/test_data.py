@@ -6,8 +6,8 @@ import torch
 import tiny
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.remedies.apply import applied, dropped_micros, rebatch
-from nanstop.remedies.data import odd_rows
+from nanstop.remedies.apply import applied
+from nanstop.remedies.data import dropped_micros, odd_rows, rebatch
 from remedies.views import IDS, View, plain, qwen2
 
 

@@ -8,7 +8,8 @@ import torch
 
 import tiny
 from nanstop.records import Atom
-from nanstop.remedies.apply import applied, reference
+from nanstop.remedies.apply import applied
+from nanstop.remedies.precision import reference
 from remedies.views import (
     IDS,
     SETTINGS,

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from nanstop.records import Atom
-from nanstop.remedies.apply import TABLE, applied, reference, span_of
+from nanstop.remedies.apply import TABLE, applied, span_of
+from nanstop.remedies.precision import reference
 from remedies.views import View
 from versions import needs
 

@@ -9,7 +9,8 @@ import tiny
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.records.remedies import CURES
-from nanstop.remedies.apply import TABLE, applied, reference
+from nanstop.remedies.apply import TABLE, applied
+from nanstop.remedies.precision import reference
 from remedies.views import IDS, SETTINGS, View, packed_view, run, state_of
 from versions import needs
 

@@ -14,8 +14,8 @@ import torch
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
+from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.trainer.facts import facts_of_loop
 from nanstop.records import Evidence, RunFacts, Series, StepId
 from nanstop.replay.snapshot import SnapshotKeeper, Trainable
 from nanstop.session.factory import opener

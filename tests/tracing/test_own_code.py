@@ -16,8 +16,8 @@ import nanstop.faults.plants
 import nanstop.hosts.loop.tape
 import nanstop.tracing.places
 from fnstep import FnStep
-from nanstop.localize.localize import record
 from nanstop.tracing.own_code import is_library, is_own, is_wrapper, lies_in
+from nanstop.tracing.record_step import record
 from nanstop.tracing.recorder import Recorder
 
 HOSTILE = ("nanstop/train.py", "a b/accelerate/train.py", "南停/torch/transformers/utils/x.py")

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 import planted
 import tiny
 from fnstep import FnStep
-from nanstop.localize.localize import localize, record
+from nanstop.localize.localize import localize
+from nanstop.tracing.record_step import record
 from nanstop.tracing.recorder import Recorder
 from planted import Net
 

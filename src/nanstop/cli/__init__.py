@@ -7,8 +7,18 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli import after, before, during, reference
+from nanstop.cli.bisect import bisect
+from nanstop.cli.check import check
 from nanstop.cli.command_line import CheckCommand, Commands, RunCommand, UsageProblem, usage_error
+from nanstop.cli.compare import compare
+from nanstop.cli.demo import demo
+from nanstop.cli.doctor import doctor
+from nanstop.cli.lr_range import lr_range
+from nanstop.cli.plan import plan
+from nanstop.cli.reference import env, explain, rules
+from nanstop.cli.report import report
+from nanstop.cli.run import run
+from nanstop.cli.scan import scan
 from nanstop.cli.terminal import (
     FINDINGS,
     INTERNAL,
@@ -57,19 +67,19 @@ def nanstop(
         typer.echo(ctx.get_help())
 
 
-app.command()(during.demo)
-app.command(cls=RunCommand)(during.run)
-app.command(cls=CheckCommand)(before.check)
-app.command()(after.report)
-app.command()(before.scan)
-app.command("bisect")(before.bisect_configs)
-app.command("lr-range", cls=RunCommand)(before.lr_range)
-app.command(cls=RunCommand)(before.doctor)
-app.command()(before.plan)
-app.command()(after.compare)
-app.command()(reference.explain)
-app.command()(reference.rules)
-app.command()(reference.env)
+app.command()(demo)
+app.command(cls=RunCommand)(run)
+app.command(cls=CheckCommand)(check)
+app.command()(report)
+app.command()(scan)
+app.command()(bisect)
+app.command("lr-range", cls=RunCommand)(lr_range)
+app.command(cls=RunCommand)(doctor)
+app.command()(plan)
+app.command()(compare)
+app.command()(explain)
+app.command()(rules)
+app.command()(env)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,8 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from nanstop.errors import NanstopError
-from nanstop.suggest import unknown
+from nanstop.errors import NanstopError, unknown
 
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 """The base of all complaints about usage, which typer has under no public name."""

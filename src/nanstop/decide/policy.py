@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, unknown
 from nanstop.records import Action, ActionKind, Atom, FailureKey, Proof
 from nanstop.records.remedies import CURES, safety_of
-from nanstop.suggest import unknown
 
 OnFailure = Literal["repair", "skip", "stop", "observe"]
 OnStop = Literal["raise", "end"]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanstop.demo.scenario import Scenario, Setup
-from nanstop.errors import NanstopError
-from nanstop.suggest import unknown
+from nanstop.errors import NanstopError, unknown
 
 
 def _s1(setup: Setup) -> Any:

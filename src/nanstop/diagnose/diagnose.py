@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Report
+from nanstop.records.vocabulary import RANK
 
 YIELDS: dict[str, tuple[str, ...]] = {
     "NS114": ("NS107",),
@@ -45,8 +46,6 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     "NS602": ("NS108",),
 }
 """Standing facts that can have caused a failure, named beside it."""
-
-RANK = {"certain": 0, "likely": 1, "possible": 2}
 
 
 @dataclass(frozen=True, slots=True)

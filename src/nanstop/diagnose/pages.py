@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nanstop.diagnose import catalogue
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.suggest import unknown
+from nanstop.errors import unknown
 
 LANGUAGES = ("en", "zh")
 

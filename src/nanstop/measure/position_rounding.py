@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.localize.localize import Scene, known_tensors
 from nanstop.numerics.tensors import format_name, in_float64
 from nanstop.records import CoarseRow
 from nanstop.replay.eager import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
+from nanstop.tracing.record_step import Scene, known_tensors
 from nanstop.tracing.recorder import Op, Recorder, Trace, Value
 
 LEAST_ANGLE = 0.05

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.localize.localize import Scene, known_tensors
 from nanstop.numerics.tensors import bad_mask, dense_parts, floats, format_name
 from nanstop.records import FORMAT_MAX, Phase, RangeRow
 from nanstop.replay.eager import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
+from nanstop.tracing.record_step import Scene, known_tensors
 from nanstop.tracing.recorder import Op, Recorder, Trace
 
 Under = Callable[[], AbstractContextManager[Any]]
@@ -78,7 +78,7 @@ def probe_ranges(
     ranges = _Ranges()
     for micro in _chosen(step, micros):
         look = _Look(_buffer_masks(step, micro))
-        trace = _recorded(step, micro, under, look)
+        trace = recorded(step, micro, under, look)
         for key, op in keyed(trace, micro):
             if op.index in look.seen and op.phase != "recompute":
                 narrow = formats.of(key) if formats is not None else dtype
@@ -93,7 +93,7 @@ def op_formats(
     exact: dict[tuple[int, Phase, str, str, int], str] = {}
     usual: dict[tuple[Phase, str], str] = {}
     for micro in _chosen(step, micros):
-        trace = _recorded(step, micro, under, None)
+        trace = recorded(step, micro, under, None)
         emitted = _emitted(trace)
         for key, op in keyed(trace, micro):
             if op.index in emitted:
@@ -125,7 +125,7 @@ def _chosen(step: Step, micros: Iterable[int] | None) -> tuple[int, ...]:
     return tuple(range(len(step.batches)) if micros is None else micros)
 
 
-def _recorded(step: Step, micro: int, under: Under, look: _Look | None) -> Trace:
+def recorded(step: Step, micro: int, under: Under, look: _Look | None) -> Trace:
     with step.isolated(), under(), eager():
         recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
         with recorder:

@@ -16,7 +16,8 @@ from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import in_float64
 from nanstop.prove.bad_samples import atoms_for, bad_rows, without
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
-from nanstop.remedies.apply import applied, dropped_micros, rebatch
+from nanstop.remedies.apply import applied
+from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
 from nanstop.replay.failing_step import Case

@@ -7,17 +7,6 @@ back (non-finite floats are kept as strings) and publishes their schema.
 
 from __future__ import annotations
 
-from nanstop.commands.doctor.result import (
-    INJECTED,
-    Act,
-    Doctor,
-    Guard,
-    GuardKind,
-    GuardRow,
-    GuardTrial,
-    Injected,
-    InjectedRow,
-)
 from nanstop.records.checkpoint import (
     CheckpointScan,
     FormatFit,
@@ -105,10 +94,8 @@ from nanstop.records.vocabulary import (
 __all__ = [
     "CONFIG",
     "FORMAT_MAX",
-    "INJECTED",
     "SCHEMA",
     "AccumulationFacts",
-    "Act",
     "Action",
     "ActionKind",
     "AdapterFacts",
@@ -122,7 +109,6 @@ __all__ = [
     "CoarseRow",
     "Confidence",
     "Diagnosis",
-    "Doctor",
     "DriftRow",
     "Environment",
     "Evidence",
@@ -134,14 +120,8 @@ __all__ = [
     "GradientPath",
     "GradientRow",
     "GradientTally",
-    "Guard",
-    "GuardKind",
-    "GuardRow",
-    "GuardTrial",
     "HeadFacts",
     "Incident",
-    "Injected",
-    "InjectedRow",
     "KeyProblem",
     "Localization",
     "LogitGap",

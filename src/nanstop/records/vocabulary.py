@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+RANK = {"certain": 0, "likely": 1, "possible": 2}
+
 SCHEMA = 1
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "generate", "loss", "evaluate"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, unknown
 from nanstop.records import Atom, PrecisionPlan
 from nanstop.remedies.apply import applied
 from nanstop.remedies.storage import HALF, stored_in
 from nanstop.replay.step import ModelView
-from nanstop.suggest import unknown
 
 _WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
 """What compiled modules, data parallelism and PEFT put before the names of what they wrap."""

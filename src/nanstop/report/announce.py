@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from nanstop.ranks import is_first
 from nanstop.records import Diagnosis, Report
 from nanstop.store.incidents import REPORT
 
@@ -17,7 +17,7 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
 
     Of several processes that train together each reports its own failures; what holds for all of them the first says.
     """
-    speaks_for_all = os.environ.get("RANK", "0") == "0"
+    speaks_for_all = is_first()
 
     def announce(news: Report | Diagnosis | str) -> None:
         from nanstop.report.text import terminal  # most runs have nothing to tell

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from nanstop.decide.policy import OnFailure, OnStop, Policy
+from nanstop.decide.policy import Policy
+from nanstop.ranks import is_first
 from nanstop.records import PrecisionPlan, RunFacts
 from nanstop.store.incidents import Store
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     OpenSession = Callable[[ModelView, RunFacts], Session]
 
-_INJECTED = "nanstop.process.inject.pythonpath.sitecustomize"
-"""What Python imports first in every process that is watched."""
 
 FOLDER = ".nanstop"
 SERIES_VARIABLE = "NANSTOP_SERIES"
@@ -36,8 +34,7 @@ def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
 def run_store(out: str | os.PathLike[str] | None = None) -> Store:
     """Return the store of this run, begun anew unless ``nanstop run`` has begun it in a process above."""
     run_id = os.environ.get("NANSTOP_RUN")
-    first_rank = os.environ.get("RANK", "0") in ("", "0")
-    keeps_series = os.environ.get(SERIES_VARIABLE) == "1" and first_rank
+    keeps_series = os.environ.get(SERIES_VARIABLE) == "1" and is_first()
     store = Store(incident_folder(out), run_id, keeps_series=keeps_series)
     if run_id is None:
         store.reset()
@@ -48,36 +45,6 @@ def switched_off(environment: Mapping[str, str] | None = None) -> bool:
     """Return whether ``NANSTOP=off`` is set."""
     given = os.environ if environment is None else environment
     return given.get("NANSTOP", "").lower() in ("off", "0", "false")
-
-
-def injection() -> Path:
-    """Return the folder that holds nothing but the ``sitecustomize.py`` that is injected."""
-    spec = find_spec(_INJECTED)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -> dict[str, str]:
-    """Return the environment variables under which every Python process below is watched."""
-    return {
-        "PYTHONPATH": os.pathsep.join(part for part in (str(injection()), python_path) if part),
-        "NANSTOP_RUN": run_id,
-        "NANSTOP_DIR": str(folder),
-        "NANSTOP_ON_FAILURE": policy.on_failure,
-        "NANSTOP_ON_STOP": policy.on_stop,
-        "NANSTOP_ALLOW": ",".join(policy.allow),
-        "NANSTOP_BUDGET_SECONDS": str(policy.budget_seconds),
-    }
-
-
-def watched_policy(environment: Mapping[str, str]) -> Policy:
-    """Return the policy that ``watching`` wrote down."""
-    allow = tuple(name for name in environment.get("NANSTOP_ALLOW", "").split(",") if name)
-    word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
-    on_stop = cast("OnStop", environment.get("NANSTOP_ON_STOP", "raise"))
-    seconds = float(environment.get("NANSTOP_BUDGET_SECONDS", Policy().budget_seconds))
-    return Policy(on_failure=word, on_stop=on_stop, allow=allow, budget_seconds=seconds)
 
 
 def opener(

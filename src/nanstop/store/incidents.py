@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, unknown
 from nanstop.records import Atom, Incident, PrecisionPlan, Report, Series, SnapshotRef, codec
 from nanstop.store.files import (
     MAX_JSON_BYTES,
@@ -28,7 +28,6 @@ from nanstop.store.files import (
     write_whole,
 )
 from nanstop.store.summary import RecordedSeries, Summary, merge
-from nanstop.suggest import unknown
 
 REPORT = "report.json"
 SUMMARY = "summary.json"

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from nanstop.commands.plan.text import headline
-from nanstop.errors import NanstopError
-from nanstop.records import FORMAT_MAX, Atom, PrecisionPlan, Region, codec
-from nanstop.records.remedies import CURES
+from nanstop.errors import NanstopError, unknown
+from nanstop.records import (
+    FORMAT_MAX,
+    Atom,
+    PrecisionPlan,
+    Region,
+    codec,
+)
+from nanstop.records.remedies import CURES, describe
 from nanstop.store.files import check_schema, read_text, write_whole
-from nanstop.suggest import unknown
+
+_SHORT = {"float16": "fp16", "bfloat16": "bf16"}
+_INSTEAD = {"float16": "bf16 or fp32", "bfloat16": "fp32"}
 
 MAX_PLAN_BYTES = 2**20
 
@@ -96,3 +103,30 @@ def _atom(file: Path, index: int, row: object) -> Atom:
     if str(remedy) not in CURES:
         raise unknown(f"remedy in {where}", remedy, sorted(CURES))
     return Atom(remedy=remedy, target=str(target), value=str(value))
+
+
+def headline(plan: PrecisionPlan) -> Iterator[str]:
+    """Yield what a plan does, a line for each thing."""
+    if plan.reason:
+        short = _SHORT.get(plan.dtype, plan.dtype)
+        yield f"no {short} plan; {_INSTEAD.get(plan.dtype, 'fp32')}: {plan.reason}"
+        return
+    if plan.dtype:
+        what = f"`{plan.model}` " if plan.model else ""
+        yield f"plan: {what}computes in {plan.dtype}"
+    else:
+        yield "Remedies that nanstop proved and kept for the rest of the run."
+    for region in plan.regions:
+        why = f": {region.reason}" if region.reason else ""
+        yield f"  float32  {', '.join(region.modules)}{why}"
+    if plan.dtype and plan.logits == "float32":
+        why = f": {plan.logits_reason}" if plan.logits_reason else ""
+        yield f"  float32  the output head{why}"
+    if plan.trainables == "float32":
+        why = f": {plan.trainables_reason}" if plan.trainables_reason else ""
+        yield f"  float32  trainable parameters and optimizer state{why}"
+    if plan.attention:
+        why = f": {plan.attention_reason}" if plan.attention_reason else ""
+        yield f"  attention by the `{plan.attention}` kernel{why}"
+    for atom in plan.remedies:
+        yield f"  {describe((atom,))}"

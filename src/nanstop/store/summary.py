@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from nanstop.diagnose.diagnose import RANK
 from nanstop.records import CONFIG, SCHEMA, Diagnosis, Report, Series
 from nanstop.records.remedies import describe
+from nanstop.records.vocabulary import RANK
 
 DEATHS = ("signal", "oom", "timeout")
 """Failures of a process, whose last operation stands at the end of ``localization.growth``."""

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from nanstop.commands.check.check import (
-    Preflight,
     check_checkpoint,
     is_checkpoint,
     is_config,
     preflight,
     read_machine,
-    render,
 )
+from nanstop.commands.check.result import Preflight
+from nanstop.commands.check.text import render
 from nanstop.errors import NanstopError
 from nanstop.records import Environment, PrecisionFacts, Probe, RangeRow, RunFacts, StepId
 

@@ -3,8 +3,8 @@
 import pytest
 
 from nanstop.commands.doctor.doctor import Audit, due, guards_seen, harmed, judge
+from nanstop.commands.doctor.result import INJECTED, Guard, GuardTrial
 from nanstop.commands.doctor.text import render, verdict
-from nanstop.records import INJECTED, Guard, GuardTrial
 
 HARM = {"bad_weights": 10, "bad_state": 20, "bad_gradients": 10}
 

@@ -174,7 +174,7 @@ def test_a_loop_that_cannot_be_swept_is_said_to_be(script, text, message):
     ("text", "message"),
     [
         ("print('no training here')", "the script ended without training"),
-        ("raise ValueError('no data')", "ended with exit code 1 before the sweep could begin"),
+        ("raise ValueError('no data')", "ended with exit code 1 before its training"),
     ],
 )
 def test_a_script_without_a_sweep(script, text, message):

@@ -8,10 +8,13 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import tiny
-from nanstop.commands.lr_range import on_trainer
+from nanstop.commands.lr_range import job
 from nanstop.commands.lr_range.curve import rates
-from nanstop.commands.lr_range.lr_range import VARIABLE
+from nanstop.commands.lr_range.result import Sweep
 from nanstop.hosts.patch_table import Table
+from nanstop.process.inject import dry_run_child
+from nanstop.process.inject.dry_run import DryPlan
+from nanstop.records.codec import from_json
 
 
 class Seen(TrainerCallback):
@@ -41,14 +44,17 @@ def swept(tmp_path, monkeypatch):
     torch.set_num_threads(1)
 
     def run(low, high, steps, train=Trainer.train, **options):
-        plan = {"low": low, "high": high, "steps": steps, "out": str(tmp_path / "losses.json")}
-        monkeypatch.setenv(VARIABLE, json.dumps(plan))
+        plan = DryPlan(
+            job=job.__name__,
+            options={"low": low, "high": high, "steps": steps},
+            out=str(tmp_path / "answer.json"),
+        )
         args = TrainingArguments(**tiny.training_args(tmp_path / "out", **options))
         trainer = Trainer(model=tiny.llama(), args=args, train_dataset=tiny.TokenRows())
         trainer.add_callback(seen := Seen())
         table = Table()
-        on_trainer.install(table, Trainer)
-        monkeypatch.setattr(on_trainer, "end", ended)
+        dry_run_child.install(table, Trainer, plan)
+        monkeypatch.setattr(dry_run_child, "end", ended)
         try:
             with pytest.raises(EndedError):
                 trainer.train()
@@ -57,10 +63,11 @@ def swept(tmp_path, monkeypatch):
             table.undo()
         assert not (tmp_path / "final").exists()
         assert Trainer.train is train
-        measured = json.loads((tmp_path / "losses.json").read_text())
-        assert measured["problem"] == ""
-        losses = [float(one) for one in measured["losses"]]
-        return losses, seen, tmp_path / "out"
+        answer = json.loads((tmp_path / "answer.json").read_text())
+        assert (answer["error"], answer["crash"]) == (None, "")
+        measured = from_json(Sweep, answer["result"])
+        assert (measured.problem, measured.ended) == ("", "")
+        return measured.losses, seen, tmp_path / "out"
 
     return run
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from loop_scripts import ScriptedSession, run_script
+from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.left_weights import LeftWeights
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.script import autowatch
-from nanstop.hosts.trainer.facts import facts_of_loop
 from nanstop.records import TensorStats
 
 NAN = TensorStats(name="w", shape=(3,), dtype="float32", nan=2, absmax=0.5, first_bad=(0,))

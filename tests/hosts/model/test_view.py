@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import tiny
+from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.trainer.facts import facts_of_loop
 
 
 class Plain(nn.Module):

@@ -7,8 +7,9 @@ from torch import nn
 import hf_cases as cases
 import nanstop
 import tiny
+from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.trainer.facts import facts_of, facts_of_loop
+from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.view import HfView
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from nanstop.commands.check.check import preflight
+from nanstop.commands.check.check import check_config
 from nanstop.errors import NanstopError
 from nanstop.hosts.trainer.trl_config import read_config
 
@@ -33,18 +33,18 @@ def config(tmp_path, monkeypatch):
 
 
 def codes(path):
-    return [one.code for one in preflight(read_config(path)).findings]
+    return [one.code for one in check_config(path).findings]
 
 
 def test_facts_come_from_the_file_and_the_saved_config(config):
-    seen = read_config(config(f"{DPO}learning_rate: 5.0e-6\nuse_peft: true\nbeta: 0.2\n"))
+    seen = check_config(config(f"{DPO}learning_rate: 5.0e-6\nuse_peft: true\nbeta: 0.2\n"))
     facts = seen.facts
     assert (facts.host, facts.model_type, facts.declared_dtype) == ("trl dpo", "gemma3", "bfloat16")
     assert (facts.optimizer.name, facts.optimizer.lr, facts.clip) == ("AdamW", 5e-6, 1.0)
     assert facts.precision.requested == "bfloat16"
     assert (facts.adapter.task_type, facts.objective.beta) == ("CAUSAL_LM", 0.2)
     assert "fit trl dpo, kto: read as that of `trl dpo`" in seen.failures[0]
-    assert preflight(seen).findings == ()
+    assert seen.findings == ()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_findings(config, text, found):
 
 
 def test_keys_of_several_commands_claim_no_objective(config):
-    seen = read_config(config(f"{BASE}beta: 0.0\n"))
+    seen = check_config(config(f"{BASE}beta: 0.0\n"))
     assert seen.facts.objective is None
     assert "its keys fit trl dpo, grpo" in seen.failures[0]
 

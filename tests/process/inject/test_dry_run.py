@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nanstop.commands.check.check import Preflight
+from nanstop.commands.check import job
+from nanstop.commands.check.result import Preflight
 from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run import dry_run
 
@@ -51,7 +52,7 @@ def script(tmp_path, monkeypatch):
 
 def test_a_trainer_is_met_before_it_trains(script, tmp_path, capfd):
     script(TRAINER)
-    seen = dry_run(["train.py"], "check", Preflight)
+    seen = dry_run(["train.py"], job.__name__, Preflight)
     out, err = capfd.readouterr()
     assert (seen.facts.host, seen.facts.model_type, seen.facts.num_micro) == ("Trainer", "llama", 2)
     assert out == ""
@@ -64,7 +65,7 @@ def test_a_trainer_is_met_before_it_trains(script, tmp_path, capfd):
 @pytest.mark.parametrize("clip", [CLIP, "pass"])
 def test_a_loop_is_met_in_its_first_window(script, tmp_path, capfd, clip):
     script(LOOP.replace("CLIP", clip))
-    seen = dry_run(["train.py"], "check", Preflight)
+    seen = dry_run(["train.py"], job.__name__, Preflight)
     assert seen.facts.host == "loop"
     assert seen.facts.optimizer.name == "AdamW"
     assert "step" not in capfd.readouterr().err
@@ -81,11 +82,11 @@ def test_a_loop_is_met_in_its_first_window(script, tmp_path, capfd, clip):
 def test_a_script_that_never_trains(script, text, message):
     script(text)
     with pytest.raises(NanstopError, match=message):
-        dry_run(["train.py"], "check", Preflight)
+        dry_run(["train.py"], job.__name__, Preflight)
 
 
 def test_a_script_that_is_not_there(script):
     script("")
     with pytest.raises(NanstopError, match=r"no such script: trian\.py") as raised:
-        dry_run(["trian.py"], "check", Preflight)
+        dry_run(["trian.py"], job.__name__, Preflight)
     assert "did you mean `train.py`?" in raised.value.hint

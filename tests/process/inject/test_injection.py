@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nanstop.commands.run.launch import launch, resolve_command
+from nanstop.commands.run.launch import launch
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
-from nanstop.session.factory import injection, watched_policy, watching
+from nanstop.process.children.command import resolve_command
+from nanstop.process.inject.variables import INJECTION, watched_policy, watching
 
 LOOP = """
 import sys
@@ -233,7 +234,7 @@ def test_silent_where_nanstop_is_not_installed(folder):
     environment = {"PATH": os.environ["PATH"]} | watching(Policy(), folder, "1")
     done = subprocess.run(
         [sys.executable, "-S", "-c", "import sitecustomize, runpy; runpy.run_path('uses.py')"],
-        env=environment | {"PYTHONPATH": f"{injection()}{os.pathsep}{folder}"},
+        env=environment | {"PYTHONPATH": f"{INJECTION}{os.pathsep}{folder}"},
         capture_output=True,
         text=True,
         check=False,
@@ -365,7 +366,7 @@ def test_the_policy_reaches_the_child(tmp_path):
 
 
 def test_the_folder_of_the_injection_holds_one_file():
-    assert [p.name for p in injection().iterdir() if p.suffix == ".py"] == ["sitecustomize.py"]
+    assert [p.name for p in INJECTION.iterdir() if p.suffix == ".py"] == ["sitecustomize.py"]
 
 
 def test_json_follows_the_scripts_output(folder):

@@ -31,12 +31,13 @@ from nanstop.commands.bisect.trial_store import (
     failures_so_far,
     read_end,
 )
-from nanstop.commands.run.launch import watching
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
-from nanstop.process.children.executors import Executor, Job, Running, executor
+from nanstop.process.children.executors import executor
 from nanstop.process.children.isolate import ERRORS, End, require_bounds
+from nanstop.process.children.job import Executor, Job, Running
 from nanstop.process.crash import process_files
+from nanstop.process.inject.variables import watching
 from nanstop.session.factory import incident_folder
 
 FOLDER = "bisect"

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanstop.commands.run.launch import resolve_command
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, unknown
+from nanstop.process.children.command import resolve_command
 from nanstop.store.files import read_text
-from nanstop.suggest import unknown
 
 KeyPath = tuple[str, ...]
 

@@ -5,50 +5,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from nanstop.diagnose.diagnose import RANK, Examination, examine
-from nanstop.diagnose.evidence.reading import counted
-from nanstop.errors import NanstopError
+from nanstop.commands.check.result import Preflight
+from nanstop.diagnose.diagnose import Examination, examine
+from nanstop.errors import NanstopError, unknown
 from nanstop.process.inject.dry_run import dry_run
 from nanstop.records import (
-    CONFIG,
-    SCHEMA,
-    Diagnosis,
     Environment,
     Evidence,
-    Probe,
     RunFacts,
 )
 from nanstop.records.codec import from_json
-from nanstop.report.text.terminal import render_finding
+from nanstop.records.vocabulary import RANK
 from nanstop.session.machine import environment
 from nanstop.store.files import read_text
-from nanstop.suggest import unknown
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _CONFIGS = (".yaml", ".yml", ".json")
 _MAX_MACHINE_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight:
-    """What is known of a run that has not begun, and what follows from it.
-
-    ``probe``: None where nothing was run. ``failures``: what could not be looked at, with the reason. ``seconds``: of
-    looking, without what the script itself took.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
-    schema: int = SCHEMA
-    facts: RunFacts
-    environment: Environment
-    probe: Probe | None = None
-    findings: tuple[Diagnosis, ...] = ()
-    failures: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 def check_script(
@@ -58,7 +35,7 @@ def check_script(
 
     ``static``: look at facts only and run nothing.
     """
-    seen = dry_run(command, "check", Preflight, options={"static": static})
+    seen = dry_run(command, f"{__package__}.job", Preflight, options={"static": static})
     return preflight(seen, machine)
 
 
@@ -85,6 +62,19 @@ def check_checkpoint(path: Path) -> Preflight:
         findings=findings(found),
         seconds=time.perf_counter() - began,
     )
+
+
+def check_config(path: Path, machine: Environment | None = None) -> Preflight:
+    """Return what is found of the run that a config file of TRL describes. Errors: as ``read_config``."""
+    from nanstop.hosts.trainer.trl_config import read_config
+
+    facts, unclear = read_config(path)
+    seen = Preflight(
+        facts=facts,
+        environment=environment(import_torch=True),
+        failures=(unclear,) if unclear else (),
+    )
+    return preflight(seen, machine)
 
 
 def is_config(command: Sequence[str]) -> bool:
@@ -163,17 +153,3 @@ def read_machine(path: Path) -> Environment:
             raise NanstopError(f"{path}: {name} is a mapping of names to values")
         told[name] = tuple((key, str(value)) for key, value in pairs.items())
     return from_json(Environment, json.dumps(told))
-
-
-def render(found: Preflight) -> str:
-    """Return the findings as text, each as everywhere, and what was looked at."""
-    blocks = [render_finding(one) for one in found.findings]
-    notes = [f"note: {failure}" for failure in found.failures]
-    return "\n\n".join([*blocks, "\n".join([*notes, _closing(found)])])
-
-
-def _closing(found: Preflight) -> str:
-    probed = found.probe is not None
-    looked = "facts and a probe of the first window" if probed else "facts alone, nothing was run"
-    number = counted(len(found.findings), "finding") if found.findings else "nothing found"
-    return f"nanstop: {found.facts.host or 'model'}: {number} ({looked}, {found.seconds:.1f} s)"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nanstop.commands.check.check import Preflight
+from nanstop.commands.check.result import Preflight
 from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run_child import Target
 from nanstop.records import AccumulationFacts, Probe, RunFacts

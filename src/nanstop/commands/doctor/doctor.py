@@ -12,10 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
-from nanstop.errors import NanstopError
-from nanstop.process.inject.dry_run import dry_run
-from nanstop.records import (
-    CONFIG,
+from nanstop.commands.doctor.result import (
     INJECTED,
     Act,
     Doctor,
@@ -25,6 +22,9 @@ from nanstop.records import (
     Injected,
     InjectedRow,
 )
+from nanstop.errors import NanstopError
+from nanstop.process.inject.dry_run import dry_run
+from nanstop.records import CONFIG
 from nanstop.records.codec import to_json
 from nanstop.store.files import write_whole
 
@@ -71,7 +71,13 @@ def doctor(command: Sequence[str]) -> Doctor:
         with TemporaryDirectory(prefix="nanstop-") as folder:
             known = Path(folder, "known.json")
             write_whole(known, to_json(found).encode())
-            found = dry_run(command, "doctor", Audit, options={"known": str(known)})
+            found = dry_run(
+                command,
+                f"{__package__}.job",
+                Audit,
+                options={"known": str(known)},
+                keeps_watch=True,
+            )
         if len(found.trials) == before:
             raise NanstopError(
                 "the loop ended before a failure could be planted",

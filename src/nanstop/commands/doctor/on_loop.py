@@ -1,4 +1,4 @@
-"""The job of ``nanstop doctor`` on a raw loop: failures planted in its own windows, one after the other.
+"""A raw loop audited: failures planted in its own windows, one after the other.
 
 The loop runs on by itself; after each trial weights, optimizer and scaler are put back. Where a trial ends the script,
 the process above starts it again for the trials that are left.
@@ -31,11 +31,12 @@ from nanstop.commands.doctor.planted import (
     scaler_without_check,
     state_tensors,
 )
+from nanstop.commands.doctor.result import Guard, GuardTrial, Injected
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script import autowatch
 from nanstop.process.inject import dry_run_child
 from nanstop.process.inject.dry_run import DryPlan, answered
-from nanstop.records import Guard, GuardTrial, Injected
+from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.records.codec import from_json, to_json
 from nanstop.replay.snapshot import Snapshot, Trainable
 from nanstop.store.files import MAX_JSON_BYTES, read_text, write_whole
@@ -92,11 +93,7 @@ class LoopAudit:
         table.replace(torch.Tensor, "backward", self._backward)
         table.replace(torch.autograd, "backward", self._backward)
         table.replace(torch.amp.GradScaler, "step", self._scaler_step)
-        table.replace(torch, "save", lambda *_args, **_options: None)
-        if "safetensors.torch" in sys.modules:
-            module = sys.modules["safetensors.torch"]
-            for name in ("save_file", "save_model"):
-                table.replace(module, name, lambda *_args, **_options: None)
+        save_nothing(table)
         table.hook(register_optimizer_step_pre_hook(self._before_update))
         table.hook(register_optimizer_step_post_hook(self._after_update))
         self._scope.enter_context(clipping(False, self._bounds))

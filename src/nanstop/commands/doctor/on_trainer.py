@@ -1,9 +1,8 @@
-"""The job of ``nanstop doctor`` on a trainer: short trainings of three steps, with a failure planted in the second."""
+"""A trainer audited: short trainings of three steps, with a failure planted in the second."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,25 +33,12 @@ from nanstop.commands.doctor.planted import (
     scaler_without_check,
     state_tensors,
 )
+from nanstop.commands.doctor.result import Guard, GuardTrial, Injected
 from nanstop.commands.doctor.trainer_reruns import Stage
 from nanstop.errors import NanstopError
-from nanstop.hosts import compat
-from nanstop.process.inject.dry_run_child import Target
-from nanstop.records import Guard, GuardTrial, Injected
 
 NUM_STEPS, FAILING = 3, 1
 """A failure comes after one healthy update, and one healthy step comes after it."""
-
-
-def run(target: Target, _options: Mapping[str, Any]) -> Audit:
-    """Return the trials of a trainer. Errors: ``NanstopError`` where it does not train by itself."""
-    if target.trainer is None:
-        raise NanstopError("this job audits trainers; a loop is audited while it runs")
-    if compat.world_size(target.trainer) > 1:
-        raise NanstopError(
-            "the guards are audited in one process: start the script without a launcher"
-        )
-    return TrainerAudit(target.trainer).run()
 
 
 class TrainerAudit:

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
+from nanstop.commands.doctor.result import Injected
 from nanstop.hosts.patch_table import Table
 from nanstop.numerics.tensors import in_float64
-from nanstop.records import Injected
 from nanstop.tracing.own_code import is_library, is_own, lies_in
 
 LOSSES: Mapping[Injected, float] = {"nan_loss": float("nan"), "inf_loss": float("inf")}

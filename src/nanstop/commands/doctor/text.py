@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from nanstop.records import INJECTED, Act, Doctor, GuardRow, Injected, InjectedRow
+from nanstop.commands.doctor.result import INJECTED, Act, Doctor, GuardRow, Injected, InjectedRow
 
 NAMES: Mapping[Injected, str] = MappingProxyType(
     {

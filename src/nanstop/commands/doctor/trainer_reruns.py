@@ -11,24 +11,17 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.trainer_callback import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-)
 
 from nanstop.commands.doctor.planted import PoisonedLoss, Reads, descends
 from nanstop.hosts import compat
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.patching import Patches
+from nanstop.hosts.trainer.callbacks import TrainerCallback, is_reporting, is_users
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.watch import TrainerWatch, watch_trainer
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 
-_SHOWING = (PrinterCallback, ProgressCallback, *INTEGRATION_TO_CALLBACK.values())
 _EVENTS = (
     "on_epoch_begin",
     "on_step_begin",
@@ -169,7 +162,7 @@ class Stage:
         """Return every callback that stays, the user's own under their names."""
         found: list[tuple[str, Any]] = []
         for one in self.trainer.callback_handler.callbacks:
-            if isinstance(one, _SHOWING):
+            if is_reporting(one):
                 continue
             name = f"callback {type(one).__name__}" if _acts(one) else ""
             if name and any(name == known for known, _ in found):
@@ -267,7 +260,7 @@ def _end_watch(trainer: Any) -> Any:
 def _notes(trainer: Any) -> list[str]:
     """Return what of the user's stack such short trainings cannot show."""
     notes: list[str] = []
-    idle = [c for c in trainer.callback_handler.callbacks if _is_users(c) and not _acts(c)]
+    idle = [c for c in trainer.callback_handler.callbacks if is_users(c) and not _acts(c)]
     if idle:
         names = ", ".join(type(callback).__name__ for callback in idle)
         notes.append(f"not tried, for it acts at evaluation, saving or the ends only: {names}")
@@ -279,14 +272,9 @@ def _notes(trainer: Any) -> list[str]:
     return notes
 
 
-def _is_users(callback: Any) -> bool:
-    library = type(callback).__module__.startswith(("transformers.", "trl."))
-    return isinstance(callback, EarlyStoppingCallback) or not library
-
-
 def _acts(callback: Any) -> bool:
     """Return whether a callback that is not transformers' own does something in such a training."""
-    if not _is_users(callback):
+    if not is_users(callback):
         return False
     kind = type(callback)
     return any(

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nanstop.commands.lr_range.curve import LrRange, analyse, rates
-from nanstop.commands.run.launch import resolve_command, watching
-from nanstop.decide.policy import Policy
+from nanstop.commands.lr_range.result import Sweep
 from nanstop.errors import NanstopError
+from nanstop.process.inject.dry_run import dry_run
 from nanstop.records.codec import to_json
 from nanstop.session.factory import incident_folder
-from nanstop.store.files import read_text, write_whole
-
-VARIABLE = "NANSTOP_LR_RANGE"
-"""Environment variable with a ``SweepPlan`` as JSON; set, a script's first training becomes the sweep."""
+from nanstop.store.files import write_whole
 
 RESULT = "lr_range.json"
 
-_STDERR = 2
-_NO_TRAINING = (
-    "nanstop waits for train() of a transformers or TRL trainer, or for a loop's optimizer steps"
-)
-_MAX_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPlan:
-    """Rates from ``low`` to ``high`` in ``steps`` optimizer steps; ``out``: the file that the losses go to."""
-
-    low: float = 1e-7
-    high: float = 1.0
-    steps: int = 100
-    out: str = ""
+_BY_HAND = f"{__package__}.sweep.sweep(step, model, optimizer) tests a step of your own"
 
 
 def lr_range(
@@ -55,31 +36,31 @@ def lr_range(
     that cannot be started, a folder that cannot be written, or a script that ends before any sweep.
     """
     planned = rates(low, high, steps)
-    resolved = resolve_command(command)
     place = Path(folder or incident_folder()).absolute()
-    measured = place / f".lr_range.{secrets.token_hex(4)}"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        write_whole(measured, b"{}")
-    except OSError as error:
-        raise NanstopError(f"cannot write {place}: {error.strerror or error}") from error
-    try:
-        plan = SweepPlan(low=low, high=high, steps=steps, out=str(measured))
-        code = _run(resolved, plan, place)
-        said = json.loads(read_text(measured, _MAX_BYTES))
-    finally:
-        measured.unlink(missing_ok=True)
-    if said.get("problem"):
-        raise NanstopError(f"this loop cannot be swept: {said['problem']}", hint=said["hint"])
-    losses = [float(each) for each in said.get("losses", ())]
-    if len(losses) < 2:
-        raise _nothing_measured(code, losses)
-    found = analyse(planned, losses[0], losses[1:])
-    short = _short(found, len(planned), code)
+    _require_writable(place)
+    options = {"low": low, "high": high, "steps": steps}
+    swept = dry_run(command, f"{__package__}.job", Sweep, options=options)
+    if swept.problem:
+        raise NanstopError(f"this loop cannot be swept: {swept.problem}", hint=_BY_HAND)
+    if len(swept.losses) < 2:
+        raise _nothing_measured(swept)
+    found = analyse(planned, swept.losses[0], swept.losses[1:])
+    short = _short(found, len(planned), swept)
     if short:
         found = replace(found, message="; ".join(filter(None, (found.message, short))))
     write_whole(result_file(place), to_json(found).encode())
     return found
+
+
+def _require_writable(folder: Path) -> None:
+    """Find out before the sweep whether its result can be kept."""
+    probe = folder / f".lr_range.{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(probe, b"")
+        probe.unlink()
+    except OSError as error:
+        raise NanstopError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def result_file(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -107,39 +88,18 @@ def render(found: LrRange, record: str = "") -> str:
     return "\n".join([*lines, *([f"  plot data: {record}"] if record else [])])
 
 
-def _run(command: Sequence[str], plan: SweepPlan, folder: Path) -> int:
-    """Run the child to its end and return its exit code. Its own watch is off: nothing is repaired in a sweep."""
-    variables = watching(Policy(on_failure="observe"), folder, secrets.token_hex(8), _python_path())
-    quiet = {"WANDB_MODE": "disabled", VARIABLE: json.dumps(asdict(plan))}
-    own = {name: value for name, value in os.environ.items() if name != "NANSTOP"}
-    try:
-        return subprocess.run(
-            command, env=own | variables | quiet, stdout=_STDERR, check=False
-        ).returncode
-    except OSError as error:
-        raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
-
-
-def _python_path() -> str:
-    return os.environ.get("PYTHONPATH", "")
-
-
-def _short(found: LrRange, num_planned: int, code: int) -> str:
+def _short(found: LrRange, num_planned: int, swept: Sweep) -> str:
     """Return why a sweep ended before its last rate, where it did not diverge."""
-    if code:
-        return f"the script ended with exit code {code} on the way"
+    if swept.ended:
+        return f"the script's training ended on the way: {swept.ended}"
     if len(found.losses) < num_planned and found.diverges is None:
         return f"the script's training ended after {len(found.losses)} of {num_planned} steps"
     return ""
 
 
-def _nothing_measured(code: int, losses: list[float]) -> NanstopError:
-    if code:
+def _nothing_measured(swept: Sweep) -> NanstopError:
+    if swept.ended:
         hint = "what it wrote stands above; run it without nanstop to see whether it trains"
-        after = f"after {len(losses)} steps" if losses else "before the sweep could begin"
-        return NanstopError(f"the script ended with exit code {code} {after}", hint=hint)
-    if losses:
-        return NanstopError(
-            "the script's training has one step only: a sweep takes one for each rate"
-        )
-    return NanstopError("the script ended without training", hint=_NO_TRAINING)
+        after = f"after {len(swept.losses)} steps" if swept.losses else "at its first step"
+        return NanstopError(f"the script's training ended {after}: {swept.ended}", hint=hint)
+    return NanstopError("the script's training has one step only: a sweep takes one for each rate")

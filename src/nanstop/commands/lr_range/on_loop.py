@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from nanstop.commands.lr_range.job import LrRecorder, end, planned, save_nothing
+from nanstop.commands.lr_range.recorder import LrRecorder
 from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script import autowatch
+from nanstop.process.inject import dry_run_child
+from nanstop.process.inject.dry_run import DryPlan, answered
+from nanstop.process.inject.save_nothing import save_nothing
+from nanstop.ranks import is_first
+from nanstop.records.codec import to_json
 from nanstop.session.off import IdleSession
+from nanstop.store.files import write_whole
 
 _CLOSURE = "the optimizer calls a closure, so that a step has no loss of its own"
 _INSIDE = "the updates happen inside backward, before the loss of a step is known"
@@ -20,15 +28,12 @@ _UNSEEN = (
 )
 
 
-def install(table: Table, *, is_loop: Callable[[], bool]) -> Callable[[Any, Any], LoopSweep]:
-    """Have every optimizer step of a loop get its planned rate; return what loops open as their session.
-
-    ``is_loop``: whether an update now is that of a loop, of which nothing else is known yet.
-    """
-    sweep = LoopSweep(LrRecorder(planned()), table)
+def install(table: Table, plan: DryPlan, recorder: LrRecorder) -> Callable[[Any, Any], LoopSweep]:
+    """Have every optimizer step of a loop get its planned rate; return what loops open as their session."""
+    sweep = LoopSweep(recorder, Path(plan.out), table)
 
     def before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_loop() or sweep.is_open:
+        if sweep.is_open or not autowatch.is_paused():
             has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
             sweep.give_rate(optimizer, has_closure=has_closure)
 
@@ -39,10 +44,11 @@ def install(table: Table, *, is_loop: Callable[[], bool]) -> Callable[[Any, Any]
 class LoopSweep(IdleSession):
     """Stands in for the session of a raw loop: keeps the loss of each window, and ends the process when all is known."""
 
-    def __init__(self, recorder: LrRecorder, table: Table) -> None:
+    def __init__(self, recorder: LrRecorder, out: Path, table: Table) -> None:
         super().__init__()
         self.series: Any = self  # a guard adds to it whatever it reads
         self._recorder = recorder
+        self._out = out
         self._table = table
         self._window: list[float] = []
         self._world_size = 1
@@ -79,6 +85,9 @@ class LoopSweep(IdleSession):
 
     def finish(self, _exit_code: int = 0) -> None:
         """Write what a loop that was over sooner has shown."""
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self._recorder.ended = f"{type(error).__name__}: {error}"[:500]
         self._write()
 
     def _fail(self, problem: str) -> None:
@@ -87,8 +96,8 @@ class LoopSweep(IdleSession):
 
     def _end(self) -> None:
         self._write()
-        end()
+        dry_run_child.end()
 
     def _write(self) -> None:
-        if os.environ.get("RANK", "0") in ("", "0"):
-            self._recorder.write()
+        if is_first():
+            write_whole(self._out, answered(result=to_json(self._recorder.measured())))

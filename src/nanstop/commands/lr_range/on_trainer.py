@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
-from transformers.trainer_callback import TrainerCallback
-
-from nanstop.commands.lr_range.job import LrRecorder, end, planned, save_nothing
-from nanstop.hosts.patch_table import Table
-
-
-def install(table: Table, trainer_class: Any) -> None:
-    """Have the first ``train()`` of any trainer run the sweep that the environment plans, and end the script."""
-    table.replace(trainer_class, "train", partial(_train, table))
-    table.replace(trainer_class, "init_hf_repo", lambda *_args, **_options: None)
-
-
-def _train(table: Table, original: Any, trainer: Any, *_: Any, **__: Any) -> NoReturn:
-    """Stand in for ``Trainer.train``: sweep, write the losses down, and end the script before it saves anything."""
-    from nanstop.hosts.script import autowatch
-
-    save_nothing(table)
-    recorder = LrRecorder(planned())
-    sweep = LrSweep(recorder)
-    sweep.prepare(trainer)
-    try:
-        with autowatch.paused():
-            original(trainer)
-    finally:
-        if trainer.is_world_process_zero():
-            recorder.write()
-    end()
+from nanstop.commands.lr_range.recorder import LrRecorder
+from nanstop.hosts.trainer.callbacks import TrainerCallback
 
 
 class LrSweep(TrainerCallback):

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.localize.localize import Scene, known_tensors
 from nanstop.measure.ranges import SizeLook, keyed
 from nanstop.records import FORMAT_MAX, Phase
 from nanstop.replay.eager import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
+from nanstop.tracing.record_step import Scene, known_tensors
 from nanstop.tracing.recorder import UNMEASURED, Op, Recorder, Trace, Value
 
 Key = tuple[int, Phase, str, str, int]

@@ -25,14 +25,13 @@ from nanstop.commands.plan.calibration import (
 )
 from nanstop.commands.plan.search import plan_precision
 from nanstop.commands.plan.text import render
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, unknown
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import Calibration, PrecisionPlan
 from nanstop.remedies.lasting import lasting
 from nanstop.remedies.plan import atoms_of
 from nanstop.replay.stand_in import standing_in
 from nanstop.store.plan_file import load_plan, save_plan
-from nanstop.suggest import unknown
 
 FORMATS: Mapping[str, str] = {
     "float16": "float16",
@@ -176,13 +175,8 @@ def plan_checkpoint(
     folder: Path, *, dtype: str, data: Path | None, lr: float | None, seconds: float
 ) -> Plan:
     """Return the plan of a checkpoint folder, calibrated on a file of token ids or on random ones."""
-    from nanstop.hosts.model.load import (
-        RANDOM,
-        batches_of,
-        load_model,
-        random_batches,
-        require_runs,
-    )
+    from nanstop.commands.plan.batches import batches_of, random_batches, require_runs
+    from nanstop.hosts.model.load import RANDOM, load_model
 
     format_named(dtype)
     model: Any = load_model(folder)
@@ -207,7 +201,7 @@ def plan_script(command: Sequence[str], *, dtype: str, seconds: float) -> Plan:
             f"{given} is no script", hint="give the checkpoint's folder, or a training script"
         )
     options = {"dtype": format_named(dtype), "seconds": seconds}
-    return Plan(dry_run(command, "plan", PrecisionPlan, options=options))
+    return Plan(dry_run(command, f"{__package__}.job", PrecisionPlan, options=options))
 
 
 def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:

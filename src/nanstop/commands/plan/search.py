@@ -10,8 +10,9 @@ import torch
 
 from nanstop.commands.plan.modules import Layout, layout_of
 from nanstop.commands.plan.narrow_values import Narrow
+from nanstop.commands.plan.outcome import Shown
 from nanstop.commands.plan.regions import Found, Look, smallest_region
-from nanstop.commands.plan.trials import Bench, ScaledStep, Shown
+from nanstop.commands.plan.trials import Bench, ScaledStep
 from nanstop.prove.search import Budget
 from nanstop.records import (
     Agreement,

@@ -5,10 +5,8 @@ Only a training that nanstop stops, and that the command does not answer for its
 
 from __future__ import annotations
 
-import difflib
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,21 +23,21 @@ from nanstop.commands.run.supervise import Patience, supervised
 from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
+from nanstop.process.children.command import resolve_command
 from nanstop.process.crash.process_end import Ending
+from nanstop.process.inject.variables import watching
 from nanstop.records.codec import to_json
 from nanstop.report.announce import announcer
-from nanstop.session.factory import SERIES_VARIABLE, incident_folder, switched_off, watching
+from nanstop.session.factory import SERIES_VARIABLE, incident_folder, switched_off
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, summary_row
 
 GRACE_SECONDS = 2.0
 """How long the child may take to end by a signal before we pass ours on; a repeated one is passed on at once."""
 
-_PYTHON_FILES = (".py", ".pyw", ".pyz", ".zip")
 _NOTHING_SEEN = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
 )
-_LAUNCHERS = ("accelerate", "deepspeed", "python", "torchrun", "trl")
 
 
 def launch(
@@ -94,53 +92,6 @@ def launch(
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return shown
-
-
-def resolve_command(args: Sequence[str]) -> list[str]:
-    """Return the command to start: a script or ``-m MODULE`` under this Python, else a program and its arguments.
-
-    A program is looked for on PATH, then beside this Python. Errors: ``NanstopError`` NS001 for one that is not there.
-    """
-    if not args:
-        raise NanstopError("nothing to run", hint="nanstop run SCRIPT | -m MODULE | COMMAND ...")
-    first, *rest = args
-    if first == "-m":
-        if not rest:
-            raise NanstopError("-m needs the name of a module")
-        return [sys.executable, *args]
-    if first.startswith("-"):
-        raise NanstopError(f"unknown option: `{first}`", hint="options of nanstop: nanstop run -h")
-    path = Path(first)
-    if _is_python(path):
-        return [sys.executable, *args]
-    program = shutil.which(first) or shutil.which(first, path=str(Path(sys.executable).parent))
-    if program is None:
-        raise _missing(first)
-    return [program, *rest]
-
-
-def _is_python(path: Path) -> bool:
-    if path.suffix in _PYTHON_FILES:
-        if not path.exists():
-            raise _missing(str(path))
-        return True
-    if path.is_dir():
-        if not (path / "__main__.py").is_file():
-            raise NanstopError(f"{path} is a folder without __main__.py")
-        return True
-    return path.is_file() and not os.access(path, os.X_OK)
-
-
-def _missing(name: str) -> NanstopError:
-    path = Path(name)
-    folder = path.parent if path.parent.is_dir() else Path()
-    scripts = [str(folder / one.name) for one in folder.glob("*.py")]
-    is_script = path.suffix in _PYTHON_FILES or path.name != name
-    near = difflib.get_close_matches(name, scripts if is_script else [*scripts, *_LAUNCHERS], n=1)
-    what = "script" if is_script else "program"
-    return NanstopError(
-        f"no such {what}: {name}", hint=f"did you mean `{near[0]}`?" if near else ""
-    )
 
 
 def _run(

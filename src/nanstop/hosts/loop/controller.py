@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,11 +18,12 @@ from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, nonfinite, read_window, tally_gradients
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.compat import free_host_bytes
+from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.loop.step import LoopStep, learning_rates
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.script import autowatch
-from nanstop.hosts.trainer.facts import facts_of_loop
 from nanstop.numerics.weights import odd_weights
+from nanstop.ranks import rank
 from nanstop.records import RunFacts, Signal, StepId, TensorStats
 from nanstop.replay.snapshot import Rewind, SnapshotKeeper
 from nanstop.replay.untouched import versions_kept
@@ -74,8 +74,7 @@ class Guard:
             self.session.start()
 
     def step_id(self, micro: int | None = None) -> StepId:
-        rank = int(os.environ.get("RANK", "0"))
-        return StepId(run="loop", step=self.num_updates, micro=micro, rank=rank)
+        return StepId(run="loop", step=self.num_updates, micro=micro, rank=rank())
 
     def note_rates(self, optimizer: Optimizer | None) -> tuple[Any, ...]:
         """Return the present learning rates and remember them as the run's own."""

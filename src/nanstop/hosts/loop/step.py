@@ -235,8 +235,8 @@ class LoopStep:
         if not atoms:
             micro.loss = self.run(place)
             return
-        from nanstop.remedies.apply import applied, rebatch
-        from nanstop.remedies.data import dropped_micros
+        from nanstop.remedies.apply import applied
+        from nanstop.remedies.data import dropped_micros, rebatch
 
         if place in dropped_micros(atoms):
             micro.loss = None

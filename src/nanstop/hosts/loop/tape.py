@@ -15,18 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from nanstop.hosts.loop.tape_calls import (
-    HISTORY,
-    Call,
-    Constant,
-    Slot,
-    autocast_state,
-    by_torch_alone,
-    leaves,
-    tensors,
-    user_line,
-    version,
-)
+from nanstop.hosts.loop.tape_calls import HISTORY, Call, Constant, Slot, leaves, user_line
+from nanstop.hosts.loop.tensors import autocast_state, by_torch_alone, tensors, version
 from nanstop.numerics.tensors import has_bad
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through

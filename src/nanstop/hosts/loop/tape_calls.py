@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CodeType, FunctionType
 from typing import Any
@@ -14,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.hosts.loop.tensors import autocast_state, tensors, version
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_wrapper
 
 __tracebackhide__ = passes_through
-
-by_torch_alone = torch._C.DisableTorchFunction
-"""Reading a tensor's attributes is a call that function modes of the script would see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +97,6 @@ class Call:
             result = _relay(self.line)(self.function, args, kwargs)
         for place, tensor in enumerate(tensors(result)):
             values[self.first + place] = tensor
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a result or an argument list, always in the same order.
-
-    A mapping that is neither a dict nor a ``UserDict`` is left alone: reading one may load or draw its values.
-    """
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from tensors(entry)
-    elif isinstance(value, (dict, UserDict)):
-        for entry in value.values():
-            yield from tensors(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors(getattr(value, field.name, None))  # one without a value yet
-
-
-def total(losses: Iterable[Tensor]) -> Tensor:
-    """Return the detached sum of what ``backward`` was called on in one micro-batch."""
-    scalars = [loss.detach().sum() if loss.dim() else loss.detach() for loss in losses]
-    return sum(scalars[1:], start=scalars[0]) if scalars else torch.zeros(())
-
-
-def version(tensor: Tensor) -> int:
-    """Return how often a tensor was written in place; inference tensors do not count it."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def autocast_state(device: str) -> tuple[str, bool, torch.dtype]:
-    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tensor]) -> Any:

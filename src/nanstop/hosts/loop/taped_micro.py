@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.hosts.loop.tape import Tape
-from nanstop.hosts.loop.tape_calls import Call, Constant, leaves, total, variable_names
+from nanstop.hosts.loop.tape_calls import Call, Constant, leaves, variable_names
+from nanstop.hosts.loop.tensors import total
 from nanstop.hosts.script.given_weights import WEIGHTS
 from nanstop.hosts.script.marks import WeightMarks
 from nanstop.replay.rng import RngState

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,16 +20,17 @@ from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.controller import Guard, OpenSession
 from nanstop.hosts.loop.pieces import pieces, program_of_function
 from nanstop.hosts.loop.step import LoopStep
-from nanstop.hosts.loop.tape_calls import autocast_state, tensors, total, version
+from nanstop.hosts.loop.tensors import autocast_state, tensors, total, version
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.script import autowatch
 from nanstop.replay.rng import note_rng
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
+
+Pause = Callable[[], AbstractContextManager[None]]
 
 
 class FunctionMicro:
@@ -90,6 +91,7 @@ class LoopWatch:
         open_session: OpenSession,
         *,
         accumulation: int | None = None,
+        pause: Pause = nullcontext,
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
             raise NanstopError(
@@ -101,6 +103,7 @@ class LoopWatch:
         self.view = PlainView(model, optimizer)
         self.guard = Guard(open_session)
         self.accumulation = accumulation
+        self._pause = pause
         self._divisor = accumulation or 1
         self._buffers = BufferNotes(model)
         self._start: Any = None
@@ -124,7 +127,7 @@ class LoopWatch:
             self._start = self._buffers.note()
         micro = FunctionMicro(self, loss_fn, batch)
         self._micros.append(micro)
-        with autowatch.paused(), self._first_look():
+        with self._pause(), self._first_look():
             try:
                 micro.loss = self.backward(loss_fn(batch))
             except Exception as error:
@@ -156,7 +159,7 @@ class LoopWatch:
         self._settle(scaler)
         self._clip = clip
         self._open()
-        with autowatch.paused():
+        with self._pause():
             try:
                 norm = self._judged()
             except TrainingStopped:
@@ -297,7 +300,10 @@ def watch_loop(
     open_session: OpenSession,
     *,
     accumulation: int | None = None,
+    pause: Pause = nullcontext,
 ) -> LoopWatch:
-    """Return a watch on a raw loop: ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``."""
-    opened = autowatch.stand_in() or open_session
-    return LoopWatch(model, optimizer, opened, accumulation=accumulation)
+    """Return a watch on a raw loop: ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``.
+
+    ``pause``: makes a context in which no other watch of this process minds what is trained.
+    """
+    return LoopWatch(model, optimizer, open_session, accumulation=accumulation, pause=pause)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from nanstop.commands.plan.calibration import model_loss
 from nanstop.errors import NanstopError
-from nanstop.replay.batches import IGNORED
 
 RANDOM = "random tokens: real ones may reach further"
-_ROWS, _TOKENS = 2, 64
 
 
 def load_model(folder: Path) -> nn.Module:
@@ -34,7 +29,7 @@ def load_model(folder: Path) -> nn.Module:
             f"{folder}: no checkpoint, it has no config.json",
             hint="give the folder of a transformers checkpoint, or a training script",
         )
-    with _told(folder, "transformers cannot build a language model from it"):
+    with as_one_error(folder, "transformers cannot build a language model from it"):
         model, notes = _class_for(folder).from_pretrained(
             folder,
             local_files_only=True,
@@ -64,7 +59,7 @@ def _class_for(folder: Path) -> Any:
 def _with_adapter(folder: Path) -> nn.Module:
     from peft import PeftConfig, PeftModel
 
-    with _told(folder, "peft cannot read its adapter"):
+    with as_one_error(folder, "peft cannot read its adapter"):
         named = str(PeftConfig.from_pretrained(str(folder)).base_model_name_or_path or "")
     places = (Path(named), folder / named)
     base = next((place for place in places if named and (place / "config.json").is_file()), None)
@@ -73,7 +68,7 @@ def _with_adapter(folder: Path) -> nn.Module:
             f"{folder}: an adapter, whose base `{named}` is no folder here",
             hint="merge it, or put the base's folder into adapter_config.json as base_model_name_or_path",
         )
-    with _told(folder, "peft cannot put its adapter on the base"):
+    with as_one_error(folder, "peft cannot put its adapter on the base"):
         model: Any = PeftModel.from_pretrained(
             load_model(base), str(folder), is_trainable=True, local_files_only=True
         )
@@ -81,7 +76,7 @@ def _with_adapter(folder: Path) -> nn.Module:
 
 
 @contextmanager
-def _told(folder: Path, what: str) -> Iterator[None]:
+def as_one_error(folder: Path, what: str) -> Iterator[None]:
     """Make one error of whatever a library makes of damaged files and unknown kinds, and let it say nothing else."""
     from transformers.utils import logging
 
@@ -103,79 +98,5 @@ def _told(folder: Path, what: str) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def require_runs(folder: Path, model: nn.Module, batch: Any) -> None:
-    """Raise ``NanstopError`` where a model of a checkpoint cannot compute a loss of a batch of token ids."""
-    with _told(folder, "the model cannot be run on token ids alone"), torch.no_grad():
-        model_loss(model)(batch)
-
-
-def random_batches(model: nn.Module, *, num: int = 2) -> list[dict[str, Tensor]]:
-    """Return batches of uniformly random ids of a model's vocabulary, the same each time."""
-    config: Any = model.config
-    text = (
-        config.get_text_config() if callable(getattr(config, "get_text_config", None)) else config
-    )
-    longest = getattr(text, "max_position_embeddings", None) or _TOKENS
-    generator = torch.Generator().manual_seed(0)
-    shape = _ROWS, max(2, min(_TOKENS, longest))
-    ids = [torch.randint(0, text.vocab_size, shape, generator=generator) for _ in range(num)]
-    inner: Any = getattr(
-        model, "get_base_model", lambda: model
-    )()  # PEFT's wrapper hides what it takes
-    masked = "attention_mask" in inspect.signature(inner.forward).parameters
-    masks = [{"attention_mask": torch.ones_like(one)} if masked else {} for one in ids]
-    return [
-        {"input_ids": one, **mask, "labels": one.clone()}
-        for one, mask in zip(ids, masks, strict=True)
-    ]
-
-
-def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, Tensor]]:
-    """Return batches of the token ids in a file: one sequence a line (ids apart by spaces, or a JSON list), padded right.
-
-    Errors: ``NanstopError`` that names the line for what is no id of the vocabulary.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NanstopError(f"cannot read {path}: {error}") from error
-    found = [
-        _ids(line, vocab, f"{path}:{number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not found:
-        raise NanstopError(f"{path}: holds no token ids")
-    return list(_batched(found, rows))
-
-
 def _counted(num: int, what: str) -> str:
     return f"{num} {what}" if num == 1 else f"{num} {what}s"
-
-
-def _ids(line: str, vocab: int, where: str) -> list[int]:
-    try:
-        words: Any = json.loads(line) if line.lstrip().startswith(("[", "{")) else line.split()
-        words = words["input_ids"] if isinstance(words, dict) else words
-        ids = [int(word) for word in words]
-    except (ValueError, TypeError, KeyError) as error:
-        raise NanstopError(f"{where}: not a line of token ids") from error
-    wrong = next((one for one in ids if not 0 <= one < vocab), None)
-    if wrong is not None:
-        raise NanstopError(f"{where}: id {wrong} is not in the vocabulary of {vocab}")
-    if len(ids) < 2:
-        raise NanstopError(f"{where}: a sequence needs two ids at least")
-    return ids
-
-
-def _batched(sequences: Sequence[list[int]], rows: int) -> Iterator[dict[str, Tensor]]:
-    for start in range(0, len(sequences), rows):
-        chosen = sequences[start : start + rows]
-        longest = max(map(len, chosen))
-        ids = torch.zeros(len(chosen), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, sequence in enumerate(chosen):
-            ids[row, : len(sequence)] = torch.tensor(sequence)
-            mask[row, : len(sequence)] = 1
-        labels = ids.masked_fill(mask == 0, IGNORED)
-        yield {"input_ids": ids, "attention_mask": mask, "labels": labels}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -30,10 +29,12 @@ OpenSession = Callable[[Any, Any], Any]
 """Called with (view, facts) when training is about to begin; returns a session."""
 
 _log = logging.getLogger("nanstop")
-_table = Table()
+table = Table()
+"""All that is replaced in this process; what stands in for a training adds to it."""
+
 _open_session: OpenSession | None = None
 _loops: Any = None
-_live: Any = None
+_heard_by: list[Callable[[Any], None]] = []
 _num_pauses = 0
 _left = LeftWeights()
 _compiles_functions = False
@@ -50,79 +51,28 @@ def install(open_session: OpenSession) -> None:
     if _open_session is None:
         _open_session = open_session
         atexit.register(_finish)
-        _table.replace(sys, "excepthook", _uncaught)
-        _table.replace(warnings, "showwarning", show_at_script)
+        table.replace(sys, "excepthook", _uncaught)
+        table.replace(warnings, "showwarning", show_at_script)
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         utils = torch.nn.utils
-        _table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
+        table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
         # A script may import or call these before there is an optimizer.
-        _table.replace(torch, "compile", _compile)
+        table.replace(torch, "compile", _compile)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            _table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
+            table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
     if "transformers.trainer" in sys.modules:
-        _table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
+        table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
 
 
-def start() -> None:
-    """Install as the environment says that ``nanstop run`` has set for its children; a sweep is watched by nobody."""
-    if "NANSTOP_LR_RANGE" in os.environ:
-        _sweep_instead()
-        return
-    if "NANSTOP_DRY" in os.environ:
-        _job_instead()
-        return
-    _begin_live()
-    install(_open_session or _opener())
+def opener() -> OpenSession | None:
+    """Return what opens sessions in this process, None before ``install``."""
+    return _open_session
 
 
-def stand_in() -> OpenSession | None:
-    """Return what opens a session in this process where a sweep or another job has taken the training's place."""
-    instead = "NANSTOP_LR_RANGE" in os.environ or "NANSTOP_DRY" in os.environ
-    return _open_session if instead else None
-
-
-def _sweep_instead() -> None:
-    if "transformers.trainer" in sys.modules:
-        from nanstop.commands.lr_range import on_trainer
-
-        on_trainer.install(_table, sys.modules["transformers.trainer"].Trainer)
-    if "torch" in sys.modules:
-        from nanstop.commands.lr_range import on_loop
-
-        if _open_session is None:
-            install(on_loop.install(_table, is_loop=lambda: not _num_pauses))
-        else:
-            install(_open_session)
-
-
-def _job_instead() -> None:
-    from nanstop.process.inject import dry_run_child
-    from nanstop.process.inject.dry_run import planned
-
-    plan = planned()
-    assert plan is not None
-    if "transformers.trainer" in sys.modules:
-        dry_run_child.install(_table, sys.modules["transformers.trainer"].Trainer, plan)
-    if plan.job != "doctor":
-        install(dry_run_child.loop_opener(plan))
-    elif "torch" in sys.modules:
-        from nanstop.commands.doctor import on_loop
-
-        on_loop.install(_table, plan)
-
-
-def _begin_live() -> None:
-    """Begin, once, what outlives this process: its steps, and its operations where they are to be recorded."""
-    global _live  # noqa: PLW0603
-    if _live is not None or "torch" not in sys.modules:
-        return
-    from nanstop.process.crash import process_files
-
-    try:
-        _live = process_files.begin()
-    except OSError as error:  # a full or missing folder of temporary files
-        _log.warning("nanstop: nothing of this process will outlive it (%s)", error)
+def tell(hear: Callable[[Any], None]) -> None:
+    """Have ``hear`` told of every session that is opened in this process, by whoever opens it."""
+    _heard_by.append(hear)
 
 
 def leave(odd: Iterable[TensorStats], facts: RunFacts) -> None:
@@ -142,29 +92,15 @@ def left_here(
 
 
 def opened(session: Any) -> None:
-    """Have what outlives this process, if anything does, note the steps of a session that was opened."""
-    if _live is not None:
-        _live.opened(session)
-
-
-def _opener() -> OpenSession:
-    """Return an opener that reads the environment, and imports what a session needs, when training begins."""
-
-    def open_session(view: Any, facts: Any) -> Any:
-        from nanstop.report.announce import announcer
-        from nanstop.session.factory import opener, run_store, watched_policy
-
-        store = run_store()
-        policy, announce = watched_policy(os.environ), announcer(store.folder)
-        return opener(policy, store, announce, opened=opened)(view, facts)
-
-    return open_session
+    """Tell whoever asked for it of a session that was opened."""
+    for hear in _heard_by:
+        hear(session)
 
 
 def unwatch() -> None:
     """Put every replaced function back and finish what is being watched; without ``install`` before, do nothing."""
     global _open_session, _loops  # noqa: PLW0603
-    _table.undo()
+    table.undo()
     if _open_session is not None:
         atexit.unregister(_finish)
         _finish()
@@ -197,7 +133,7 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     if _loops is None:
         from nanstop.hosts.script.sinks import RawLoops
 
-        _loops = RawLoops(_open_session, _table, compiles_functions=_compiles_functions)
+        _loops = RawLoops(_open_session, table, compiles_functions=_compiles_functions)
         _loops.install()
     _loops.made_optimizer(optimizer)
 

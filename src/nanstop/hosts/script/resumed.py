@@ -9,9 +9,9 @@ from weakref import WeakSet
 import torch
 from torch.optim import Optimizer
 
+from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
-from nanstop.hosts.trainer.facts import facts_of_loop
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through

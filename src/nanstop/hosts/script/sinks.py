@@ -27,8 +27,8 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import Guard, OpenSession, Verdict
 from nanstop.hosts.loop.step import LoopStep, UnseenMicro
-from nanstop.hosts.loop.tape_calls import total
 from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.loop.tensors import total
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.calls import NO_MODEL, Calls

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from nanstop.detect.sentinel import total_norm
 from nanstop.hosts.loop.pieces import pieces, program_of
 from nanstop.hosts.loop.step import Micro
-from nanstop.hosts.loop.tape_calls import by_torch_alone
 from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.loop.tensors import by_torch_alone
 from nanstop.hosts.model.updates import seen_accumulation
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import AccumulationFacts

@@ -10,14 +10,7 @@ from torch import nn
 from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from, veto_of
-from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.trainer.options import (
-    objective_of,
-    planned_optimizer,
-    precision_of,
-    precision_of_accelerate,
-    schedule_of,
-)
+from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
 from nanstop.records import RunFacts
 
@@ -59,12 +52,6 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
     }
     vocab = _vocab(processor)
     return RunFacts(**(known if vocab is None else known | {"vocab": vocab}))
-
-
-def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
-    """Return what structure tells of a raw loop; ``known`` are further fields of ``RunFacts``."""
-    asked: dict[str, Any] = {"host": "loop", "precision": precision_of_accelerate()}
-    return RunFacts(**(asked | structure(view, compat.base_model(view.model)) | known))
 
 
 def _autocast(trainer: Any) -> str | None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
+from nanstop.hosts.trainer.callbacks import is_reporting
 from nanstop.hosts.trainer.watch import TrainerWatch
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.snapshot import BufferNotes
@@ -18,14 +19,6 @@ from nanstop.replay.step import Step
 from nanstop.session.off import IdleSession
 
 T = TypeVar("T")
-
-_PROGRESS = (
-    "PrinterCallback",
-    "ProgressCallback",
-    "NotebookProgressCallback",
-    "RichProgressCallback",
-)
-_INTEGRATIONS = "transformers.integrations"
 
 
 def first_step(
@@ -140,7 +133,7 @@ def _set_gradients(gradients: list[tuple[nn.Parameter, Any]]) -> None:
 def quiet(trainer: Any) -> Iterator[None]:
     """Inside, the trainer reports to no service, shows no progress, evaluates nothing first and pushes nothing."""
     kept = list(trainer.callback_handler.callbacks)
-    trainer.callback_handler.callbacks[:] = [c for c in kept if not _is_reporting(c)]
+    trainer.callback_handler.callbacks[:] = [c for c in kept if not is_reporting(c)]
     trainer.args.eval_on_start = False
     trainer.init_hf_repo = lambda *_args, **_options: None
     log = logging.getLogger("transformers.trainer")
@@ -150,8 +143,3 @@ def quiet(trainer: Any) -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def _is_reporting(callback: Any) -> bool:
-    kind = type(callback)
-    return kind.__name__ in _PROGRESS or kind.__module__.startswith(_INTEGRATIONS)

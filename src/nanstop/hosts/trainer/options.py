@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Sized
 from typing import Any
 
+from nanstop.hosts.accelerate.precision import FORMATS
 from nanstop.records import ObjectiveFacts, OptimizerFacts, PrecisionFacts, ScheduleFacts
 
-_FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8"}
 _GENERATES = ("GRPOConfig", "RLOOConfig")
 
 
@@ -18,19 +17,10 @@ def precision_of(args: Any) -> PrecisionFacts:
     """Return the format of mixed precision that the options ask for."""
     option = next((name for name in ("fp16", "bf16") if getattr(args, name, False)), None)
     return PrecisionFacts(
-        requested=_FORMATS[option] if option else None,
+        requested=FORMATS[option] if option else None,
         option=f"{option}=True" if option else "",
         tf32=getattr(args, "tf32", None),
     )
-
-
-def precision_of_accelerate() -> PrecisionFacts | None:
-    """Return what a loop asks accelerate for, where there is an ``Accelerator``."""
-    state = sys.modules.get("accelerate.state")
-    asked = state.AcceleratorState._shared_state.get("_mixed_precision") if state else None
-    if asked not in _FORMATS:
-        return None
-    return PrecisionFacts(requested=_FORMATS[asked], option=f'mixed_precision="{asked}"')
 
 
 def objective_of(args: Any) -> ObjectiveFacts | None:

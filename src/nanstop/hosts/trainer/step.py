@@ -274,7 +274,7 @@ class HfStep:
         """Return the recorded batch without the samples that are left out, None where none is."""
         if not any(atom.remedy == "drop_sample" for atom in atoms):
             return None
-        from nanstop.remedies.apply import rebatch
+        from nanstop.remedies.data import rebatch
 
         return rebatch(self.batches[micro], atoms, micro=micro)
 
@@ -353,7 +353,7 @@ def _left_out(atoms: tuple[Atom, ...]) -> frozenset[int]:
     """Return the micro-batches that are left out of their window."""
     if not atoms:
         return frozenset()
-    from nanstop.remedies.apply import dropped_micros
+    from nanstop.remedies.data import dropped_micros
 
     return dropped_micros(atoms)
 

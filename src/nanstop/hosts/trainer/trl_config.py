@@ -11,15 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nanstop.commands.check.check import Preflight
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, unknown
 from nanstop.hosts import compat
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.numerics import accelerator
 from nanstop.records import AdapterFacts, HeadFacts, ParamGroup, QuantizedFacts, RunFacts
-from nanstop.session.machine import environment
 from nanstop.store.files import read_text
-from nanstop.suggest import unknown
 
 COMMANDS = ("sft", "dpo", "grpo", "reward", "kto", "rloo")
 _WEIGH_KL = ("grpo", "rloo")
@@ -28,8 +25,8 @@ _OWN = ("env", "accelerate_config")
 _MAX_BYTES = 4 * 2**20
 
 
-def read_config(path: Path) -> Preflight:
-    """Return the facts of the run that a config file describes; no findings yet, and no model is loaded.
+def read_config(path: Path) -> tuple[RunFacts, str]:
+    """Return the facts of the run that a config file describes, and what was unclear in it; no model is loaded.
 
     Which command it is for is told by its keys; where several fit, the first of ``COMMANDS``, and that is said.
     Errors: ``NanstopError`` NS001 for a file that is no mapping, a key that no command knows (with its line), or
@@ -60,11 +57,8 @@ def read_config(path: Path) -> Preflight:
     facts = _facts(command, args, model, uses_cpu=bool(settings.get("use_cpu")))
     unclear = replace(facts, objective=None)  # beta means one thing here and another there
     several = f"its keys fit trl {', '.join(fitting)}: read as that of `trl {command}`"
-    return Preflight(
-        facts=facts if len({name in _WEIGH_KL for name in fitting}) == 1 else unclear,
-        environment=environment(import_torch=True),
-        failures=(several,) if len(fitting) > 1 else (),
-    )
+    known = facts if len({name in _WEIGH_KL for name in fitting}) == 1 else unclear
+    return known, several if len(fitting) > 1 else ""
 
 
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

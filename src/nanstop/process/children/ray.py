@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nanstop.errors import NanstopError
-from nanstop.process.children.executors import Job
 from nanstop.process.children.isolate import End, EndKind, spawn
+from nanstop.process.children.job import Job
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0

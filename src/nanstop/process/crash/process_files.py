@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanstop.process.crash.flight_file import NUM_OPS, FlightFile
+from nanstop.ranks import rank
 
 if TYPE_CHECKING:
     from nanstop.session.session import Session
@@ -50,8 +51,7 @@ class Live:
         from nanstop.process.crash.training_facts import TrainingFacts
         from nanstop.records.codec import to_json
 
-        rank = int(os.environ.get("RANK", "0") or 0)
-        known = TrainingFacts(facts=session.facts, environment=session.environment, rank=rank)
+        known = TrainingFacts(facts=session.facts, environment=session.environment, rank=rank())
         fresh = self._facts_path.with_suffix(".new")
         fresh.write_text(to_json(known), encoding="utf-8")
         fresh.replace(self._facts_path)

@@ -12,9 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from nanstop.commands.run.launch import resolve_command, watching
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
+from nanstop.process.children.command import resolve_command
+from nanstop.process.inject.variables import watching
 from nanstop.records.codec import from_json
 from nanstop.store.files import MAX_JSON_BYTES, read_text
 
@@ -28,16 +29,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryPlan:
-    """``job``: a name of ``adapters.dry.JOBS``; ``options``: plain values for it; ``out``: where its answer goes."""
+    """``job``: the module that does it; ``options``: plain values for it; ``out``: where its answer goes.
+
+    ``keeps_watch``: whether the script's own watch of a trainer stays: to a doctor it is one of the guards.
+    """
 
     job: str
     out: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def keeps_watch(self) -> bool:
-        """Whether the script's own watch of a trainer stays: to a doctor it is one of the guards."""
-        return self.job == "doctor"
+    keeps_watch: bool = False
 
 
 def planned(environment: Mapping[str, str] | None = None) -> DryPlan | None:
@@ -47,19 +47,26 @@ def planned(environment: Mapping[str, str] | None = None) -> DryPlan | None:
 
 
 def dry_run(
-    command: Sequence[str], job: str, kind: type[T], *, options: Mapping[str, Any] | None = None
+    command: Sequence[str],
+    job: str,
+    kind: type[T],
+    *,
+    options: Mapping[str, Any] | None = None,
+    keeps_watch: bool = False,
 ) -> T:
     """Run a script up to its first training, have ``job`` done with what it built, and return the job's record.
 
     The training itself never begins, and nothing of the script runs after it would have: nothing is saved or pushed. A
-    raw loop ends at its first optimizer step. The child's output goes to standard error. ``kind``: class of the record.
+    raw loop ends at its first optimizer step, unless the job needs more of it. The child's output goes to standard
+    error. ``job``: the module that offers it, see ``dry_run_child.Job``. ``kind``: class of the record.
     Errors: ``NanstopError`` NS001 for a command that cannot be started or a script that ends before any training, and
     whatever error the job itself ends with.
     """
     resolved = resolve_command(command)
     with TemporaryDirectory(prefix="nanstop-") as folder:
         answer = Path(folder, "answer.json")
-        code = _run(resolved, DryPlan(job=job, options=options or {}, out=str(answer)))
+        plan = DryPlan(job=job, options=options or {}, out=str(answer), keeps_watch=keeps_watch)
+        code = _run(resolved, plan)
         if not answer.is_file():
             raise _never_trained(code)
         return _opened(json.loads(read_text(answer, MAX_JSON_BYTES)), kind)

@@ -16,23 +16,36 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, cast
 
 from nanstop.errors import NanstopError
 from nanstop.hosts.patch_table import Table
 from nanstop.process.inject.dry_run import DryPlan, answered
+from nanstop.process.inject.save_nothing import save_nothing
+from nanstop.ranks import is_first
 from nanstop.records.codec import to_json
 from nanstop.session.off import IdleSession
 from nanstop.store.files import write_whole
 
-JOBS: Mapping[str, str] = MappingProxyType(
-    {
-        "check": "nanstop.commands.check.job",
-        "doctor": "nanstop.commands.doctor.on_trainer",
-        "plan": "nanstop.commands.plan.job",
-    }
-)
-"""Each job's module, imported when it is asked for: its ``run(target, options)`` returns a record."""
+OpenLoop = Callable[[Any, Any], Any]
+"""Called with (view, facts) at a loop's first update; returns what stands in for its session."""
+
+
+class Job(Protocol):
+    """What the module of a job offers; of these only ``run`` is asked of every one.
+
+    ``ON_EVERY_RANK``: whether all ranks have to do it together, because it trains.
+    """
+
+    ON_EVERY_RANK: bool
+
+    def run(self, target: Target, options: Mapping[str, Any]) -> Any:
+        """Return the record that answers the process above."""
+        ...
+
+    def open_loop(self, plan: DryPlan, table: Table) -> OpenLoop | None:
+        """Return what a raw loop opens in place of a session, None if this has seen to the loop by itself."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +70,20 @@ def install(table: Table, trainer_class: Any, plan: DryPlan) -> None:
     table.replace(trainer_class, "init_hf_repo", lambda *_args, **_options: None)
 
 
-def loop_opener(plan: DryPlan) -> Callable[[Any, Any], Any]:
-    """Return what raw loops open in place of a session: it does the job at the first step."""
+def loop_opener(plan: DryPlan, table: Table) -> OpenLoop | None:
+    """Return what raw loops open in place of a session: the job's own, else one that does the job at the first step."""
+    open_loop = getattr(_job(plan), "open_loop", None)
+    if open_loop is not None:
+        return open_loop(plan, table)
     return lambda view, facts: _FirstStep(plan, view, facts)
+
+
+def _job(plan: DryPlan) -> Job:
+    """Return the module of a planned job. What comes from the environment may name a verb's module and no other."""
+    verbs = f"{__name__.partition('.')[0]}.commands."
+    if not plan.job.startswith(verbs):
+        raise ValueError(f"no job of nanstop: {plan.job}")
+    return cast("Job", import_module(plan.job))
 
 
 def _train(
@@ -73,8 +97,7 @@ def _train(
 ) -> NoReturn:
     """Stand in for ``Trainer.train``, for once; whatever the job has the trainer do, it saves nothing."""
     table.restore(trainer_class, "train")
-    for name in ("save_model", "_save_checkpoint", "push_to_hub"):
-        table.replace(trainer_class, name, lambda *_args, **_options: None)
+    save_nothing(table)
 
     def target() -> Target:
         from nanstop.hosts.compat import checkpoint_path
@@ -119,8 +142,7 @@ class _FirstStep(IdleSession):
         return replace(self.facts, gradient_path=replace(path, num_reached=reached))
 
     def _do(self, step: Any = None) -> NoReturn:
-        first_rank = os.environ.get("RANK", "0") in ("", "0")
-        _do(self._plan, partial(self._target, step), first_rank=first_rank)
+        _do(self._plan, partial(self._target, step), first_rank=is_first())
 
     def gauge_due(self, _step: int) -> bool:
         """Return True: whoever has a step that can be run again hands it to ``gauge``."""
@@ -143,17 +165,17 @@ def _do(plan: DryPlan, target: Callable[[], Target], *, first_rank: bool) -> NoR
     """Write the job's answer, on the first of the ranks only, and end the process whatever happens."""
     from nanstop.hosts.script import autowatch
 
-    if first_rank:
+    if first_rank or getattr(_job(plan), "ON_EVERY_RANK", False):
         with autowatch.paused():
             answer = _answer(plan, target)
-        write_whole(Path(plan.out), answer)
+        if first_rank:
+            write_whole(Path(plan.out), answer)
     end()
 
 
 def _answer(plan: DryPlan, target: Callable[[], Target]) -> bytes:
     try:
-        run = import_module(JOBS[plan.job]).run
-        return answered(result=to_json(run(target(), plan.options)))
+        return answered(result=to_json(_job(plan).run(target(), plan.options)))
     except NanstopError as error:
         return answered(error=error)
     except Exception:  # told by the process above, as a bug of nanstop

@@ -45,11 +45,11 @@ class _Following:
 
 def _watch():
     try:
-        from nanstop.hosts.script import autowatch
+        from nanstop.process.inject.start import start
     except ImportError:  # another environment than the one nanstop was started in
         return
     try:
-        autowatch.start()
+        start()
     except Exception as error:
         sys.stderr.write(f"nanstop: not watching process {os.getpid()}: {error}\n")
 

@@ -1,4 +1,4 @@
-"""Commands that read what a run left behind."""
+"""`nanstop report`: show an incident again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, UNRESOLVED, AsJson, printable, show
+from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, printable
 
 
 def report(
@@ -36,19 +36,3 @@ def report(
         typer.echo("\n\n".join(shown))
     proven = all(one.proof is not None and one.proof.verdict == "proven" for one in reports)
     return OK if proven else UNRESOLVED
-
-
-def compare(
-    first: Annotated[
-        Path, typer.Argument(metavar="A", help="Incident folder, or one with trainer_state.json.")
-    ],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The run to compare it with.")],
-    tolerance: Annotated[float, typer.Option(help="Relative difference that still agrees.")] = 0.01,
-    as_json: AsJson = False,
-) -> int:
-    """Lay two recorded runs side by side: the first step at which they part, and the layer where it is known."""
-    from nanstop.commands.compare import compare as runs
-
-    found = runs.compare(runs.load_run(first), runs.load_run(second), tolerance=tolerance)
-    show(found, printable(runs.render(found)), as_json)
-    return OK if found.agrees else FINDINGS

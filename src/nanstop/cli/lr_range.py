@@ -1,0 +1,26 @@
+"""`nanstop lr-range`: find a range of learning rates on a training of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, show
+
+
+def lr_range(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="SCRIPT or -m MODULE, with arguments.")
+    ],
+    low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-7,
+    high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the sweep.")] = 100,
+    as_json: AsJson = False,
+) -> int:
+    """Try rising learning rates on a script's own training, and suggest a range. Nothing is saved."""
+    from nanstop.commands.lr_range import lr_range as sweeps
+
+    found = sweeps.lr_range(command, low=low, high=high, steps=steps)
+    show(found, sweeps.render(found, str(sweeps.result_file())), as_json)
+    return OK if found.status == "found" else FINDINGS

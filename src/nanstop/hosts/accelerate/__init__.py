@@ -1,0 +1,1 @@
+"""Accelerate: what loops on it ask for."""

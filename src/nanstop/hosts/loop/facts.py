@@ -1,0 +1,17 @@
+"""What a raw loop is, as structure tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanstop.hosts import compat
+from nanstop.hosts.accelerate.precision import precision_of_accelerate
+from nanstop.hosts.model.structure import structure
+from nanstop.hosts.model.view import PlainView
+from nanstop.records import RunFacts
+
+
+def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
+    """Return what structure tells of a raw loop; ``known`` are further fields of ``RunFacts``."""
+    asked: dict[str, Any] = {"host": "loop", "precision": precision_of_accelerate()}
+    return RunFacts(**(asked | structure(view, compat.base_model(view.model)) | known))

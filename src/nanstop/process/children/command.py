@@ -1,0 +1,64 @@
+"""What a command line starts."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nanstop.errors import NanstopError
+
+_PYTHON_FILES = (".py", ".pyw", ".pyz", ".zip")
+
+
+_LAUNCHERS = ("accelerate", "deepspeed", "python", "torchrun", "trl")
+
+
+def resolve_command(args: Sequence[str]) -> list[str]:
+    """Return the command to start: a script or ``-m MODULE`` under this Python, else a program and its arguments.
+
+    A program is looked for on PATH, then beside this Python. Errors: ``NanstopError`` NS001 for one that is not there.
+    """
+    if not args:
+        raise NanstopError("nothing to run", hint="nanstop run SCRIPT | -m MODULE | COMMAND ...")
+    first, *rest = args
+    if first == "-m":
+        if not rest:
+            raise NanstopError("-m needs the name of a module")
+        return [sys.executable, *args]
+    if first.startswith("-"):
+        raise NanstopError(f"unknown option: `{first}`", hint="options of nanstop: nanstop run -h")
+    path = Path(first)
+    if _is_python(path):
+        return [sys.executable, *args]
+    program = shutil.which(first) or shutil.which(first, path=str(Path(sys.executable).parent))
+    if program is None:
+        raise _missing(first)
+    return [program, *rest]
+
+
+def _is_python(path: Path) -> bool:
+    if path.suffix in _PYTHON_FILES:
+        if not path.exists():
+            raise _missing(str(path))
+        return True
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            raise NanstopError(f"{path} is a folder without __main__.py")
+        return True
+    return path.is_file() and not os.access(path, os.X_OK)
+
+
+def _missing(name: str) -> NanstopError:
+    path = Path(name)
+    folder = path.parent if path.parent.is_dir() else Path()
+    scripts = [str(folder / one.name) for one in folder.glob("*.py")]
+    is_script = path.suffix in _PYTHON_FILES or path.name != name
+    near = difflib.get_close_matches(name, scripts if is_script else [*scripts, *_LAUNCHERS], n=1)
+    what = "script" if is_script else "program"
+    return NanstopError(
+        f"no such {what}: {name}", hint=f"did you mean `{near[0]}`?" if near else ""
+    )

@@ -1,0 +1,62 @@
+"""The first call of nanstop in a process that it was put into: watch what is trained there, or do a job in its place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from nanstop.hosts.script import autowatch
+from nanstop.process.inject.dry_run import DryPlan, planned
+
+_log = logging.getLogger("nanstop")
+
+
+def start() -> None:
+    """Begin what the environment asks for. Called again after another import, add what that makes possible."""
+    plan = planned()
+    if plan is not None:
+        _do_job(plan)
+    elif (known := autowatch.opener()) is not None:
+        autowatch.install(known)
+    else:
+        _outlive()
+        autowatch.install(_open_session)
+
+
+def _do_job(plan: DryPlan) -> None:
+    """Have a job stand in for the first training of a trainer or a loop."""
+    from nanstop.process.inject import dry_run_child
+
+    if "transformers.trainer" in sys.modules:
+        trainer_class = sys.modules["transformers.trainer"].Trainer
+        dry_run_child.install(autowatch.table, trainer_class, plan)
+    if "torch" in sys.modules and autowatch.opener() is None:
+        opener = dry_run_child.loop_opener(plan, autowatch.table)
+        if opener is not None:
+            autowatch.install(opener)
+
+
+def _outlive() -> None:
+    """Begin what outlives this process: its steps, and its operations where they are to be recorded."""
+    from nanstop.process.crash import process_files
+
+    try:
+        files = process_files.begin()
+    except OSError as error:  # a full or missing folder of temporary files
+        _log.warning("nanstop: nothing of this process will outlive it (%s)", error)
+    else:
+        if files is not None:
+            autowatch.tell(files.opened)
+
+
+def _open_session(view: Any, facts: Any) -> Any:
+    """Open a session as the environment says; what a session needs is imported when training begins."""
+    from nanstop.process.inject.variables import watched_policy
+    from nanstop.report.announce import announcer
+    from nanstop.session.factory import opener, run_store
+
+    store = run_store()
+    policy, announce = watched_policy(os.environ), announcer(store.folder)
+    return opener(policy, store, announce, opened=autowatch.opened)(view, facts)

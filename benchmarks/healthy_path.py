@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.decide.policy import Policy
-from nanstop.detect.sentinel import nonfinite
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.updates import resumed_state
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.script.window import norm_of
 from nanstop.numerics.optimizer_state import state_faults
+from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.token_rows import row_blocks, row_norms
 from nanstop.numerics.weights import longest_step, odd_weights
 from nanstop.records import StepId

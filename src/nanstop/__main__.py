@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 
 def main() -> int:
     """Run the command line and return its exit code. No exception leaves."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # a console need not have every letter
+        # A console need not have every letter; whatever stands in for one has its own way.
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:]
     if words[:1] != ["run"] or words[1:2] == [] or words[1].startswith("-"):
         from nanstop import cli

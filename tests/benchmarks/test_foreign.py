@@ -99,14 +99,13 @@ def bad(rows):
 
 def test_scripts_are_none_the_worse_for_being_watched():
     runs = [
-        Run(script, "fp32", fault, policy)
-        for script in scripts(["ema", "two_optimizers", "wgan_gp"])
-        for fault, policies in (("none", ("plain", "observe", "repair")),)
-        for policy in policies
+        Run(script, "fp32", "none", policy)
+        for script in scripts(["two_optimizers", "wgan_gp"])
+        for policy in ("plain", "observe", "repair")
     ]
     faulty = [Run(scripts(["ema"])[0], "fp32", "nan-in-batch", p) for p in ("plain", "repair")]
     rows = compare([*runs, *faulty], at_once=2)
-    assert len(rows) == 7
+    assert len(rows) == 5
     assert bad(rows) == {}
     assert rows["ema.fp32.nan-in-batch.repair"]["said"]
 

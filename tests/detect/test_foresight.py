@@ -7,7 +7,7 @@ from torch import nn
 
 import nanstop
 from nanstop.detect.foresight import Foresight
-from nanstop.replay.rehearsal import Rehearsal
+from nanstop.measure.rehearsal import Rehearsal
 
 torch.set_num_threads(1)
 

@@ -5,13 +5,8 @@ import math
 import pytest
 import torch
 
-from nanstop.detect.sentinel import (
-    nonfinite,
-    nonfinite_gradients,
-    read_window,
-    tally_gradients,
-    total_norm,
-)
+from nanstop.detect.sentinel import nonfinite_gradients, read_window, tally_gradients, total_norm
+from nanstop.numerics.tensors import nonfinite
 from nanstop.records import GradientTally
 from work import Elements
 

@@ -132,6 +132,6 @@ def test_an_overflow_in_half_weights_is_named_and_cured(folder):
     assert (row["code"], row["phase"], row["step"], row["micro"]) == ("NS201", "forward", 0, 0)
     assert row["module"].endswith(NORM)
     assert "modeling_qwen2.py:" in row["source"]
-    assert (row["verdict"], row["action"]) == ("proven", "redo")
+    assert (row["verdict"], row["action"]) == ("proven", "adopt")
     assert told["steps"] == 4
     assert f"--> base_model.model.{NORM}" in ended.stderr

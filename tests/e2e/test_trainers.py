@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 import hf_cases as cases
 import nanstop
 import tiny
+from versions import needs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing"),
@@ -282,6 +283,7 @@ def test_an_id_out_of_range_is_one_lost_update(tmp_path):
     assert_finite(trainer)
 
 
+@needs("transformers", "5.6", "a method that clips")
 @pytest.mark.parametrize("precision", ["fp16", "scaler"])
 def test_a_trainer_that_clips_by_means_of_its_own_is_watched_as_well(tmp_path, precision):
     calls = []

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from fnstep import FnStep
+from nanstop.prove.failing_step import Case
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom, FailureKey
-from nanstop.replay.failing_step import Case
 
 
 class Attending(nn.Module):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from nanstop.replay.rehearsal import HALF, CannotRehearseError, Moved, Rehearsal
+from nanstop.measure.rehearsal import HALF, CannotRehearseError, Moved, Rehearsal
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import floats, nonfinite_names
+from nanstop.numerics.tensors import floats, nonfinite
 from nanstop.records import GradientTally
 
 
@@ -57,11 +57,6 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     return torch.nn.utils.get_total_norm(
         [p.grad for p in parameters if p.grad is not None], norm_type
     )
-
-
-def nonfinite(tensors: Mapping[str, Tensor | None]) -> tuple[str, ...]:
-    """Return the names of tensors that hold NaN or Inf, in order. Cost and synchronisation: see ``nonfinite_names``."""
-    return nonfinite_names((name, t) for name, t in tensors.items() if t is not None)
 
 
 def nonfinite_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def page(rule: Rule, lang: str = "en") -> Page:
         return Page(rule.title, rule.page.strip())
     from importlib.resources import files
 
-    file = files(catalogue.__package__) / lang / f"{rule.code}.md"
+    file = files(catalogue.__name__.rpartition(".")[0]) / lang / f"{rule.code}.md"
     heading, _, text = file.read_text(encoding="utf-8").partition("\n")
     return Page(heading.partition(": ")[2], text.strip())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 import torch
@@ -183,3 +183,8 @@ def nonfinite_names(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
         for (name, _), flag in zip(held, flags, strict=True):
             fine[name] &= flag
     return tuple(name for name, flag in fine.items() if not flag)
+
+
+def nonfinite(tensors: Mapping[str, Tensor | None]) -> tuple[str, ...]:
+    """Return the names of tensors that hold NaN or Inf, in order. Cost and synchronisation: see ``nonfinite_names``."""
+    return nonfinite_names((name, t) for name, t in tensors.items() if t is not None)

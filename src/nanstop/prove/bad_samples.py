@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.errors import NanstopError
+from nanstop.prove.failing_step import Case
 from nanstop.records import Atom
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.replay.batches import num_samples
-from nanstop.replay.failing_step import Case
 from nanstop.replay.step import Batch
 
 _MAX_ROWS = 32

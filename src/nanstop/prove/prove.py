@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.decide.policy import Policy
+from nanstop.prove.failing_step import Case
 from nanstop.prove.search import Budget, prove
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom, FailureKey, Proof
 from nanstop.records.remedies import safety_of
-from nanstop.replay.failing_step import Case
 
 _MAX_CONFIRMED = 3
 

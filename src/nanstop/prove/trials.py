@@ -15,12 +15,12 @@ from torch import Tensor
 from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import in_float64
 from nanstop.prove.bad_samples import atoms_for, bad_rows, without
+from nanstop.prove.failing_step import Case
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
-from nanstop.replay.failing_step import Case
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import ModelView
 

@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from nanstop.numerics import accelerator
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite_names
+from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
 from nanstop.replay.eager import eager
-from nanstop.replay.rehearsal import is_ruinous
 from nanstop.replay.step import Batch, Step
 
 

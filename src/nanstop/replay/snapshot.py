@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.detect.sentinel import nonfinite
+from nanstop.numerics.tensors import nonfinite
 from nanstop.replay.step import Step
 from nanstop.replay.untouched import Held, copy_of, holds, versions_kept, write
 

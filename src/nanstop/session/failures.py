@@ -15,6 +15,14 @@ from nanstop.decide.decision import Kind, Resolution
 from nanstop.decide.repeats import KnownFailures, left_alone, names_samples
 from nanstop.numerics.weights import param_groups
 from nanstop.prove.bad_samples import atoms_for
+from nanstop.prove.failing_step import (
+    Case,
+    Occasion,
+    Rewind,
+    breaking_update,
+    failing_case,
+    pending_case,
+)
 from nanstop.records import (
     Action,
     ActionKind,
@@ -30,19 +38,11 @@ from nanstop.records import (
 from nanstop.records.remedies import describe
 from nanstop.remedies.apply import applied
 from nanstop.replay.collectives import communicates
-from nanstop.replay.failing_step import (
-    Case,
-    Occasion,
-    Rewind,
-    breaking_update,
-    failing_case,
-    pending_case,
-)
 from nanstop.session.investigation import Investigation
+from nanstop.session.run_state import RunState
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
-    from nanstop.session.session import Session
 
 _MAX_NAMED = 8
 
@@ -64,7 +64,7 @@ _EACH_LOOKED_INTO = 3
 class Failures:
     """The failures of one session, and what the policy remembers of them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: RunState) -> None:
         self._session = session
         self._known = KnownFailures()
         self._state = policies.PolicyState()

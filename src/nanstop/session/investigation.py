@@ -13,6 +13,7 @@ from nanstop.errors import NanstopError
 from nanstop.localize.localize import localize
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_rows
+from nanstop.prove.failing_step import Case
 from nanstop.prove.prove import prove_case
 from nanstop.records import (
     Atom,
@@ -36,7 +37,6 @@ from nanstop.records import (
     TensorStats,
 )
 from nanstop.replay.batches import batch_facts, num_samples
-from nanstop.replay.failing_step import Case
 from nanstop.replay.rerun import rerun
 from nanstop.session.machine import environment
 

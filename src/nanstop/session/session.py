@@ -41,7 +41,7 @@ from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, by_weight, finding_row, summary_row
 
 if TYPE_CHECKING:
-    from nanstop.replay.failing_step import Rewind
+    from nanstop.prove.failing_step import Rewind
     from nanstop.replay.step import ModelView, Step
     from nanstop.report.run_report import RunReport
     from nanstop.session.failures import Failures

@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 
 from nanstop.decide.decision import STOPPED
 from nanstop.detect.numeric_errors import phase_of
-from nanstop.detect.sentinel import Reading, nonfinite, read_window, tally_gradients
+from nanstop.detect.sentinel import Reading, read_window, tally_gradients
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.compat import free_host_bytes
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.loop.step import LoopStep, learning_rates
+from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.script import autowatch
+from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.weights import odd_weights
 from nanstop.ranks import rank
 from nanstop.records import RunFacts, Signal, StepId, TensorStats
@@ -194,7 +195,7 @@ class Guard:
     def _update_anew(self, resolution: Any, steps: Sequence[Any]) -> None:
         """Apply the updates of some windows again, the cure being on for the rest of the run."""
         # All that an investigation needs comes with it, which a healthy run has no use for.
-        from nanstop.replay.failing_step import apply_update
+        from nanstop.prove.failing_step import apply_update
 
         self.session.adopt(resolution.adopt)
         for step in steps:
@@ -242,7 +243,7 @@ class Guard:
         self._finished = True
         bad = _bad_weights(self._view) if self._view is not None else ()
         if self._view is not None:
-            autowatch.leave(_odd_weights(self._view), self.facts)
+            LEFT.note(_odd_weights(self._view), loaded=self.facts.odd_weights)
         if bad and not self._bad_params:  # the last update broke them
             at = self.step_id()
             signals = tuple(Signal(source="param", name=name, at=at) for name in bad[:_MAX_NAMED])

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanstop.hosts.loop.given_weights import WEIGHTS
 from nanstop.hosts.loop.tape import Tape
 from nanstop.hosts.loop.tape_calls import Call, Constant, leaves, variable_names
 from nanstop.hosts.loop.tensors import total
-from nanstop.hosts.script.given_weights import WEIGHTS
-from nanstop.hosts.script.marks import WeightMarks
+from nanstop.hosts.loop.weight_marks import WeightMarks
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch
 from nanstop.tracebacks import passes_through

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.hosts import compat
+from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.parts import (
     adapter_of,
     gradient_path_of,
@@ -18,7 +19,6 @@ from nanstop.hosts.model.parts import (
     quantized_of,
 )
 from nanstop.hosts.model.updates import accumulation_of, resumed_state, veto_of
-from nanstop.hosts.script.autowatch import left_here
 from nanstop.numerics.optimizer_state import state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
@@ -57,7 +57,7 @@ def structure(
     scaler = view.scaler
     reentrant = reentrant or is_reentrant(view.root)
     odd = odd_weights(view.root.named_parameters())
-    left = left_here(odd, view.root.named_parameters())
+    left = LEFT.here(odd, view.root.named_parameters())
     return {
         "param_groups": param_groups(view.root.named_parameters()),
         "veto": veto_of(view.root),

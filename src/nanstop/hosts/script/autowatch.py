@@ -10,16 +10,15 @@ import atexit
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from nanstop.hosts.model.left_weights import LeftWeights
+from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.script_warnings import show_at_script
-from nanstop.records import RunFacts, TensorStats
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_own
 
@@ -36,7 +35,6 @@ _open_session: OpenSession | None = None
 _loops: Any = None
 _heard_by: list[Callable[[Any], None]] = []
 _num_pauses = 0
-_left = LeftWeights()
 _compiles_functions = False
 _KERNELS = "bitsandbytes"
 """Compiles kernels of its own operations when it is imported; inside one operation no tape is seen."""
@@ -75,22 +73,6 @@ def tell(hear: Callable[[Any], None]) -> None:
     _heard_by.append(hear)
 
 
-def leave(odd: Iterable[TensorStats], facts: RunFacts) -> None:
-    """Note the weights that a training has left as no model is loaded; ``facts``: those that it began with."""
-    _left.note(odd, loaded=facts.odd_weights)
-
-
-def left_here(
-    odd: Iterable[TensorStats], named: Iterable[tuple[str, Any]]
-) -> tuple[TensorStats, ...]:
-    """Return those of ``odd`` that an earlier training of this process has left. ``named``: all parameters, by name."""
-    odd = tuple(odd)
-    made = [one for one, num in _loops.updates.items() if num] if odd and _loops else []
-    moved = {id(p) for one in made for group in one.param_groups for p in group["params"]}
-    names = _left.among(odd, updated={name for name, p in named if id(p) in moved})
-    return tuple(stats for stats in odd if stats.name in names)
-
-
 def opened(session: Any) -> None:
     """Tell whoever asked for it of a session that was opened."""
     for hear in _heard_by:
@@ -105,6 +87,7 @@ def unwatch() -> None:
         atexit.unregister(_finish)
         _finish()
     _open_session = _loops = None
+    LEFT.optimizers_at_work = tuple
 
 
 @contextmanager
@@ -135,6 +118,7 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
 
         _loops = RawLoops(_open_session, table, compiles_functions=_compiles_functions)
         _loops.install()
+        LEFT.optimizers_at_work = _loops.optimizers_at_work
     _loops.made_optimizer(optimizer)
 
 

@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
 from nanstop.errors import TrainingStopped
+from nanstop.hosts.loop.given_weights import given_weights, inside_transform
 from nanstop.hosts.loop.step import Micro, UnseenMicro
 from nanstop.hosts.loop.tape import Tape
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.loop.tensors import by_torch_alone, tensors, total
+from nanstop.hosts.loop.weight_marks import WeightMarks
 from nanstop.hosts.patch_table import Table
-from nanstop.hosts.script.given_weights import given_weights, inside_transform
-from nanstop.hosts.script.marks import WeightMarks
 from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import (
     BufferGroup,

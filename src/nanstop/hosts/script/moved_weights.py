@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanstop.detect.sentinel import nonfinite
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.numerics.tensors import nonfinite
 from nanstop.replay.rerun import attempt
 
 _MOVED = "the weights were changed after the backward, and with those that there are now it does not fail"

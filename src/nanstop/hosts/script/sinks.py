@@ -26,22 +26,19 @@ from torch.optim.optimizer import (
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import Guard, OpenSession, Verdict
-from nanstop.hosts.loop.step import LoopStep, UnseenMicro
+from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.loop.tensors import total
-from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
-from nanstop.hosts.script.calls import NO_MODEL, Calls
+from nanstop.hosts.script.calls import Calls
 from nanstop.hosts.script.moved_weights import has_moved
 from nanstop.hosts.script.resumed import Restored
+from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import (
     Held,
     Window,
-    accumulation_in,
     norm_of,
-    one_root,
     parameters_of,
-    update_again,
 )
 from nanstop.numerics.weights import param_groups
 from nanstop.tracebacks import passes_through
@@ -64,11 +61,11 @@ class RawLoops:
         self.guard = Guard(open_session)
         self._table = table
         self._calls = Calls(table, self._raised, self._given_up, self._updated_inside)
-        self._views: dict[tuple[int, ...], PlainView] = {}
         self.updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._held = Held()
         self._in_scaler = False
         self._restored = Restored()
+        self._steps = Steps(self.guard, self.updates, self._restored, lambda: self._calls.buffers)
         self._calls.compiles_functions = compiles_functions
 
     def install(self) -> None:
@@ -109,6 +106,10 @@ class RawLoops:
     def pause(self) -> AbstractContextManager[None]:
         """Leave everything to torch inside."""
         return self._calls.pause()
+
+    def optimizers_at_work(self) -> list[Optimizer]:
+        """Return the optimizers that have made an update."""
+        return [optimizer for optimizer, num in self.updates.items() if num]
 
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""
@@ -281,7 +282,7 @@ class RawLoops:
         window.judged |= seen
         try:
             with self._calls.pause(), torch.no_grad():
-                step = self._step(window, optimizer, parameters)
+                step = self._steps.step(window, optimizer, parameters)
                 moved = has_moved(step, norm)
                 may = can_redo and first and not window.closed and not moved
                 verdict = self.guard.judge(step, norm, found_inf, can_redo=may)
@@ -305,7 +306,7 @@ class RawLoops:
         try:
             with self._calls.pause():
                 self._calls.keep(micro)
-                self.guard.raised(self._step(self._calls.window, None, ()), error)
+                self.guard.raised(self._steps.step(self._calls.window, None, ()), error)
         except Exception as own:  # nanstop is never the reason a run dies
             _log.warning(
                 "nanstop: the exception was not investigated (%s: %s)", type(own).__name__, own
@@ -319,7 +320,7 @@ class RawLoops:
             return
         try:
             with self._calls.pause():
-                step = self._step(window, optimizer, parameters_of(optimizer))
+                step = self._steps.step(window, optimizer, parameters_of(optimizer))
                 groups = param_groups(step.view.root.named_parameters())
                 self.guard.session.learned(param_groups=groups)
         except Exception as own:  # nanstop is never the reason a run dies
@@ -332,7 +333,7 @@ class RawLoops:
         window.micros.append(micro)
         try:
             with self._calls.pause():
-                self.guard.given_up(self._step(window, None, ()))
+                self.guard.given_up(self._steps.step(window, None, ()))
         except TrainingStopped:
             raise
         except Exception as own:  # nanstop is never the reason a run dies
@@ -348,62 +349,3 @@ class RawLoops:
         window.updated_inside = True
         self._judge(parameters_of(optimizers[0]), None, optimizers[0], can_redo=False)
         self._ended(optimizers[0])
-
-    def _step(
-        self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]
-    ) -> LoopStep:
-        called = [p for root in window.roots.values() for p in root.parameters()]
-        optimizer = optimizer or self._optimizer_of(parameters or called)
-        self.guard.num_updates = self.updates.get(optimizer, 0) if optimizer is not None else 0
-        view = self._view(window, optimizer, parameters)
-        self._open(window, view)
-        return LoopStep(
-            id=self.guard.step_id(),
-            view=view,
-            facts=self.guard.facts,
-            micros=window.micros or (UnseenMicro(NO_MODEL),),
-            buffers=self._calls.buffers,
-            start=window.start,
-            apply=partial(update_again, view, window),
-            rates=self.guard.note_rates(optimizer),
-            usual=self.guard.usual_rates,
-        )
-
-    def _open(self, window: Window, view: PlainView) -> None:
-        restored = self._restored.take(view)
-        if self.guard.session is not None:
-            if restored:
-                self.guard.session.learned(**restored)
-            return
-        first = next((m for m in window.micros if isinstance(m, TapedMicro)), None)
-        _, on, dtype = first.autocast if first is not None else ("", False, None)
-        inputs = list(first.batch.values()) if first is not None else []
-        self.guard.open(
-            view,
-            autocast=str(dtype).removeprefix("torch.") if on else None,
-            clip=window.clip,
-            num_micro=max(1, len(window.micros)),
-            accumulation=accumulation_in(window, view),
-            batch_shape=tuple(inputs[0].shape) if inputs else None,
-            sinks=tuple(window.sinks),
-            **restored,
-            **({"veto": _INSIDE} if window.updated_inside else {}),
-            **({"scaler": window.applied_scale} if window.applied_scale is not None else {}),
-        )
-
-    def _optimizer_of(self, parameters: Sequence[Tensor]) -> Optimizer | None:
-        wanted = {id(p) for p in parameters}
-        for optimizer in self.updates:
-            if any(id(p) in wanted for p in parameters_of(optimizer)):
-                return optimizer
-        # The only one there is updates something else: that it does is a finding of its own.
-        return next(iter(self.updates)) if len(self.updates) == 1 else None
-
-    def _view(
-        self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]
-    ) -> PlainView:
-        roots = list(window.roots.values())
-        key = (*window.roots, id(optimizer), id(window.scaler))
-        if key not in self._views:
-            self._views = {key: PlainView(one_root(roots, parameters), optimizer, window.scaler)}
-        return self._views[key]

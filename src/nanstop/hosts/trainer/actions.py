@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from nanstop.detect.sentinel import nonfinite
 from nanstop.hosts import compat
 from nanstop.hosts.trainer.step import (
     HfStep,
@@ -22,6 +21,7 @@ from nanstop.hosts.trainer.step import (
     spans_update,
     under,
 )
+from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom
 from nanstop.replay.snapshot import Rewind, ready_scaler
 from nanstop.replay.step import Step

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nanstop.detect.sentinel import nonfinite
+from nanstop.hosts.trainer.watched import WatchedTrainer
+from nanstop.numerics.tensors import nonfinite
 from nanstop.records import PrecisionPlan
 from nanstop.replay.held import at_rest
 from nanstop.store.plan_file import load_plan, save_plan
 from nanstop.tracebacks import passes_through
-
-if TYPE_CHECKING:
-    from nanstop.hosts.trainer.watch import TrainerWatch
 
 __tracebackhide__ = passes_through
 
@@ -34,7 +32,7 @@ class CheckpointGuard:
     the refused path with ``-last-good`` at its end. The session is told, and resolves whether the run goes on.
     """
 
-    def __init__(self, watch: TrainerWatch) -> None:
+    def __init__(self, watch: WatchedTrainer) -> None:
         self._watch = watch
         self._save_checkpoint = watch.trainer._save_checkpoint
         self._save_model = watch.trainer.save_model

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -15,13 +15,11 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.trainer.signals import Verdict
 from nanstop.hosts.trainer.step import Reentry, isolation
+from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.records import RunFacts, Signal, StepId
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.step import Batch, ModelView
 from nanstop.tracebacks import passes_through
-
-if TYPE_CHECKING:
-    from nanstop.hosts.trainer.watch import TrainerWatch
 
 __tracebackhide__ = passes_through
 
@@ -29,7 +27,7 @@ __tracebackhide__ = passes_through
 class EvaluationGuard:
     """On the CPU each batch's loss is read at once and its batch can be replayed; elsewhere the mean is, at the end."""
 
-    def __init__(self, watch: TrainerWatch) -> None:
+    def __init__(self, watch: WatchedTrainer) -> None:
         self._watch = watch
         self._predict = watch.trainer.prediction_step
         self._evaluate = watch.trainer.evaluate

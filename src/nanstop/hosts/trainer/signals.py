@@ -8,15 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from nanstop.detect.sentinel import (
-    Reading,
-    nonfinite,
-    nonfinite_gradients,
-    read_window,
-    tally_gradients,
-)
+from nanstop.detect.sentinel import Reading, nonfinite_gradients, read_window, tally_gradients
 from nanstop.hosts import compat
 from nanstop.hosts.trainer.step import Reentry, Window
+from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.weights import MAX_LISTED
 from nanstop.records import Phase, Signal, SignalSource, StepId, TensorStats
 

@@ -19,19 +19,19 @@ from torch import Tensor
 
 from nanstop.decide.decision import STOPPED, Resolution
 from nanstop.detect.numeric_errors import is_numeric, phase_of
-from nanstop.detect.sentinel import Reading, total_norm
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
+from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patching import Patches
-from nanstop.hosts.script import autowatch
 from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.checkpoints import CheckpointGuard, plan_of
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.objective import Objective
 from nanstop.hosts.trainer.signals import Judge, Verdict
-from nanstop.hosts.trainer.step import HfStep, Micro, Reentry, Window, clear_gradients
+from nanstop.hosts.trainer.step import Micro, Reentry, Window
 from nanstop.hosts.trainer.view import HfView
+from nanstop.hosts.trainer.window_ends import WindowEnds
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import RunFacts, StepId, TensorStats
 from nanstop.replay.snapshot import SnapshotKeeper
@@ -41,7 +41,6 @@ __tracebackhide__ = passes_through
 
 OpenSession = Callable[[HfView, RunFacts], Any]
 
-_MAX_ROUNDS = 3
 """Attempts at one window before its update is skipped: a redo that fails again is a new incident."""
 
 _log = logging.getLogger("nanstop")
@@ -79,13 +78,13 @@ class TrainerWatch:
         self._train = trainer.train
         self._clip: Any = None
         self._logged = torch.zeros(())
+        self._norm_anew: Any = None
         self._window: Window | None = None
         self._training = False
         self._attached = False
         self._pending: int | None = None
         self._num_logs = 0
-        self._applied = True
-        self._expected: HfStep | None = None
+        self._windows = WindowEnds(self)
         self._resumed_from: str | None = None
         self._stop: Resolution | None = None
 
@@ -235,15 +234,15 @@ class TrainerWatch:
             verdict = self.judge.of_reading(reading) if reading is not None else None
             self._note(window, reading)
             if verdict is not None:
-                self.report(self._step(window), verdict)
+                self.report(self._windows.step(window), verdict)
             return norm
-        norm = self._close(window, parameters, norm_type)
+        norm = self._windows.close(window, parameters, norm_type)
         # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be NaN, for every gradient.
         if not math.isfinite(max_norm):
             self._clip_as_the_host(window)
         elif not window.skip:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        self._last_look(window)
+        self._windows.last_look(window)
         return norm
 
     def _on_update(self, tell: Any, *args: Any) -> Any:
@@ -251,9 +250,9 @@ class TrainerWatch:
         unseen = window is not None and window.closed and not self.host.busy
         if window is not None and unseen and compat.is_plain(self.trainer):
             self._window, self._pending = None, window.index
-            self._close(window, list(window.micros[-1].model.parameters()), 2.0)
+            self._windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
             self._clip_as_the_host(window)
-            self._last_look(window)
+            self._windows.last_look(window)
         return tell(*args)
 
     def _clip_as_the_host(self, window: Window) -> None:
@@ -261,61 +260,19 @@ class TrainerWatch:
         clip = compat.own_clip(self.trainer)
         if clip is not None and window.redone and not window.skip:
             # Reading the new gradients has unscaled them, which the trainer's own method does as well, and may do once.
-            self.carrier.redo(self._step(window), {})
-            clip(window.micros[-1].model)
+            self.carrier.redo(self._windows.step(window), {})
+            self._norm_anew = clip(window.micros[-1].model)
 
-    def _on_log(self, log: Any, total: Tensor, *args: Any, **kwargs: Any) -> None:
+    def _on_log(self, log: Any, total: Tensor, norm: Any, *args: Any, **kwargs: Any) -> None:
+        anew, self._norm_anew = self._norm_anew, None
         self.carrier.mend_sum(total)
         before = self.trainer._globalstep_last_logged
-        log(total, *args, **kwargs)
+        log(total, norm if anew is None else anew, *args, **kwargs)
         if self.trainer._globalstep_last_logged != before:
             self.carrier.mend_reset(total)
         self._logged = total.clone()
 
     # ---- the window
-
-    def _close(self, window: Window, parameters: list[Tensor], norm_type: float) -> Tensor:
-        """Settle a window and return the norm of its gradients: the host may clip and apply them, or skips the step."""
-        norm, reading = self._settle(window, parameters, norm_type)
-        self._note(window, reading)
-        overflow = reading is not None and reading.found_inf
-        self._applied = not window.skip and not overflow  # the scaler leaves that update out itself
-        if window.skip:
-            self.carrier.skip(window)
-        elif window.replayable:
-            window.trim()
-            step = self._step(window)
-            self.keeper.before_update(self.host.trainable, step)
-            self._expected = step if not window.redone and not overflow else None
-        return norm
-
-    def _last_look(self, window: Window) -> None:
-        """Look at an update whose gradients are final: one that ruins weights is made anew or left out."""
-        step, self._expected = self._expected, None
-        if step is None:
-            return
-        resolution = None
-        try:
-            resolution = self.session.foresee(step, self.keeper.rewind)
-            if resolution is None or resolution.kind == "proceed":
-                return
-            if resolution.kind == "rollback":
-                rewind = self.keeper.rewind()
-                if rewind is not None:
-                    rewind.restore()
-                self.session.adopt(resolution.adopt)
-                self.carrier.update_anew(rewind.steps if rewind is not None else (step,))
-                clear_gradients(self.host.parameters())
-                return
-        except Exception as error:
-            # A remedy that fails must not end the run that it was to save.
-            _log.warning("the update could not be made anew (%s: %s)", type(error).__name__, error)
-            if resolution is None:
-                return
-        window.skip, self._applied = True, False
-        self.carrier.skip(window)
-        if resolution.kind == "stop":
-            self.stop(resolution)
 
     def _current_window(self) -> Window:
         window, index = self._window, self.trainer.state.global_step
@@ -327,55 +284,8 @@ class TrainerWatch:
             window = self._window = Window(index, rates, self._logged)
         return window
 
-    def _step(self, window: Window) -> HfStep:
-        return HfStep(self.step_id(step=window.index), self.view, self.facts, window, self.host)
-
-    def _note(self, window: Window, reading: Reading | None) -> None:
-        """Add what the host goes on with to the histories: losses of a window that was redone are the good ones."""
-        if reading is None:
-            return
-        series = self.session.series
-        for loss in reading.losses:
-            series.add("loss_raw", window.index, loss)
-        series.add("grad_norm", window.index, reading.norm)
-        series.add("lr", window.index, window.lrs[0] if window.lrs else 0.0)
-        scale = compat.present_scale(self.trainer)
-        if scale is not None:
-            series.add("scale", window.index, scale)
-
     def _note_objective(self, name: str, value: Any) -> None:
         self.session.series.add(name, self.trainer.state.global_step, value)
-
-    def _settle(
-        self, window: Window, parameters: list[Tensor], norm_type: float
-    ) -> tuple[Tensor, Reading | None]:
-        """Return norm and reading of the gradients that the host may apply; ``window.skip`` says that it may not."""
-        norm, reading = torch.zeros((), device=self.trainer.args.device), None
-        for _ in range(_MAX_ROUNDS):
-            if window.skip:
-                return norm, reading
-            verdict = None
-            try:
-                compat.unscale(self.trainer)
-                norm = total_norm(parameters, norm_type)
-            except Exception as error:
-                if not is_numeric(error):
-                    raise
-                verdict = self.judge.of_exception(error, "optimizer")
-            else:
-                reading = self.judge.read(window, norm)
-                verdict = self.judge.of_reading(reading)
-            if verdict is None:
-                self.session.before_update(self._step(window))
-                if window.replayable and self.session.gauge_due(window.index):
-                    self.session.gauge(self._step(window))
-                return norm, reading
-            if not self._carry(window, verdict):
-                if verdict.error is not None:
-                    raise verdict.error
-                return norm, reading
-        window.skip = True
-        return norm, reading
 
     def _refused(self, window: Window, error: Exception) -> None:
         """Have the set-up looked at anew where a micro-batch raised what is no failure of numbers."""
@@ -392,34 +302,10 @@ class TrainerWatch:
             self.report(None, self.judge.of_exception(error, "generate", index))
             return False
         verdict = self.judge.of_exception(error, phase_of(error), index)
-        if not self._carry(window, verdict):
+        if not self._windows.carry(window, verdict):
             return False
         if window.skip:
             micro.loss = self.host.leave_out(micro)
-        return True
-
-    def _carry(self, window: Window, verdict: Verdict) -> bool:
-        """Report, carry out the resolution, and return whether there was one; a skip is left to the window's end."""
-        step = self._step(window)
-        rewind = self.keeper.rewind()
-        again = step if window.replayable else None
-        resolution = self.report(again, verdict, can_skip=again is None)
-        if resolution is None or resolution.kind == "proceed":
-            return False
-        window.redone = again is not None and resolution.kind in ("redo", "rollback")
-        try:
-            if window.redone and resolution.kind == "redo":
-                self.carrier.redo(step, resolution.atoms)
-                return True
-            if window.redone and rewind is not None:
-                self.carrier.rollback(step, rewind, lambda: self.session.adopt(resolution.adopt))
-                return True
-        except Exception as error:
-            # A remedy that fails must not end the run that it was to save.
-            _log.warning("the window could not be redone (%s: %s)", type(error).__name__, error)
-        if resolution.kind == "stop" and verdict.error is not None:
-            return False  # the script ends as it would have: by its own exception
-        window.skip = True
         return True
 
     def _step_done(self) -> None:
@@ -434,7 +320,7 @@ class TrainerWatch:
         if losses:
             self.session.logged()
         self._num_logs = len(logs)
-        (self.session.completed if self._applied else self.session.left_out)(self._pending)
+        (self.session.completed if self._windows.applied else self.session.left_out)(self._pending)
         self._pending = None
 
     def _odd_weights(self) -> tuple[TensorStats, ...]:
@@ -453,5 +339,5 @@ class TrainerWatch:
         verdict = self.judge.of_weights(odd, before) if exit_code == 0 else None
         if verdict is not None:
             self.report(None, verdict)
-        autowatch.leave(odd, self.facts)
+        LEFT.note(odd, loaded=self.facts.odd_weights)
         self.session.finish(exit_code or (STOPPED if self._stop is not None else 0))

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from nanstop.measure.rehearsal import HALF
 from nanstop.numerics.tensors import nonfinite_names
+from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
-from nanstop.replay.rehearsal import HALF, TOO_LONG
 from nanstop.replay.rerun import Attempt, attempt
 from nanstop.replay.step import Batch, Step
 

@@ -7,7 +7,6 @@ same gradients move the same weights by their proper length.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +17,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.measure.updates import trained_by
+from nanstop.numerics.update_length import is_ruinous
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.unheard import unheard
 
 HALF = (torch.float16, torch.bfloat16)
-TOO_LONG = 10.0
-"""Times its length in float32 from which an update is ruinous.
-
-A step of nearest rounding moves a weight by twice what it should at most, rounded moments lengthen it by less than half
-again, and a walk of the ten first updates that turns at each of them by at most 2 x sqrt(10) = 6.3.
-"""
 MOST_TENSORS, MOST_ELEMENTS = 16, 1024
 
 _KERNELS = {"foreach": False, "fused": False}
@@ -52,13 +46,6 @@ class Moved:
     def is_ruinous(self) -> bool:
         """Return whether the length is out of all proportion, or not even a number."""
         return is_ruinous(self.length, self.in_float32)
-
-
-def is_ruinous(length: float, in_float32: float) -> bool:
-    """Return whether an update of this length is none that float32 would make; where float32 fails too, if it fails."""
-    if not math.isfinite(in_float32):
-        return not math.isfinite(length)
-    return not length <= TOO_LONG * in_float32
 
 
 class Rehearsal:

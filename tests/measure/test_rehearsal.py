@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from nanstop.replay.rehearsal import CannotRehearseError, Rehearsal
+from nanstop.measure.rehearsal import CannotRehearseError, Rehearsal
 
 torch.set_num_threads(1)
 KERNELS = [{"fused": True}, {"foreach": True}, {"foreach": False}]

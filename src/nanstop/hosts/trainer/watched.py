@@ -1,0 +1,44 @@
+"""What the parts of a trainer's watch use of it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from nanstop.decide.decision import Resolution
+from nanstop.hosts.patching import Patches
+from nanstop.hosts.trainer.actions import Carrier
+from nanstop.hosts.trainer.signals import Judge, Verdict
+from nanstop.hosts.trainer.step import Reentry
+from nanstop.hosts.trainer.view import HfView
+from nanstop.records import RunFacts, StepId
+from nanstop.replay.snapshot import SnapshotKeeper
+
+
+class WatchedTrainer(Protocol):
+    """A trainer under watch. ``session`` is None until training has begun."""
+
+    trainer: Any
+    session: Any
+    view: HfView
+    facts: RunFacts
+    patches: Patches
+    keeper: SnapshotKeeper
+    host: Reentry
+    carrier: Carrier
+    judge: Judge
+
+    def open(self) -> None:
+        """Open the session, once a training."""
+        ...
+
+    def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
+        """Return the id of the trainer's present step, or of the one given."""
+        ...
+
+    def report(self, step: Any, verdict: Verdict, *, can_skip: bool = False) -> Any:
+        """Tell the session and return its resolution, or None where nothing could be carried out."""
+        ...
+
+    def stop(self, resolution: Resolution) -> None:
+        """Have the host end training."""
+        ...

@@ -5,14 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from nanstop.replay.snapshot import (
-    BufferNotes,
-    Rewind,
-    Snapshot,
-    SnapshotKeeper,
-    Trainable,
-    ready_scaler,
-)
+from nanstop.replay.rewind import Rewind, SnapshotKeeper
+from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
 from work import Elements
 
 

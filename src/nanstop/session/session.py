@@ -34,11 +34,12 @@ from nanstop.records import (
     StepId,
 )
 from nanstop.records.remedies import describe
+from nanstop.session.findings import Findings
 from nanstop.session.history import WHOLE, History
 from nanstop.session.machine import environment
 from nanstop.session.sampled_ranges import SampledRanges
 from nanstop.store.incidents import Store
-from nanstop.store.summary import Summary, by_weight, finding_row, summary_row
+from nanstop.store.summary import Summary, finding_row, summary_row
 
 if TYPE_CHECKING:
     from nanstop.prove.failing_step import Rewind
@@ -47,13 +48,6 @@ if TYPE_CHECKING:
     from nanstop.session.failures import Failures
 
 Announce = Callable[[Report | Diagnosis | str], None]
-
-_SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
-"""What the run itself shows soon enough, and what does no harm if it does not.
-
-Updates of bfloat16 weights are measured (NS111). Weights that are not finite spoil the first step that reads them, and
-stand beside that failure.
-"""
 
 
 class Session:
@@ -76,7 +70,7 @@ class Session:
         self.facts = facts
         self.environment = environment()
         self.series = History(WHOLE) if store.keeps_series else History()
-        self.findings: list[Diagnosis] = []
+        self._told = Findings(lambda finding: self.announce(finding), self.write_summary)
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
         self.present: Callable[[], StepId | None] = lambda: None
@@ -104,6 +98,11 @@ class Session:
     def reports(self) -> list[Report]:
         """The incidents so far, the one that was last seen at the end."""
         return self._failures.reports if self._failures is not None else []
+
+    @property
+    def findings(self) -> list[Diagnosis]:
+        """What was found in the run so far beside its failures, weightiest first."""
+        return self._told.all
 
     def prepare(self) -> None:
         """Put the plan that the user gave in force, before the facts of the run are taken. Errors: ``NanstopError``."""
@@ -263,7 +262,7 @@ class Session:
         except Exception as error:  # an instrument must not end a healthy run
             self.announce(f"the gauge could not run ({type(error).__name__}: {error})")
         if place is not None:
-            self._examine_healthy(
+            self._told.examine_healthy(
                 Evidence(
                     facts=self.facts,
                     localization=place,
@@ -277,7 +276,7 @@ class Session:
 
         Costs as much at each log: the rules are shown the end of each series (0.3 ms with its 512 values).
         """
-        self._examine_healthy(Evidence(facts=self.facts, series=self.series.recent()))
+        self._told.examine_healthy(Evidence(facts=self.facts, series=self.series.recent()))
 
     def adopt(self, atoms: tuple[Atom, ...]) -> None:
         """Switch remedies on until the run ends, and save them as the run's plan."""
@@ -357,7 +356,7 @@ class Session:
         if found is not None:
             evidence = Evidence(facts=self.facts, probe=found, at=found.at)
             for finding in examine(evidence, "gauge").diagnoses:
-                self._measured(finding)
+                self._told.measured(finding)
 
     def _follow(self, step: int) -> None:
         """Follow the ranges of the model's modules; say once that one is about to leave its format."""
@@ -370,7 +369,7 @@ class Session:
             self.announce(f"ranges are no longer followed ({type(error).__name__}: {error})")
             return
         if row is not None:
-            self._examine_healthy(
+            self._told.examine_healthy(
                 Evidence(facts=self.facts, ranges=(row,), series=self.series.recent())
             )
 
@@ -380,33 +379,8 @@ class Session:
 
     def _examine_setup(self, **seen: Any) -> None:
         """``seen``: fields of ``Evidence`` that say where something was met."""
-        evidence = Evidence(facts=self.facts, environment=self.environment, **seen)
-        for finding in examine(evidence, "static").diagnoses:
-            if finding.seen is not None:
-                self._measured(finding)
-            elif (finding.code, finding.confidence) not in _SEEN_BY_THE_RUN:
-                self._found(finding)
-
-    def _examine_healthy(self, evidence: Evidence) -> None:
-        for finding in examine(evidence, "gauge").diagnoses:
-            self._found(finding)
-
-    def _measured(self, finding: Diagnosis) -> None:
-        """Tell once what was measured, in place of what was only to be expected, which has no place."""
-        told = [one for one in self.findings if one.code == finding.code]
-        new = finding.seen is not None and not any(one.seen for one in told)
-        if not told or new or (finding.where and not any(one.where for one in told)):
-            self.findings = [one for one in self.findings if one not in told]
-            self._found(finding)
-
-    def _found(self, finding: Diagnosis) -> None:
-        places = {one.where for one in self.findings if one.code == finding.code}
-        # Without a place it is what was to be expected: nothing new beside what was seen somewhere.
-        if finding.where not in places and (finding.where or not places):
-            self.findings.append(finding)
-            self.findings.sort(key=lambda one: by_weight(finding_row(one)))
-            self.announce(finding)
-            self.write_summary()
+        known = Evidence(facts=self.facts, environment=self.environment, **seen)
+        self._told.examine_setup(known)
 
     def write_summary(self) -> None:
         """Write down where the run stands."""

@@ -26,7 +26,7 @@ from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.weights import odd_weights
 from nanstop.ranks import rank
 from nanstop.records import RunFacts, Signal, StepId, TensorStats
-from nanstop.replay.snapshot import Rewind, SnapshotKeeper
+from nanstop.replay.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.untouched import versions_kept
 
 OpenSession = Callable[[PlainView, RunFacts], Any]

@@ -23,7 +23,8 @@ from nanstop.hosts.trainer.step import (
 )
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom
-from nanstop.replay.snapshot import Rewind, ready_scaler
+from nanstop.replay.rewind import Rewind
+from nanstop.replay.snapshot import ready_scaler
 from nanstop.replay.step import Step
 from nanstop.replay.untouched import versions_kept
 from nanstop.tracebacks import passes_through

@@ -34,7 +34,7 @@ from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.window_ends import WindowEnds
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import RunFacts, StepId, TensorStats
-from nanstop.replay.snapshot import SnapshotKeeper
+from nanstop.replay.rewind import SnapshotKeeper
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through

@@ -11,7 +11,7 @@ from nanstop.hosts.trainer.signals import Judge, Verdict
 from nanstop.hosts.trainer.step import Reentry
 from nanstop.hosts.trainer.view import HfView
 from nanstop.records import RunFacts, StepId
-from nanstop.replay.snapshot import SnapshotKeeper
+from nanstop.replay.rewind import SnapshotKeeper
 
 
 class WatchedTrainer(Protocol):

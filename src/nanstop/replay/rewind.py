@@ -1,0 +1,158 @@
+"""The way back from weights that an update breaks: a snapshot now and then, and the windows since."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from nanstop.numerics.tensors import nonfinite
+from nanstop.replay.snapshot import Snapshot, Trainable
+from nanstop.replay.step import Step
+
+_NOTE_BYTES = 1 << 15
+"""What is noted of a micro-batch beside its batch: nearly all of it random state."""
+_RETRY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A snapshot and the windows since then whose updates were applied, oldest first."""
+
+    snapshot: Snapshot
+    steps: tuple[Step, ...]
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Parameters, optimizer state and scaler are the snapshot's inside, the present ones after it."""
+        with self.snapshot.loaded():
+            yield
+
+    def restore(self) -> None:
+        """Go back to the snapshot for good."""
+        self.snapshot.restore()
+
+
+@dataclass(slots=True)
+class SnapshotKeeper:
+    """Keeps a way back: a snapshot, taken before update 0 and then again and again, and the windows since, by reference.
+
+    One that lacks what the optimizer trains by now is taken anew. Beside the first, snapshots take ``time_share`` of the
+    run's time at most, and no less where it can: one that costs as much as a step comes every 200 updates.
+    Where the way back would end before the next one is due, because ``max_windows`` updates were made since or the
+    batches and notes of the windows hold ``max_window_bytes``, the next may come earlier, as long as all of them take
+    ``late_share``: a run whose snapshot costs up to five steps always has a way back of 512 updates. Where that is too
+    little as well, there is none from the end of the windows until it is enough.
+
+    ``reason``: why there is no way back, else "". A snapshot reads every trained value once (0.2 ns each on one core) and
+    copies it with the optimizer's state to the host (0.5 to 1 ns, and 5 where memory is new); it is left out where that needs more than
+    ``memory_share`` of the free memory. ``clock``: seconds.
+    """
+
+    free_bytes: Callable[[], int]
+    time_share: float = 0.005
+    late_share: float = 0.01
+    memory_share: float = 0.25
+    least_updates: int = 16
+    max_windows: int = 512
+    max_window_bytes: int = 1 << 28
+    clock: Callable[[], float] = time.perf_counter
+    reason: str = ""
+    snapshot: Snapshot | None = None
+    _windows: list[Step] = field(default_factory=list)
+    _window_bytes: int = 0
+    _spent: float = 0.0
+    _next_cost: float = 0.0
+    _started: float = 0.0
+    _num_updates: int = 0
+    _num_since: int = 0
+
+    def before_update(self, trainable: Callable[[], Trainable], step: Step) -> None:
+        """Note that the update of ``step`` is about to be applied; ``trainable`` is asked for only when it is time."""
+        if self._num_updates == 0:
+            self._started = self.clock()
+        if self._due():
+            self._num_since = 0
+            self._take(trainable)
+        if self.snapshot is not None:
+            self._keep(step)
+        self._num_updates += 1
+        self._num_since += 1
+
+    def rewind(self) -> Rewind | None:
+        """Return the way back, or None (``reason`` says why)."""
+        if self.snapshot is None:
+            return None
+        return Rewind(self.snapshot, tuple(self._windows))
+
+    def forget(self) -> None:
+        """Free the snapshot and the windows; the next update that is due takes a new one."""
+        self.snapshot = None
+        self._windows.clear()
+        self._window_bytes = 0
+
+    def _due(self) -> bool:
+        if self._num_updates == 0:
+            return True
+        if self.snapshot is not None and not self.snapshot.is_whole():
+            self.forget()
+            return True
+        # An update may be ruined by what was rounded away in some before it: the way back must begin before those.
+        if self.snapshot is not None and self._num_since < self.least_updates:
+            return False
+        # What stood in the way may have gone; asking again is cheap, but not on every update.
+        if self.reason and self._num_since < _RETRY:
+            return False
+        share = (
+            self.time_share if self.snapshot is not None and self._has_room() else self.late_share
+        )
+        return self._spent + self._next_cost <= share * (self.clock() - self._started)
+
+    def _has_room(self) -> bool:
+        """Return whether another window like those so far can be kept."""
+        num = len(self._windows)
+        return num < self.max_windows and self._window_bytes * (num + 1) <= (
+            self.max_window_bytes * max(1, num)
+        )
+
+    def _take(self, now: Callable[[], Trainable]) -> None:
+        start = self.clock()
+        trainable = now()
+        # Optimizer state of Adam's kind is twice the parameters and appears with the first update.
+        parameters = sum(p.numel() * p.element_size() for p in trainable.parameters.values())
+        present = trainable.num_bytes()
+        needed, free = max(present, 3 * parameters), self.free_bytes()
+        if needed > self.memory_share * free:
+            self.forget()
+            self.reason = f"a snapshot needs {needed} bytes, {free} bytes of memory are free"
+            return
+        snapshot = None
+        if not nonfinite(trainable.parameters):
+            spent = self.snapshot
+            self.forget()
+            snapshot = Snapshot(trainable, spent=spent)
+        cost = self.clock() - start
+        if self._num_updates:
+            self._spent += cost
+        self._next_cost = cost * needed / max(present, 1)
+        if snapshot is not None:
+            self.snapshot, self.reason = snapshot, ""
+
+    def _keep(self, step: Step) -> None:
+        self._windows.append(step)
+        batches = step.batches
+        self._window_bytes += len(batches) * _NOTE_BYTES + sum(
+            value.numel() * value.element_size()
+            for batch in batches
+            for value in batch.values()
+            if isinstance(value, Tensor)
+        )
+        if len(self._windows) > self.max_windows or self._window_bytes > self.max_window_bytes:
+            self.reason = (
+                f"{len(self._windows)} updates since the last snapshot ({self._window_bytes} bytes "
+                "of batches and notes) are more than are kept"
+            )
+            self.forget()

@@ -1,0 +1,55 @@
+"""Findings of a run that has not failed, each told once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nanstop.diagnose.diagnose import examine
+from nanstop.records import Diagnosis, Evidence
+from nanstop.store.summary import by_weight, finding_row
+
+_SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
+"""What the run itself shows soon enough, and what does no harm if it does not.
+
+Updates of bfloat16 weights are measured (NS111). Weights that are not finite spoil the first step that reads them, and
+stand beside that failure.
+"""
+
+
+class Findings:
+    """What was told, weightiest first. ``announce`` tells one; ``changed`` is called after each."""
+
+    def __init__(self, announce: Callable[[Diagnosis], None], changed: Callable[[], None]) -> None:
+        self.all: list[Diagnosis] = []
+        self._announce = announce
+        self._changed = changed
+
+    def examine_setup(self, evidence: Evidence) -> None:
+        """Tell what the set-up shows."""
+        for finding in examine(evidence, "static").diagnoses:
+            if finding.seen is not None:
+                self.measured(finding)
+            elif (finding.code, finding.confidence) not in _SEEN_BY_THE_RUN:
+                self.found(finding)
+
+    def examine_healthy(self, evidence: Evidence) -> None:
+        """Tell what a look at a healthy run shows."""
+        for finding in examine(evidence, "gauge").diagnoses:
+            self.found(finding)
+
+    def measured(self, finding: Diagnosis) -> None:
+        """Tell once what was measured, in place of what was only to be expected, which has no place."""
+        told = [one for one in self.all if one.code == finding.code]
+        new = finding.seen is not None and not any(one.seen for one in told)
+        if not told or new or (finding.where and not any(one.where for one in told)):
+            self.all = [one for one in self.all if one not in told]
+            self.found(finding)
+
+    def found(self, finding: Diagnosis) -> None:
+        places = {one.where for one in self.all if one.code == finding.code}
+        # Without a place it is what was to be expected: nothing new beside what was seen somewhere.
+        if finding.where not in places and (finding.where or not places):
+            self.all.append(finding)
+            self.all.sort(key=lambda one: by_weight(finding_row(one)))
+            self._announce(finding)
+            self._changed()

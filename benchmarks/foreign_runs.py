@@ -27,11 +27,11 @@ _IMPORTS = {
 _OWN = tuple(
     f"nanstop.{name}"
     for name in (
-        "run.launch",
-        "cli.during",
-        "adapters.raw_loop",
-        "run.session",
-        "run.investigation",
+        "commands.run.launch",
+        "cli.run",
+        "hosts.script.sinks",
+        "session.session",
+        "session.investigation",
     )
 )
 """What a watched run imports of nanstop sooner or later; the warm process has it already, which saves half of its time."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.append(str(BENCHMARKS))
 
 from foreign import compare  # noqa: E402
 from foreign_runs import POLICIES, Left, Run, scripts  # noqa: E402

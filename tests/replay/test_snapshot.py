@@ -236,7 +236,7 @@ class TestKeeper:
 
     def test_a_later_snapshot_uses_the_memory_of_the_one_before(self):
         run = Training()
-        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9)
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e9, least_updates=1)
         places = []
         for step in range(3):
             if step == 2:

@@ -70,7 +70,7 @@ class Session:
         self.facts = facts
         self.environment = environment()
         self.series = History(WHOLE) if store.keeps_series else History()
-        self._told = Findings(lambda finding: self.announce(finding), self.write_summary)
+        self._told = Findings(self._tell, self.write_summary)
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
         self.present: Callable[[], StepId | None] = lambda: None
@@ -98,6 +98,9 @@ class Session:
     def reports(self) -> list[Report]:
         """The incidents so far, the one that was last seen at the end."""
         return self._failures.reports if self._failures is not None else []
+
+    def _tell(self, finding: Diagnosis) -> None:
+        self.announce(finding)
 
     @property
     def findings(self) -> list[Diagnosis]:
@@ -329,7 +332,9 @@ class Session:
         if self.store.keeps_series:
             self.store.write_series((*self.series.records(), *self._ranges.records()))
         lost = self._failures.num_left_out if self._failures is not None else 0
-        if lost:
+        if (
+            lost and self._steps >= lost
+        ):  # one that an exception of the script ended the run in was not
             self.announce(f"{lost} of {self._steps} updates were left out")
         if in_force and exit_code == 0:
             self.announce(f"this run was kept finite by: {describe(in_force)}")

@@ -180,7 +180,7 @@ def test_where_forks_deceive_only_processes_of_their_own_count(bisect_it):
     """A fork, which is a child of the warm parent, would have ``k0`` decide."""
     ending = """
 import numpy
-forked = "warm_server" in open(f"/proc/{os.getpid()}/cmdline").read()
+forked = "fork_server" in open(f"/proc/{os.getpid()}/cmdline").read()
 if config["k0" if forked else "a"]: os.abort()
 """
     result = bisect_it(ending)
@@ -200,7 +200,7 @@ def test_a_script_that_must_not_be_forked_is_not(bisect_it):
 def test_a_trial_whose_parent_is_killed_is_run_again(bisect_it):
     ending = """
 import numpy
-if "warm_server" in open(f"/proc/{os.getppid()}/cmdline").read():
+if "fork_server" in open(f"/proc/{os.getppid()}/cmdline").read():
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
 """

@@ -833,7 +833,8 @@ def test_a_loop_that_watches_itself_is_watched_once(script):
         HEAD
         + """
 from nanstop.hosts.loop.watch import watch_loop
-with watch_loop(net, optimizer, OWN) as w:
+from nanstop.hosts.script import autowatch
+with watch_loop(net, optimizer, OWN, pause=autowatch.paused) as w:
     for step in range(4):
         w.step(lambda ids: F.cross_entropy(net(ids).flatten(0, 1), ids.flatten()), batch(step))
         w.update()

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import hf_cases as cases
 import nanstop
 from nanstop.detect.numeric_errors import is_numeric, phase_of
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
 from nanstop.hosts.trainer.watch import watch_trainer
 
@@ -351,7 +352,9 @@ class TestCheckpoints:
             return guarded(*args)
 
         trainer._save_checkpoint = save
-        trainer.train()
+        stops = pytest.raises(TrainingStopped, match="training stopped")
+        with nullcontext() if session.go_on_after_refusal else stops:
+            trainer.train()
         watch.close()
         return trainer, session
 
@@ -380,21 +383,6 @@ class TestCheckpoints:
         assert all(weight.isfinite().all() for weight in saved.values())
         assert trainer.model.lm_head.weight.data[3, 3].isinf()
         assert trainer.state.global_step == 2
-
-    def test_weights_are_saved_in_the_users_format_whatever_holds_them(self, tmp_path):
-        from safetensors.torch import load_file
-
-        trainer = cases.build("trainer", tmp_path, precision="fp16", max_steps=1)
-        watch = watch_trainer(trainer, cases.ScriptedSession(["proceed"]).open)
-        trainer.train()
-        head = trainer.model.lm_head.weight
-        head.data = head.data.float()
-        head.grad = torch.ones_like(head)
-        trainer.save_model(str(tmp_path / "final"))
-        watch.close()
-        saved = load_file(tmp_path / "final" / "model.safetensors")
-        assert {weight.dtype for weight in saved.values()} == {torch.float16}
-        assert (head.dtype, head.grad.dtype) == (torch.float32, torch.float32)
 
     def test_weights_that_were_not_finite_before_and_that_nothing_reads_are_saved(self, tmp_path):
         from safetensors.torch import load_file

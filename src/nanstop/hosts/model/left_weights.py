@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nanstop.records import TensorStats
+if TYPE_CHECKING:
+    from nanstop.records import TensorStats
 
 
 class LeftWeights:

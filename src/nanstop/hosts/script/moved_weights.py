@@ -11,7 +11,6 @@ from torch import Tensor
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.numerics.tensors import nonfinite
-from nanstop.replay.rerun import attempt
 
 _MOVED = "the weights were changed after the backward, and with those that there are now it does not fail"
 
@@ -34,4 +33,6 @@ def _is_bad(step: LoopStep, norm: Tensor | None) -> bool:
 
 
 def _comes_back(step: LoopStep) -> bool:
+    from nanstop.replay.rerun import attempt  # a healthy run has no use for it
+
     return any(attempt(step, micro).failed for micro in range(len(step.micros)))

@@ -15,12 +15,9 @@ from typing import Any, TypeVar
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.process.children.command import resolve_command
-from nanstop.process.inject.variables import watching
+from nanstop.process.inject.variables import DRY_PLAN, watching
 from nanstop.records.codec import from_json
 from nanstop.store.files import MAX_JSON_BYTES, read_text
-
-VARIABLE = "NANSTOP_DRY"
-"""Environment variable with a ``DryPlan`` as JSON; set, a script's first training becomes the job."""
 
 _STDERR = 2
 
@@ -42,7 +39,7 @@ class DryPlan:
 
 def planned(environment: Mapping[str, str] | None = None) -> DryPlan | None:
     """Return the plan that this process runs under, or None in an ordinary run."""
-    text = (os.environ if environment is None else environment).get(VARIABLE)
+    text = (os.environ if environment is None else environment).get(DRY_PLAN)
     return DryPlan(**json.loads(text)) if text else None
 
 
@@ -98,7 +95,7 @@ def _run(command: Sequence[str], plan: DryPlan) -> int:
     own = {name: value for name, value in os.environ.items() if name != "NANSTOP"}
     variables = watching(Policy(on_failure="observe"), folder, secrets.token_hex(8), python_path)
     # A tracker would publish an empty run.
-    quiet = {"WANDB_MODE": "disabled", VARIABLE: json.dumps(asdict(plan))}
+    quiet = {"WANDB_MODE": "disabled", DRY_PLAN: json.dumps(asdict(plan))}
     try:
         return subprocess.run(
             command, env=own | variables | quiet, stdout=_STDERR, check=False

@@ -8,16 +8,15 @@ import sys
 from typing import Any
 
 from nanstop.hosts.script import autowatch
-from nanstop.process.inject.dry_run import DryPlan, planned
+from nanstop.process.inject.variables import DRY_PLAN
 
 _log = logging.getLogger("nanstop")
 
 
 def start() -> None:
     """Begin what the environment asks for. Called again after another import, add what that makes possible."""
-    plan = planned()
-    if plan is not None:
-        _do_job(plan)
+    if DRY_PLAN in os.environ:
+        _do_job()
     elif (known := autowatch.opener()) is not None:
         autowatch.install(known)
     else:
@@ -25,10 +24,13 @@ def start() -> None:
         autowatch.install(_open_session)
 
 
-def _do_job(plan: DryPlan) -> None:
-    """Have a job stand in for the first training of a trainer or a loop."""
+def _do_job() -> None:
+    """Have the planned job stand in for the first training of a trainer or a loop."""
     from nanstop.process.inject import dry_run_child
+    from nanstop.process.inject.dry_run import planned
 
+    plan = planned()
+    assert plan is not None
     if "transformers.trainer" in sys.modules:
         trainer_class = sys.modules["transformers.trainer"].Trainer
         dry_run_child.install(autowatch.table, trainer_class, plan)

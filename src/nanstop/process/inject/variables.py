@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from nanstop.decide.policy import OnFailure, OnStop, Policy
+if TYPE_CHECKING:
+    from nanstop.decide.policy import OnFailure, OnStop, Policy
+
+
+DRY_PLAN = "NANSTOP_DRY"
+"""A ``DryPlan`` as JSON; set, a script's first training becomes the job."""
 
 INJECTION = Path(__file__).with_name("pythonpath")
 """The folder that holds nothing but ``sitecustomize.py``."""
@@ -28,6 +33,8 @@ def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -
 
 def watched_policy(environment: Mapping[str, str]) -> Policy:
     """Return the policy that ``watching`` wrote down."""
+    from nanstop.decide.policy import Policy
+
     allow = tuple(name for name in environment.get("NANSTOP_ALLOW", "").split(",") if name)
     word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
     on_stop = cast("OnStop", environment.get("NANSTOP_ON_STOP", "raise"))

@@ -51,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(row["wrong"] for row in rows.values()))
 
 
+def _placeless(text: str) -> str:
+    """Return a text without the folders of the machine that it was written on."""
+    return text.replace(sys.prefix, "$VENV").replace(str(HERE.parent), "$ROOT")
+
+
 def compare(
     runs: Sequence[Run],
     *,
@@ -94,7 +99,7 @@ def _row(run: Run, plain: Left, found: Left) -> Row:
         "plain": _ending(plain),
         "watched": _ending(found),
         "unwatched": found.unwatched,
-        "stderr": found.stderr[-1500:] if found.said or found.own else "",
+        "stderr": _placeless(found.stderr)[-1500:] if found.said or found.own else "",
     }
 
 

@@ -19,6 +19,8 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import tiny  # noqa: E402, F401 - with one thread; before the benchmarks, which have a module of the same name
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background, the suite has interrupts ignored, and every child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,7 +26,7 @@ from nanstop.store.incidents import Store
 from nanstop.tracing import flight_recorder
 from work import Visited
 
-EVERY = 10
+EVERY = 2
 """Steps between two logs."""
 
 
@@ -148,7 +148,10 @@ def test_a_step_of_a_session_costs_and_holds_as_much_at_its_end_as_at_its_beginn
     view = PlainView(net, optimizer)
     facts = facts_of_loop(view, nan_inf_filter=True)
     say = {"policy": Policy(), "store": Store(tmp_path), "announce": print}
-    session, keeper = Session(view=view, facts=facts, **say), SnapshotKeeper(lambda: 1 << 30)
+    session, keeper = (
+        Session(view=view, facts=facts, **say),
+        SnapshotKeeper(lambda: 1 << 30, max_windows=2),
+    )
     session.start()
     for step in range(late + NUM_LOOKS):
         with looks(step):

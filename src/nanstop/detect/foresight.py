@@ -8,6 +8,7 @@ half-precision trainables pays for a look at its optimizer's formats at those st
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -58,7 +59,7 @@ class Foresight:
             if followed.rehearsal is None:
                 followed.rehearsal = Rehearsal(optimizer, step.view.root)
             self._present = followed.rehearsal
-            return tuple(moved for moved in followed.rehearsal.rehearse() if moved.is_ruinous)
+            return tuple(moved for moved in followed.rehearsal.rehearse() if _by_its_format(moved))
         except CannotRehearseError as error:
             self.over, self.obstacle = True, str(error)
         except Exception as error:  # the optimizer's own code, on tensors that it did not expect
@@ -73,3 +74,8 @@ class Foresight:
 
 def _is_time(number: int) -> bool:
     return number < FIRST or number & (number - 1) == 0 or (number - 1) & (number - 2) == 0
+
+
+def _by_its_format(moved: Moved) -> bool:
+    """Return whether an update is ruinous as float32 would not make it: what runs away in both diverges by itself."""
+    return moved.is_ruinous and math.isfinite(moved.in_float32)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from nanstop.diagnose.diagnose import examine
 from nanstop.records import Diagnosis, Evidence
+from nanstop.session.run_state import RunState
 from nanstop.store.summary import by_weight, finding_row
 
 _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
@@ -17,12 +16,11 @@ stand beside that failure.
 
 
 class Findings:
-    """What was told, weightiest first. ``announce`` tells one; ``changed`` is called after each."""
+    """What was told of a run, weightiest first."""
 
-    def __init__(self, announce: Callable[[Diagnosis], None], changed: Callable[[], None]) -> None:
+    def __init__(self, run: RunState) -> None:
         self.all: list[Diagnosis] = []
-        self._announce = announce
-        self._changed = changed
+        self._run = run
 
     def examine_setup(self, evidence: Evidence) -> None:
         """Tell what the set-up shows."""
@@ -51,5 +49,5 @@ class Findings:
         if finding.where not in places and (finding.where or not places):
             self.all.append(finding)
             self.all.sort(key=lambda one: by_weight(finding_row(one)))
-            self._announce(finding)
-            self._changed()
+            self._run.announce(finding)
+            self._run.write_summary()

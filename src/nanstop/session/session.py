@@ -70,7 +70,7 @@ class Session:
         self.facts = facts
         self.environment = environment()
         self.series = History(WHOLE) if store.keeps_series else History()
-        self._told = Findings(self._tell, self.write_summary)
+        self._told = Findings(self)
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
         self.present: Callable[[], StepId | None] = lambda: None
@@ -98,9 +98,6 @@ class Session:
     def reports(self) -> list[Report]:
         """The incidents so far, the one that was last seen at the end."""
         return self._failures.reports if self._failures is not None else []
-
-    def _tell(self, finding: Diagnosis) -> None:
-        self.announce(finding)
 
     @property
     def findings(self) -> list[Diagnosis]:

@@ -3,7 +3,8 @@
 An update that float32 would not make does its damage at once and says nothing of it: weights that move a thousand times
 too far stay finite. So the first ``FIRST`` updates that a run makes are rehearsed on a sample of 16 x 1024 weights, and of
 the later ones those numbered 2^k and the next, because a state that vanishes shows in the second of two. A run without
-half-precision trainables pays for a look at its optimizer's formats at those steps; any other 1 to 3 ms for each of them.
+half-precision trainables pays for a look at its optimizer's formats at those steps; any other a rehearsal for each of
+them: 39 to 44 ms where forward and backward take 0.9 to 1.6 s (6 layers of 384).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def probe(
 ) -> Probe:
     """Return ranges, gradients, updates and the distance to float32 of one window, at the run's own loss scale.
 
-    ``step``: a window of the user's real objective with its update still to come, as ``adapters.probing.first_step``
+    ``step``: a window of the user's real objective with its update still to come, as ``hosts.trainer.first_window.first_step``
     hands to its job, as a raw loop's watch hands to ``gauge``, or any step of a run. It is run three times whole and
     its first ``max_micros`` micro-batches four times more, under the recorder and in float32 (room for a float32 copy of
     every half parameter), with dropout off so that formats can be compared. Everything is undone bitwise. Synchronises the device. What cannot be measured (out of memory, an

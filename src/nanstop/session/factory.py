@@ -1,4 +1,4 @@
-"""Sessions are opened by adapters, when a run's model and optimizer exist; this says with what."""
+"""Sessions are opened by hosts, when a run's model and optimizer exist; this says with what."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def opener(
     plan: PrecisionPlan | None = None,
     opened: Callable[[Session], None] = lambda _: None,
 ) -> OpenSession:
-    """Return what adapters call to open a session. ``opened`` is told of each training. Torch is imported by then.
+    """Return what hosts call to open a session. ``opened`` is told of each training. Torch is imported by then.
 
     ``plan``: what a session is to put in force when it is told to prepare.
     """

@@ -1,4 +1,4 @@
-"""What adapters get in place of a session when ``NANSTOP=off``: it looks at nothing and changes nothing."""
+"""What hosts get in place of a session when ``NANSTOP=off``: it looks at nothing and changes nothing."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __tracebackhide__ = passes_through
 
 
 class TapedMicro:
-    """See ``loop_step.Micro``. ``batch``: the first model call's inputs and the tensors that the loss alone uses.
+    """See ``hosts.loop.step.Micro``. ``batch``: the first model call's inputs and the tensors that the loss alone uses.
 
     The latter have the names of the script's variables, as they are when the batch is first asked for.
     """

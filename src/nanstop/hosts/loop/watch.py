@@ -1,6 +1,6 @@
 """The manual interface to raw PyTorch loops: ``nanstop.watch(model, optimizer)``.
 
-Loops without any call of nanstop are watched by ``raw_loop``.
+Loops without any call of nanstop are watched by ``hosts.script``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Pause = Callable[[], AbstractContextManager[None]]
 
 
 class FunctionMicro:
-    """See ``loop_step.Micro``: a call of the user's loss function."""
+    """See ``hosts.loop.step.Micro``: a call of the user's loss function."""
 
     def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
         self.loss: Tensor | None = None

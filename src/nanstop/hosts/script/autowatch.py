@@ -1,7 +1,7 @@
 """Watches whatever a script trains with, without a call of nanstop in it. The only global state of nanstop is here.
 
 What is replaced stands in one table: ``transformers.Trainer.train`` and, for raw loops, a few functions of torch (see
-``raw_loop``). ``unwatch`` puts everything back.
+``sinks``). ``unwatch`` puts everything back.
 """
 
 from __future__ import annotations

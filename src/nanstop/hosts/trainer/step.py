@@ -313,7 +313,7 @@ def isolation(
     with_update: bool,
     keep_scaler: bool = True,
 ) -> Iterator[None]:
-    """Undo on exit what replays of ``windows`` change: see ``core.step.Step.isolated``."""
+    """Undo on exit what replays of ``windows`` change: see ``replay.step.Step.isolated``."""
     trainer, root = host.trainer, host.root
     parameters, scaler = host.parameters(), compat.run_scaler(trainer)
     earlier = [micro.buffers for window in windows for micro in window.micros]

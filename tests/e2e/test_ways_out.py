@@ -117,10 +117,53 @@ reference(IDS), average(IDS)
 """
 
 
-def run(folder, *launcher):
+WORKERS = """
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, Dataset
+from scripts_own import IDS, Net
+
+
+class Rows(Dataset):
+    def __init__(self, model):
+        self.model = model  # goes to each worker
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return IDS[index % len(IDS)], {str(p.dtype) for p in self.model.parameters()}
+
+
+def main():
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = Net().half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # its eps is 0 in float16
+    rows = Rows(model)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for epoch in range(3):
+        loader = DataLoader(
+            rows, batch_size=4, num_workers=1, multiprocessing_context="spawn", collate_fn=list
+        )
+        for batch in loader:
+            ids = torch.stack([ids for ids, _ in batch])
+            accelerator.backward(model(ids).float().square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            accelerator.save_state(f"out/{epoch}")
+    print(*{str(kind) for _, kind in batch}, bool(model(IDS).isfinite().all()))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def run(folder, *launcher, script=SCRIPT):
     (folder / "out").mkdir(parents=True)
     shutil.copy(scripts_own.__file__, folder)
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(script)
     command = [sys.executable, *launcher, "train.py"]
     variables = {**os.environ, "NANSTOP_DIR": str(folder / "found")}
     return subprocess.run(
@@ -141,6 +184,16 @@ def test_a_loop_that_is_cured_writes_what_the_plain_one_writes(tmp_path):
     expected = found_by_a_stranger(tmp_path / "plain" / "out")
     assert found_by_a_stranger(tmp_path / "cured" / "out") == expected
     assert not [one for one in expected.values() if isinstance(one, str)]
+
+
+@pytest.mark.slow
+def test_workers_and_saved_states_of_a_cured_loop_hold_what_the_plain_ones_hold(tmp_path):
+    plain = run(tmp_path / "plain", script=WORKERS)
+    assert plain.stdout.strip() == "{'torch.float16'} False", plain.stderr
+    cured = run(tmp_path / "cured", "-m", "nanstop", "run", script=WORKERS)
+    assert cured.stdout.strip() == "{'torch.float16'} True", cured.stderr
+    expected = found_by_a_stranger(tmp_path / "plain" / "out")
+    assert found_by_a_stranger(tmp_path / "cured" / "out") == expected
 
 
 @pytest.mark.parametrize("ending", ["", "applied.close()"])

@@ -41,8 +41,22 @@ def test_what_doubles_every_40_steps_is_foretold_20_steps_ahead(start, every, no
     assert said is not None
     step, growth = said
     assert overflow - step >= 20
-    assert growth.reaches[0] <= overflow <= growth.reaches[1]
+    first, last = growth.reaches
+    # Of three standard errors: one series in hundreds lies outside, by a step, and a search for such finds it.
+    assert first - every <= overflow <= last + every
     assert 1 / growth.rate == pytest.approx(40, rel=0.35)
+
+
+def test_the_interval_holds_for_nearly_every_series():
+    draw, outside = random.Random(0), 0
+    for _ in range(200):
+        start, every = draw.uniform(-10, -5), draw.randint(4, 12)
+        said, overflow = first_forecast(
+            lambda step, start=start: start + step / 40 + draw.uniform(-0.25, 0.25), every=every
+        )
+        first, last = said[1].reaches
+        outside += not first <= overflow <= last
+    assert outside <= 2
 
 
 def test_growth_that_begins_late_or_comes_in_jumps_is_foretold():

@@ -141,7 +141,10 @@ def test_slow_growth_in_a_real_llama_is_announced_in_time(tmp_path, monkeypatch)
     assert "layers.1" in holds(said, overflow, run).where
 
 
-@pytest.mark.parametrize("kind", ["plateau", "warm-up", "spike"])
+@pytest.mark.parametrize(
+    "kind",
+    ["warm-up", *(pytest.param(one, marks=pytest.mark.slow) for one in ("plateau", "spike"))],
+)
 def test_healthy_twins_are_passed_over(tmp_path, monkeypatch, kind):
     run = Run(Block(), tmp_path, monkeypatch)
     top = run.headroom()

@@ -148,7 +148,11 @@ def test_nanstop_in_a_trainers_script(script, capfd):
             "import torch\np = torch.nn.Linear(2, 2)\ntorch.optim.SGD(p.parameters())",
             "without training",
         ),
-        (LOOP.replace("range(60)", "range(2)"), "ended before a failure could be planted"),
+        pytest.param(
+            LOOP.replace("range(60)", "range(2)"),
+            "ended before a failure could be planted",
+            marks=pytest.mark.slow,
+        ),
         ("raise ValueError", "ended with exit code 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import nanstop
@@ -48,6 +49,7 @@ def test_a_plan_is_saved_with_the_checkpoint_and_in_force_after_it(tmp_path, cap
     assert "resumed under" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_damaged_plan_does_not_stop_the_run(tmp_path):
     first = trainer(tmp_path / "run", max_steps=3)
     with nanstop.watch(first, out=tmp_path / "n"):

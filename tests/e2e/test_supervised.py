@@ -236,6 +236,7 @@ def test_a_healthy_run_leaves_nothing_and_costs_no_more_than_a_note_a_step(start
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["ended"] == "clean"
 
 
+@pytest.mark.slow
 def test_recording_changes_no_number(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     told = (

@@ -165,6 +165,7 @@ def test_what_a_trainer_saved_is_a_record_too(tmp_path, capsys):
     assert "logged_loss (3 steps): equal" in text
 
 
+@pytest.mark.slow
 def test_a_run_that_was_asked_to_keeps_all_its_numbers(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("loop.py").write_text(LOOP)

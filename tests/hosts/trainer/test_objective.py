@@ -120,6 +120,7 @@ def test_rewards_that_are_no_numbers_are_told_though_trl_goes_on(tmp_path, value
     assert trainer.state.global_step == 5
 
 
+@pytest.mark.slow
 def test_an_infinite_reward_is_the_cause_of_the_loss_that_fails(tmp_path):
     watch, _ = trained("GRPO", tmp_path, returning(math.inf), scale_rewards="none")
     assert watch.incidents[0].diagnoses[0].code == "NS704"

@@ -62,7 +62,7 @@ def test_a_trainer_is_met_before_it_trains(script, tmp_path, capfd):
     assert not (tmp_path / "out" / "final").exists()
 
 
-@pytest.mark.parametrize("clip", [CLIP, "pass"])
+@pytest.mark.parametrize("clip", [CLIP, pytest.param("pass", marks=pytest.mark.slow)])
 def test_a_loop_is_met_in_its_first_window(script, tmp_path, capfd, clip):
     script(LOOP.replace("CLIP", clip))
     seen = dry_run(["train.py"], job.__name__, Preflight)

@@ -83,6 +83,7 @@ def test_a_failing_loop_is_caught_localized_and_finishes(folder):
     assert (folder / "incidents" / row["folder"] / "report.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_warning_inside_an_op_is_shown_at_the_scripts_line(folder):
     lonely = "loss = net(rows).square().mean() + rows[:1].std(0).nan_to_num().sum()"
     (folder / "lonely.py").write_text(LOOP.replace("loss = net(rows).square().mean()", lonely))
@@ -114,6 +115,7 @@ def test_how_a_script_ends_stays_its_own(folder, body, code, shown):
     assert "nanstop" not in err
 
 
+@pytest.mark.slow
 def test_the_traceback_of_a_numeric_exception_is_the_scripts(folder):
     (folder / "ids.py").write_text(
         "import torch\n"
@@ -187,6 +189,7 @@ def test_kill_switch(folder, monkeypatch):
     assert (code, out, rows) == (0, "finite False\n", {})
 
 
+@pytest.mark.slow
 def test_spawned_workers_open_nothing(folder):
     (folder / "workers.py").write_text(
         LOOP.replace("for step in range(4):", "for step in ():").replace("print(", "(")

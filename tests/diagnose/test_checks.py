@@ -670,7 +670,7 @@ def test_update_tells_the_optimizers_own_arithmetic_from_its_range(op, inputs, b
 def test_update_of_a_zero_row_offers_to_initialise_it():
     found = localization(event(phase="optimizer"), reaches=("embed.weight",))
     facts = RunFacts(token_rows=(ZERO_ROWS,))
-    assert "init_rows(embed.weight, mean)" in remedies(check("NS402", evidence(found, facts)))
+    assert "init_rows(embed.weight, mean 68-69)" in remedies(check("NS402", evidence(found, facts)))
 
 
 def test_id_names_the_entry_and_the_table():

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import tiny
+from nanstop.diagnose.findings.setup.ns103_untrained_token_rows import check
 from nanstop.errors import NanstopError
-from nanstop.records import Atom
+from nanstop.numerics.token_rows import row_blocks, row_norms, token_rows
+from nanstop.records import Atom, Evidence, RunFacts
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, odd_rows, rebatch
 from remedies.views import IDS, View, plain, qwen2
@@ -27,9 +29,9 @@ def init(value, target="model.embed_tokens.weight"):
 
 def test_odd_rows():
     _, table = extended()
-    assert odd_rows(table.data, padding=(0,)).tolist() == [60, 61, 62, 63]
-    assert odd_rows(torch.randn(100, 8)).tolist() == []
-    assert odd_rows(torch.zeros(3, 8)).tolist() == [0, 1, 2]
+    assert odd_rows(table.data, padding=0).nonzero().squeeze(1).tolist() == [60, 61, 62, 63]
+    assert not odd_rows(torch.randn(100, 8)).any()
+    assert odd_rows(torch.zeros(3, 8)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -42,6 +44,60 @@ def test_mean_rows(dtype):
         assert torch.equal(table[:60], before[:60])
         assert view.root(input_ids=IDS, labels=IDS).loss.isfinite()
     assert torch.equal(table.view(torch.uint8), before.view(torch.uint8))
+
+
+def found_and_changed(table, before_cure=lambda: None):
+    """Return the rows that NS103 names in a table, and those that its first remedy changes."""
+    view = View(torch.nn.Embedding.from_pretrained(table, freeze=False))
+    weight = view.root.weight
+    rows = token_rows("weight", row_norms(table), lambda: row_blocks(table))
+    diagnosis = check(Evidence(facts=RunFacts(token_rows=(rows,))))
+    before_cure()
+    before = weight.detach().clone()
+    with applied(view, diagnosis.remedies[0]):
+        changed = (weight != before).any(1).nonzero().flatten().tolist()
+    assert torch.equal(weight, before)
+    return [*rows.zero_rows, *rows.outlier_rows], changed
+
+
+def leaning(num):
+    generator = torch.Generator().manual_seed(0)
+    return 0.02 * torch.randn(num, 64, generator=generator) + 0.125
+
+
+@pytest.mark.parametrize("size", [10.0, 0.1, 0.0])
+def test_what_is_found_is_what_is_made_anew(size):
+    table = torch.randn(100, 16, generator=torch.Generator().manual_seed(0))
+    table[[5, 40, 41, 42]] *= size
+    assert found_and_changed(table) == ([5, 40, 41, 42], [5, 40, 41, 42])
+
+
+def test_rows_added_as_noise_and_rows_beyond_a_screenful_are_made_anew():
+    noise = 0.5 * torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
+    added = list(range(500, 700))
+    assert found_and_changed(torch.cat([leaning(500), noise])) == (added, added)
+
+
+def test_named_rows_that_were_trained_meanwhile_and_others_that_broke_stay():
+    table = torch.randn(100, 16, generator=torch.Generator().manual_seed(0))
+    table[[5, 6]] = 0.0
+
+    def train():
+        table[5], table[7] = table[8], 0.0
+
+    assert found_and_changed(table, train) == ([5, 6], [6])
+
+
+def test_rows_are_said_by_the_atom():
+    view, table = extended()
+    before = table.detach().clone()
+    with applied(view, [init("mean 60,62-63")]):
+        assert torch.equal(table[:62], torch.cat([table[:60], table[60:61], before[61:62]]))
+        assert torch.allclose(table[[60, 62, 63]], before[:60].mean(0).expand(3, -1), atol=1e-6)
+    assert torch.equal(table.view(torch.uint8), before.view(torch.uint8))
+    too_far = pytest.raises(NanstopError, match="rows 5 to 64 of a table of 64")
+    with too_far, applied(view, [init("mean 5-64")]):
+        pass
 
 
 def test_normal_rows_differ_and_are_small():

@@ -20,7 +20,7 @@ Of rows drawn at random they are about the inverse root of the width: 0.13 at 64
 """
 MIN_ROWS = 8
 """Fewer rows than these, or as many, are no table of tokens."""
-MAX_LISTED = 64
+MAX_LISTED = 4096
 
 _BLOCK_ELEMENTS = 2**20
 
@@ -51,6 +51,25 @@ def token_rows(
     ``norms``: of every row, float32 on the host. ``blocks()``: the table again, block by block; asked for only where
     rows are far off. ``padding``: a row that is zero by design (torch.nn.Embedding keeps it so).
     """
+    zero, far, median = untrained(norms, blocks, padding=padding)
+    return TokenRows(
+        parameter=name,
+        num_rows=len(norms),
+        zero_rows=tuple(zero.nonzero().flatten().tolist()[:MAX_LISTED]),
+        outlier_rows=tuple(far.nonzero().flatten().tolist()[:MAX_LISTED]),
+        median_norm=median,
+        tied=tied,
+        trainable=trainable,
+    )
+
+
+def untrained(
+    norms: Tensor, blocks: Blocks, *, padding: int | None = None
+) -> tuple[Tensor, Tensor, float]:
+    """Return which rows of a table are zero, which are far off or noise (bool, as ``norms``), and the median norm.
+
+    For the arguments see ``token_rows``. Rows that hold a NaN are neither.
+    """
     usual = norms[norms.isfinite() & (norms > 0)]
     median = float(usual.median()) if usual.numel() else 0.0
     zero = norms == 0
@@ -61,16 +80,7 @@ def token_rows(
     known = norms.isfinite() & (norms > 0) & ~far
     if padding is not None and 0 <= padding < len(known):
         known[padding] = False
-    far |= _added_as_noise(norms, known, median, blocks)
-    return TokenRows(
-        parameter=name,
-        num_rows=len(norms),
-        zero_rows=tuple(zero.nonzero().flatten().tolist()[:MAX_LISTED]),
-        outlier_rows=tuple(far.nonzero().flatten().tolist()[:MAX_LISTED]),
-        median_norm=median,
-        tied=tied,
-        trainable=trainable,
-    )
+    return zero, far | _added_as_noise(norms, known, median, blocks), median
 
 
 def _like_the_mean(norms: Tensor, far: Tensor, blocks: Blocks) -> Tensor:

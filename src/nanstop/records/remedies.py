@@ -63,6 +63,7 @@ CURES: Mapping[str, Cure] = MappingProxyType(
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
 _SAMPLE = re.compile(r"\d+:\d+")
+_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
 
 
@@ -90,7 +91,7 @@ def describe(atoms: Sequence[Atom]) -> str:
     """
     clauses: dict[tuple[str, str], list[str]] = {}
     for atom in sorted(atoms, key=lambda atom: list(CURES).index(cure_of(atom).name)):
-        value = "" if atom.remedy == "island" else atom.value
+        value = "" if atom.remedy == "island" else _said(atom)
         targets = clauses.setdefault((atom.remedy, value), [])
         if atom.target not in targets:
             targets.append(atom.target)
@@ -104,6 +105,13 @@ def describe(atoms: Sequence[Atom]) -> str:
     return said or "change nothing"
 
 
+def _said(atom: Atom) -> str:
+    if atom.remedy != "init_rows":
+        return atom.value
+    kind, _, _ = atom.value.partition(" ")  # which rows is said by the finding
+    return _ROW_VALUES.get(kind, kind)
+
+
 def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
     if remedy == "drop_sample" and all(_SAMPLE.fullmatch(target) for target in targets):
         named = _samples(targets)
@@ -111,7 +119,6 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
         named = list(targets)
     else:
         named = [f"`{target}`" if target else "the whole model" for target in targets]
-    value = _ROW_VALUES.get(value, value) if remedy == "init_rows" else value
     return CURES[remedy].text.format(targets=_joined(named), value=value)
 
 
@@ -125,14 +132,27 @@ def _samples(targets: Sequence[str]) -> list[str]:
 
 
 def _numbered(rows: list[int]) -> str:
+    said = _joined(spans_of(rows))
+    return f"sample {said}" if len(rows) == 1 else f"samples {said}"
+
+
+def spans_of(rows: Iterable[int]) -> list[str]:
+    """Return numbers in rising order, neighbours as one: "5", "9-12"."""
     spans: list[list[int]] = []
     for row in sorted(rows):
         if spans and row == spans[-1][-1] + 1:
             spans[-1][1:] = [row]
         else:
             spans.append([row])
-    said = _joined(["-".join(map(str, span)) for span in spans])
-    return f"sample {said}" if len(rows) == 1 else f"samples {said}"
+    return ["-".join(map(str, span)) for span in spans]
+
+
+def row_spans(text: str, atom: Atom) -> list[tuple[int, int]]:
+    """Return first and last of each span in "5,9-12". Errors: ``NanstopError`` for what is none."""
+    found = [_SPAN.fullmatch(part) for part in text.split(",")]
+    if None in found:
+        raise NanstopError(f"{atom}: `{text}` does not name rows")
+    return [(int(one[1]), int(one[2] or one[1])) for one in found if one is not None]
 
 
 def _joined(names: Sequence[str]) -> str:

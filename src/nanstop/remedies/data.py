@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
+from nanstop.numerics.token_rows import row_blocks, row_norms, untrained
 from nanstop.records import Atom
+from nanstop.records.remedies import row_spans
 from nanstop.replay.step import Batch, ModelView
-
-_OUTLIER = 16.0
-"""A row is far off when its norm is this many times the median norm, or this many times below it."""
 
 _SPREAD = 0.1
 """Deviation of new rows from the mean, in units of the spread of the other rows."""
@@ -28,15 +28,18 @@ _SAMPLE = 16384
 def init_rows(view: ModelView, atom: Atom) -> Iterator[None]:
     """Rows of a token table that were never trained get the mean of the others, or that and a small deviation.
 
-    The old rows are back on exit, unless training moved the new ones meanwhile: then those stay. Draws from a generator
-    of its own, so that the run's random state is as it was.
+    They are the rows that the value names ("mean 5,9-12"), all where it names none; one that has been trained since then
+    is left. The old rows are back on exit, unless training moved the new ones meanwhile: then those stay. Draws from a
+    generator of its own, so that the run's random state is as it was.
     """
-    if atom.value not in ("mean", "normal"):
+    kind, _, named = atom.value.partition(" ")
+    if kind not in ("mean", "normal"):
         raise NanstopError(f"{atom}: the value must be mean or normal")
     table = _table(view, atom)
-    rows = odd_rows(table.data, padding=_padding_rows(view, table))
+    odd = odd_rows(table.data, padding=_padding_row(view, table))
+    rows = _chosen(odd, named, atom).nonzero().squeeze(1)
     before = table.data[rows].clone()
-    new = _fresh_rows(table.data, rows, noisy=atom.value == "normal")
+    new = _fresh_rows(table.data[~odd], len(rows), noisy=kind == "normal")
     table.data[rows] = new
     try:
         yield
@@ -45,18 +48,25 @@ def init_rows(view: ModelView, atom: Atom) -> Iterator[None]:
             table.data[rows] = before
 
 
-def odd_rows(table: Tensor, *, padding: Collection[int] = ()) -> Tensor:
-    """Return indices of rows [rows, width] that are zero, not finite or far off the median norm, but for padding rows.
+def odd_rows(table: Tensor, *, padding: int | None = None) -> Tensor:
+    """Return which rows [rows] of a table [rows, width] are not finite, or look as if never trained (``untrained``).
 
     Synchronises the device.
     """
-    norms = torch.linalg.vector_norm(table, dim=1, dtype=torch.float32)
-    usual = norms[norms.isfinite() & (norms > 0)]
-    median = usual.median() if usual.numel() else norms.new_zeros(())
-    odd = ~norms.isfinite() | (norms * _OUTLIER < median) | (norms > _OUTLIER * median)
-    odd |= norms == 0
-    odd[list(padding)] = False
-    return odd.nonzero().squeeze(1)
+    norms = torch.cat([row_norms(block) for block in row_blocks(table)]).cpu()
+    zero, far, _ = untrained(norms, partial(row_blocks, table), padding=padding)
+    return (zero | far | ~norms.isfinite()).to(table.device)
+
+
+def _chosen(odd: Tensor, named: str, atom: Atom) -> Tensor:
+    if not named:
+        return odd
+    chosen = torch.zeros_like(odd)
+    for first, last in row_spans(named, atom):
+        if last >= len(odd):
+            raise NanstopError(f"{atom}: rows {first} to {last} of a table of {len(odd)}")
+        chosen[first : last + 1] = True
+    return odd & chosen
 
 
 def rebatch(batch: Batch, atoms: Sequence[Atom], *, micro: int | None = None) -> Batch:
@@ -142,28 +152,21 @@ def _table(view: ModelView, atom: Atom) -> Tensor:
     return table
 
 
-def _padding_rows(view: ModelView, table: Tensor) -> frozenset[int]:
-    """Rows that torch keeps at zero on purpose, in whatever embedding holds the table."""
-    return frozenset(
-        module.padding_idx
-        for module in view.root.modules()
-        if isinstance(module, nn.Embedding)
-        and module.weight is table
-        and module.padding_idx is not None
-    )
+def _padding_row(view: ModelView, table: Tensor) -> int | None:
+    """Return the row that torch keeps at zero on purpose, in whatever embedding holds the table."""
+    holders = (m for m in view.root.modules() if isinstance(m, nn.Embedding) and m.weight is table)
+    return next((m.padding_idx for m in holders if m.padding_idx is not None), None)
 
 
-def _fresh_rows(table: Tensor, rows: Tensor, *, noisy: bool) -> Tensor:
-    trained = torch.ones(len(table), dtype=torch.bool, device=table.device)
-    trained[rows] = False
-    others = table[trained.nonzero().squeeze(1)[:_SAMPLE]].float()
+def _fresh_rows(trained: Tensor, number: int, *, noisy: bool) -> Tensor:
+    others = trained[:_SAMPLE].float()
     if not len(others):
         raise NanstopError("the table has no trained row to start from")
     mean = others.mean(dim=0)
-    new = mean.expand(len(rows), -1)
+    new = mean.expand(number, -1)
     if noisy:
         generator = torch.Generator().manual_seed(0)
-        weights = torch.randn(len(rows), len(others), generator=generator).to(others.device)
+        weights = torch.randn(number, len(others), generator=generator).to(others.device)
         # weights @ (others - mean) / sqrt(n) has the covariance of the rows, without ever forming it
         new = new + _SPREAD * (weights @ (others - mean)) / len(others) ** 0.5
-    return new.to(table.dtype)
+    return new.to(trained.dtype)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import has_masters
-from nanstop.records import Atom, Evidence, OpEvent, RunFacts
+from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows
 from nanstop.records.formats import HALF
+from nanstop.records.remedies import spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -78,6 +79,12 @@ def fp32_trainables(facts: RunFacts) -> Candidates:
     atom = Atom(remedy="fp32_trainables")
     outer = Atom(remedy="outer_autocast", value=formats[0])
     return (atom,), (atom, outer)
+
+
+def initialised(table: TokenRows, how: str) -> Atom:
+    """Return the remedy that makes the untrained rows of a table anew. ``how``: "mean" or "normal"."""
+    rows = ",".join(spans_of({*table.zero_rows, *table.outlier_rows}))
+    return Atom(remedy="init_rows", target=table.parameter, value=f"{how} {rows}")
 
 
 def without_rows(evidence: Evidence) -> Candidates:

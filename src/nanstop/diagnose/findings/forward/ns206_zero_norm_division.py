@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import Candidates, islands, without_rows
+from nanstop.diagnose.evidence.candidates import Candidates, initialised, islands, without_rows
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
     bad_output,
@@ -48,7 +48,7 @@ from nanstop.diagnose.evidence.reading import (
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence, OpEvent
+from nanstop.records import Diagnosis, Evidence, OpEvent
 from nanstop.records.formats import HALF
 
 _NO_EPS = "in float16 an eps below 3e-8 is 0, and keeps nothing from being 0"
@@ -84,9 +84,7 @@ def _wider(event: OpEvent, evidence: Evidence) -> Candidates:
 
 def _zero_tables(evidence: Evidence) -> Candidates:
     return tuple(
-        (Atom(remedy="init_rows", target=rows.parameter, value="mean"),)
-        for rows in standing(evidence).token_rows
-        if rows.zero_rows
+        (initialised(rows, "mean"),) for rows in standing(evidence).token_rows if rows.zero_rows
     )
 
 

@@ -39,10 +39,10 @@ NS502, an id that has no row at all. The padding row is zero on purpose and neve
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import Candidates
+from nanstop.diagnose.evidence.candidates import Candidates, initialised
 from nanstop.diagnose.evidence.reading import counted, number, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence, TokenRows
+from nanstop.records import Diagnosis, Evidence, TokenRows
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -81,10 +81,7 @@ def _describe(table: TokenRows) -> str:
 
 
 def _initialisations(tables: list[TokenRows]) -> Candidates:
-    return tuple(
-        tuple(Atom(remedy="init_rows", target=table.parameter, value=value) for table in tables)
-        for value in ("mean", "normal")
-    )
+    return tuple(tuple(initialised(table, how) for table in tables) for how in ("mean", "normal"))
 
 
 RULE = Rule(

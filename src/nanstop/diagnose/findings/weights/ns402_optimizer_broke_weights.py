@@ -47,7 +47,12 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables, updated_in_half
+from nanstop.diagnose.evidence.candidates import (
+    Candidates,
+    fp32_trainables,
+    initialised,
+    updated_in_half,
+)
 from nanstop.diagnose.evidence.reading import counted, listed, lost_squares, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
@@ -189,10 +194,10 @@ def _remedies(facts: RunFacts) -> Candidates:
 
 def _zero_rows(facts: RunFacts, broken: tuple[str, ...]) -> Candidates:
     return tuple(
-        (Atom(remedy="init_rows", target=rows.parameter, value=value),)
+        (initialised(rows, how),)
         for rows in facts.token_rows
         if rows.zero_rows and rows.parameter in broken
-        for value in ("mean", "normal")
+        for how in ("mean", "normal")
     )
 
 

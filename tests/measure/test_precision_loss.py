@@ -5,12 +5,13 @@ import torch
 from torch import nn
 
 from fnstep import FnStep
-from nanstop.measure.float32_distance import gradient_rows, logit_gap, run_window, without_dropout
+from nanstop.measure.float32_distance import gradient_rows, logit_gap, run_window
 from nanstop.measure.pooled_token import num_rows_pooled_at_padding
 from nanstop.measure.position_rounding import coarse_rows
 from nanstop.measure.precision_loss import drift_rows
 from nanstop.measure.ranges import op_formats
 from nanstop.remedies.precision import reference
+from nanstop.replay.conditions import without_dropout
 
 torch.set_num_threads(1)
 

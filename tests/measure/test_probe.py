@@ -99,6 +99,21 @@ def loaded_in_bfloat16():
     return model
 
 
+def test_what_a_router_draws_is_no_distance_to_float32():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    small = tiny.llama().config.to_dict() | {"num_local_experts": 4, "tie_word_embeddings": False}
+    ids = tokens()
+    distances = []
+    for jitter in (0.0, 0.5):
+        torch.manual_seed(0)
+        model = MixtralForCausalLM(MixtralConfig(**small, router_jitter_noise=jitter)).bfloat16()
+        found = probe(step_of(model.train(), input_ids=ids, labels=ids))
+        distances.append((found.loss, found.reference_loss, found.logits))
+        assert {layer.mlp.jitter_noise for layer in model.model.layers} == {jitter}
+    assert distances[0] == distances[1]
+
+
 def test_gradient_checkpointing_is_probed(tmp_path):
     trainer = hf_cases.build("trainer", tmp_path, precision="bf16", checkpointing=False)
     found = first_step(trainer, probe)

@@ -280,9 +280,10 @@ def _rounds_at_random(optimizer: Optimizer) -> bool:
 
 def _gradients(step: Step) -> tuple[GradientRow, ...]:
     """Return the gradients of one micro-batch against those of the same micro-batch in float32."""
-    from nanstop.measure.float32_distance import gradient_rows, run_window, without_dropout
+    from nanstop.measure.float32_distance import gradient_rows, run_window
     from nanstop.measure.ranges import op_formats
     from nanstop.remedies.precision import reference
+    from nanstop.replay.conditions import without_dropout
 
     scaler = step.view.scaler
     scale = float(scaler.get_scale()) if scaler is not None else 1.0

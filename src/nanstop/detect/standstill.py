@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import floats
+from nanstop.replay.undo import attributes_kept
 
 if TYPE_CHECKING:
     from nanstop.records import RunFacts
@@ -62,17 +63,12 @@ class Standstill:
 def _moved(parameters: Sequence[Tensor]) -> Iterator[int]:
     """Have other weights inside, in storages of their own; yield how many."""
     generator, left = torch.Generator().manual_seed(0), MOST_MOVED
-    held: list[tuple[Tensor, Tensor]] = []
-    try:
+    with attributes_kept((parameter, "data") for parameter in parameters):
         for parameter in reversed(parameters):
             if parameter.is_floating_point() and parameter.numel() <= left:
                 left -= parameter.numel()
                 data = parameter.data
                 size = _SHARE * data.float().square().mean().sqrt().clamp(min=_LEAST / _SHARE)
                 noise = torch.randn(data.shape, generator=generator).to(data.device)
-                held.append((parameter, data))
                 parameter.data = data + (size * noise).to(data.dtype)
         yield MOST_MOVED - left
-    finally:
-        for parameter, data in held:
-            parameter.data = data

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nanstop.measure.ranges import Formats
 from nanstop.numerics.tensors import floats, format_name, has_bad, in_float64
 from nanstop.records import GradientRow, LogitGap
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 
 _CHUNK = 1 << 22
@@ -67,28 +67,6 @@ def _heard(root: nn.Module, head: str | None, into: list[Tensor]) -> Iterator[No
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def without_dropout(root: nn.Module) -> Iterator[None]:
-    """Every dropout probability of the model is 0 inside: formats draw different masks from the same random state."""
-    places = [
-        (module, name, value)
-        for module in root.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, float) and value and _is_dropout(module, name)
-    ]
-    for module, name, _ in places:
-        setattr(module, name, 0.0)
-    try:
-        yield
-    finally:
-        for module, name, value in places:
-            setattr(module, name, value)
-
-
-def _is_dropout(module: nn.Module, name: str) -> bool:
-    return "dropout" in name or (name == "p" and "dropout" in type(module).__name__.lower())
 
 
 @torch.no_grad()

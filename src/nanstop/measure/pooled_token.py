@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 from nanstop.tracing.op_patches import Revisit
 from nanstop.tracing.operators import base_name

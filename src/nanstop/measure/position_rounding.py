@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import format_name, in_float64
 from nanstop.records import CoarseRow
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
 from nanstop.tracing.record_step import Scene, known_tensors

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanstop.measure.ranges import Under, keyed
 from nanstop.numerics.tensors import floats, format_name, in_float64
 from nanstop.records import DriftRow
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
 from nanstop.tracing.record_step import Scene, known_tensors

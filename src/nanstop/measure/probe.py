@@ -15,7 +15,6 @@ from nanstop.measure.float32_distance import (
     gradient_rows,
     logit_gap,
     run_window,
-    without_dropout,
 )
 from nanstop.measure.pooled_token import num_rows_pooled_at_padding
 from nanstop.measure.position_rounding import coarse_rows
@@ -24,6 +23,7 @@ from nanstop.measure.ranges import op_formats, probe_ranges
 from nanstop.measure.updates import probe_update
 from nanstop.records import Probe
 from nanstop.remedies.precision import reference
+from nanstop.replay.conditions import without_dropout
 from nanstop.replay.step import Step
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import bad_mask, dense_parts, floats, format_name
 from nanstop.records import FORMAT_MAX, Phase, RangeRow
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
 from nanstop.tracing.record_step import Scene, known_tensors

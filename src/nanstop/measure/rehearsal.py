@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from nanstop.measure.updates import trained_by
 from nanstop.numerics.update_length import is_ruinous
-from nanstop.replay.rng import note_rng, restore_rng
-from nanstop.replay.unheard import unheard
+from nanstop.replay.conditions import unheard
+from nanstop.replay.rng import note_rng, rng_kept
 
 HALF = (torch.float16, torch.bfloat16)
 MOST_TENSORS, MOST_ELEMENTS = 16, 1024
@@ -76,15 +76,11 @@ class Rehearsal:
         found, scale = (pending.get(name) for name in reversed(_PENDING))
         if found is not None and bool(found):
             return ()
-        before = note_rng()
-        try:
-            with unheard():
-                self._own.step(self._chosen.values(), scale=None)
-                if not _same_draws(before):
-                    raise CannotRehearseError("its step draws random numbers")
-                self._wide.step(self._chosen.values(), scale=scale)
-        finally:
-            restore_rng(before)
+        with rng_kept() as before, unheard():
+            self._own.step(self._chosen.values(), scale=None)
+            if not _same_draws(before):
+                raise CannotRehearseError("its step draws random numbers")
+            self._wide.step(self._chosen.values(), scale=scale)
         lengths = torch.stack([*self._own.lengths(), *self._wide.lengths()]).tolist()
         names, half = list(self._chosen), len(self._chosen)
         return tuple(map(Moved, names, lengths[:half], lengths[half:]))

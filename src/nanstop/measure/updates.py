@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import format_name, has_bad, is_measurable, nonfinite_names
 from nanstop.records import StateRow, UpdateRow
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 
 _SECOND_MOMENTS = ("exp_avg_sq", "state2", "v", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col")

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from nanstop.replay.held import holder, round_into
 from nanstop.replay.step import ModelView
+from nanstop.replay.undo import exchanged
 
 HALF = frozenset((torch.float16, torch.bfloat16))
 
@@ -74,16 +75,12 @@ def state_saved_as(
         return {**found, "state": defaultdict(dict, found["state"] | filled)}
 
     before = optimizer.__getstate__
-    own = vars(optimizer).get("__getstate__")
     handle = optimizer.register_state_dict_post_hook(saved)
-    vars(optimizer)["__getstate__"] = copied
     try:
-        yield
+        with exchanged(vars(optimizer), {"__getstate__": copied}):
+            yield
     finally:
         handle.remove()
-        del vars(optimizer)["__getstate__"]
-        if own is not None:
-            vars(optimizer)["__getstate__"] = own
 
 
 class _WideState:

@@ -22,6 +22,7 @@ from nanstop.records import Atom
 from nanstop.remedies.storage import HALF, innermost, plain_format, state_saved_as, state_swapped
 from nanstop.replay.held import swapped
 from nanstop.replay.step import ModelView
+from nanstop.replay.undo import exchanged, without_gradients
 
 _BNB_BLOCK = 256
 """Elements that share one scale in a bitsandbytes 8-bit state."""
@@ -127,16 +128,10 @@ class _Replacement:
     @contextmanager
     def step_instead(self) -> Iterator[None]:
         """Update; inside, the host's optimizer sees no gradients, so that its own step does nothing."""
-        gradients = [(p, p.grad) for p in _parameters(self.host) if p.grad is not None]
         if not _found_inf(self.host):
             self._update()
-        for parameter, _ in gradients:
-            parameter.grad = None
-        try:
+        with without_gradients(_parameters(self.host)):
             yield
-        finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -241,14 +236,10 @@ def _around_step(
 
 @contextmanager
 def _group_values(optimizer: Optimizer, key: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    before = [group[key] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group[key] = change(group[key])
-    try:
+    with ExitStack() as undo:
+        for group in optimizer.param_groups:
+            undo.enter_context(exchanged(group, {key: change(group[key])}))
         yield
-    finally:
-        for group, value in zip(optimizer.param_groups, before, strict=True):
-            group[key] = value
 
 
 def _optimizer(view: ModelView, atom: Atom) -> Optimizer:

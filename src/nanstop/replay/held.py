@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.replay.stand_in import standing_in
+from nanstop.replay.undo import exchanged
 
 T = TypeVar("T")
 
@@ -182,18 +183,13 @@ def swapped(tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _held(swap: Swap, tensor: Tensor, data: Tensor) -> Iterator[None]:
-    attributes = vars(tensor)
-    before = {name: attributes[name] for name in _COPYING if name in attributes}
     held = Held(swap, tensor, data)
     swap.members.append(held)
-    attributes.update(zip(_COPYING, (held.reduced, held.copied), strict=True))
-    try:
-        yield
-    finally:
-        held.undo()
-        for name in _COPYING:
-            del attributes[name]
-        attributes.update(before)
+    with exchanged(vars(tensor), dict(zip(_COPYING, (held.reduced, held.copied), strict=True))):
+        try:
+            yield
+        finally:
+            held.undo()
 
 
 def holder(tensor: Tensor) -> Held | None:

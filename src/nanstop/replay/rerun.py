@@ -19,7 +19,7 @@ from nanstop.numerics import accelerator
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite_names
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Batch, Step
 
 

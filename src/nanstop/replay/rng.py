@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,16 @@ def note_rng() -> RngState:
         numpy=numpy.random.get_state() if numpy is not None else None,
         devices=random_states(),
     )
+
+
+@contextmanager
+def rng_kept() -> Iterator[RngState]:
+    """Have the state of every default generator on exit as it is now, which is yielded."""
+    state = note_rng()
+    try:
+        yield state
+    finally:
+        restore_rng(state)
 
 
 def restore_rng(state: RngState) -> None:

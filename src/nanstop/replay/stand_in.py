@@ -13,22 +13,20 @@ from typing import Any
 
 from torch import nn
 
+from nanstop.replay.undo import NOTHING, exchanged
+
 _ASKED = ("__getstate__", "__reduce_ex__", "__deepcopy__")
-_NOTHING = object()
 
 
 @contextmanager
 def standing_in(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """Have ``value`` as an attribute of the instance; what was there, or nothing, is back on exit."""
-    attributes = vars(module)
     plain = _Plain.of(module)
-    before = attributes.get(name, _NOTHING)
-    plain.earlier.setdefault(name, []).append(before)
-    attributes[name] = value
+    plain.earlier.setdefault(name, []).append(vars(module).get(name, NOTHING))
     try:
-        yield
+        with exchanged(vars(module), {name: value}):
+            yield
     finally:
-        _put(attributes, name, before)
         plain.earlier[name].pop()
         plain.leave()
 
@@ -57,16 +55,9 @@ class _Plain:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Have the module inside as it would be without nanstop."""
-        attributes = vars(self.module)
         first = {name: found[0] for name, found in self.earlier.items() if found}
-        first |= dict.fromkeys(self.asked, _NOTHING)
-        present = {name: attributes[name] for name in first if name in attributes}
-        for name, value in first.items():
-            _put(attributes, name, value)
-        try:
+        with exchanged(vars(self.module), first | dict.fromkeys(self.asked, NOTHING)):
             yield
-        finally:
-            attributes.update(present)
 
     def _answer(self, name: str) -> _Answer:
         return _Answer(self, getattr(type(self.module), name))
@@ -89,10 +80,3 @@ def _is_asked(kind: type, name: str) -> bool:
     """Return whether a class answers by a method of its own; ``nn.Module`` leads all others to ``__getstate__``."""
     own = getattr(kind, name, None)
     return own is not None and (name == "__getstate__" or own is not getattr(nn.Module, name, None))
-
-
-def _put(attributes: dict[str, Any], name: str, value: Any) -> None:
-    if value is _NOTHING:
-        attributes.pop(name, None)
-    else:
-        attributes[name] = value

@@ -5,14 +5,20 @@ Adapters make these; everything else (replay, tracing, localization, trials, red
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.records import RunFacts, StepId
+from nanstop.replay.conditions import unheard
+from nanstop.replay.held import kept_awake
+from nanstop.replay.rng import rng_kept
+from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
+from nanstop.replay.undo import attributes_kept, without_gradients
+from nanstop.replay.untouched import versions_kept
 
 Batch = Mapping[str, Any]
 """A prepared micro-batch as the model's loss receives it; positionals without a name are ``arg0``, ``arg1``, ..."""
@@ -73,6 +79,34 @@ class ModelView(Protocol):
     def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
         """Return logits [batch, tokens, vocab] of ``ids`` for the causality probe, without gradients; None if not causal."""
         ...
+
+
+@contextmanager
+def undone(
+    root: nn.Module,
+    leaves: Sequence[Tensor],
+    changed: Trainable,
+    *,
+    buffers: BufferNotes,
+    notes: Iterable[Any] = (),
+) -> Iterator[None]:
+    """Undo on exit what runs inside change of a model: what every host's ``Step.isolated`` is made of.
+
+    That is random state, modes, buffers (``notes``: those that runs inside go back to), what ``changed`` holds, and the
+    gradients of ``leaves``, which are None on entry. Nothing is at another version than before.
+    """
+    with (
+        unheard(),
+        kept_awake(root),
+        rng_kept(),
+        versions_kept((*leaves, *changed.tensors())),
+        buffers.kept(*notes),
+        attributes_kept((module, "training") for module in root.modules()),
+        without_gradients(leaves),
+        ExitStack() as undo,
+    ):
+        undo.callback(Snapshot(changed).restore)
+        yield
 
 
 class Step(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 from nanstop.tracing.gauge import RangeTap
 

@@ -18,7 +18,7 @@ from nanstop.numerics.tensors import (
     widened,
 )
 from nanstop.records import Finiteness, TensorStats
-from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
 
 _ATTENTION = "scaled_dot_product"
@@ -198,14 +198,11 @@ def rerun_reference(
 
 
 def _verdict(run: Callable[[], list[Tensor]], bad: tuple[Tensor | None, ...]) -> Finiteness:
-    state = note_rng()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), rng_kept():
             outputs = run()
     except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
         return "unknown"  # the op has no such form; nothing can be said
-    finally:
-        restore_rng(state)
     looked = False
     for output, mask in zip(outputs, bad, strict=False):
         if mask is None or not is_measurable(output) or output.shape != mask.shape:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.numerics.tensors import bad_mask, is_measurable
-from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.replay.rng import rng_kept
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced
 from nanstop.tracing.recorder import is_counted
 
@@ -137,11 +137,8 @@ def _replaced_names(kwargs: Mapping[str, Any], copies: Mapping[int, Tensor]) -> 
 
 
 def _bad_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Masks:
-    state = note_rng()
-    try:
+    with rng_kept():
         outputs = outputs_of(func, args, kwargs, func(*args, **kwargs))
-    finally:
-        restore_rng(state)
     return tuple(bad_mask(output) if is_measurable(output) else None for output in outputs)
 
 

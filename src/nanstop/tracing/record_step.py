@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.numerics.tensors import has_bad
 from nanstop.records import Phase
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Batch, Step
 from nanstop.tracing.op_patches import Patch, Spot
 from nanstop.tracing.recorder import Recorder, Trace, Value

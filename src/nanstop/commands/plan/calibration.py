@@ -20,9 +20,11 @@ from nanstop.hosts.model.view import PlainView
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.remedies.apply import applied
 from nanstop.replay.batches import IGNORED
+from nanstop.replay.conditions import without_dropout
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch, Step
+from nanstop.replay.undo import attributes_kept
 
 Loss = Callable[[Any], Tensor]
 
@@ -36,7 +38,7 @@ class Objective:
     scale: float = 1.0
 
     def backward(self, batch: Any) -> Tensor:
-        with without_chance(self.root):
+        with without_dropout(self.root):
             loss = self.loss(batch)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise NanstopError("the loss of a calibration batch must be a tensor of one number")
@@ -91,7 +93,7 @@ class ScaledStep:
         self.batches, self.losses, self.rates = step.batches, step.losses, step.rates
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
-        with without_chance(self.view.root), _losses_times(self.scale):
+        with without_dropout(self.view.root), _losses_times(self.scale):
             return self._step.run(micro, batch)
 
     def update(self) -> None:
@@ -120,7 +122,8 @@ def _losses_times(scale: float) -> Iterator[None]:
     if scale == 1.0:
         yield
         return
-    own = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    graph: Any = torch.autograd
+    own = graph._engine_run_backward
 
     def scaled(outputs: Any, starts: Sequence[Tensor | None], *args: Any, **kwargs: Any) -> Any:
         outermost = torch._C._current_graph_task_id() == -1  # checkpointing begins others inside
@@ -128,11 +131,9 @@ def _losses_times(scale: float) -> Iterator[None]:
             starts = tuple(None if one is None else one * scale for one in starts)
         return own(outputs, starts, *args, **kwargs)
 
-    torch.autograd._engine_run_backward = scaled  # type: ignore[attr-defined]
-    try:
+    with attributes_kept([(graph, "_engine_run_backward")]):
+        graph._engine_run_backward = scaled
         yield
-    finally:
-        torch.autograd._engine_run_backward = own  # type: ignore[attr-defined]
 
 
 def calibration_step(
@@ -253,28 +254,6 @@ def model_loss(model: nn.Module) -> Loss:
         return found
 
     return loss
-
-
-@contextmanager
-def without_chance(root: nn.Module) -> Iterator[None]:
-    """Have nothing dropped at random: masks are drawn differently in each format, and gaps would be theirs.
-
-    Leaves ``training`` as it is, which gradient checkpointing depends on.
-    """
-    changed: list[tuple[nn.Module, str, float]] = []
-    for module in root.modules():
-        for name, value in vars(module).items():
-            by_chance = "drop" in name or "jitter" in name
-            by_chance |= name == "p" and isinstance(module, nn.modules.dropout._DropoutNd)
-            if by_chance and isinstance(value, float) and value > 0.0:
-                changed.append((module, name, value))
-    for module, name, _ in changed:
-        setattr(module, name, 0.0)
-    try:
-        yield
-    finally:
-        for module, name, value in changed:
-            setattr(module, name, value)
 
 
 def _labelled(batch: Any) -> Any:

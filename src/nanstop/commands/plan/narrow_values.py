@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanstop.measure.ranges import SizeLook, keyed
 from nanstop.records import FORMAT_MAX, Phase
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
 from nanstop.tracing.record_step import Scene, known_tensors

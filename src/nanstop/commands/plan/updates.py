@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nanstop.commands.plan.outcome import LOSS_TOLERANCE, MIN_COSINE, loss_gap
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import in_float64
-from nanstop.replay.eager import eager
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 
 MIN_SHARE = 0.9

@@ -14,11 +14,9 @@ from torch.optim import Optimizer
 from nanstop.errors import NanstopError
 from nanstop.hosts.run_again import run_again
 from nanstop.records import Atom, RunFacts, StepId
-from nanstop.replay.held import kept_awake
 from nanstop.replay.rng import RngState, note_rng, restore_rng
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
-from nanstop.replay.step import Batch, ModelView
-from nanstop.replay.unheard import unheard
+from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
+from nanstop.replay.step import Batch, ModelView, undone
 from nanstop.replay.untouched import versions_kept
 
 UNTIL_UPDATE = frozenset(
@@ -166,19 +164,9 @@ class LoopStep:
             raise NanstopError(f"not replayable: {obstacle}", code="NS000")
         leaves = self._leaves()
         root, scaler = self.view.root, self.view.scaler
-        kept = self.trainable() if with_update else Trainable({}, None, scaler)
-        with ExitStack() as undo:
-            undo.enter_context(unheard())
-            undo.enter_context(kept_awake(root))
-            undo.callback(restore_rng, note_rng())
-            undo.enter_context(versions_kept((*leaves, *kept.tensors())))
-            undo.callback(_set_gradients, [(p, p.grad) for p in leaves])
-            undo.enter_context(self.buffers.kept(self.start))
-            undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
-            undo.callback(Snapshot(kept).restore)
+        changed = self.trainable() if with_update else Trainable({}, None, scaler)
+        with undone(root, leaves, changed, buffers=self.buffers, notes=(self.start,)):
             self.buffers.restore(self.start)
-            for leaf in leaves:
-                leaf.grad = None
             ready_scaler(scaler)
             yield
 
@@ -210,7 +198,8 @@ class LoopStep:
                 self._redo_micro(place, mine)
         except Exception as error:  # the loop's own code: anything may come out of it
             until_update.close()
-            _set_gradients(before)
+            for leaf, gradient in before:
+                leaf.grad = gradient
             self.buffers.restore(present)
             return f"{type(error).__name__}: {error}"
         finally:
@@ -271,13 +260,3 @@ def _keep_storage(leaf: Tensor, old: Tensor | None) -> None:
     else:
         return
     leaf.grad = old
-
-
-def _set_gradients(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
-    for leaf, gradient in gradients:
-        leaf.grad = gradient
-
-
-def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        module.training = training

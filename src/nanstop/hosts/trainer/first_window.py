@@ -13,9 +13,10 @@ from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
 from nanstop.hosts.trainer.callbacks import is_reporting
 from nanstop.hosts.trainer.watch import TrainerWatch
-from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.replay.rng import rng_kept
 from nanstop.replay.snapshot import BufferNotes
 from nanstop.replay.step import Step
+from nanstop.replay.undo import attributes_kept
 from nanstop.session.off import IdleSession
 
 T = TypeVar("T")
@@ -117,16 +118,11 @@ def put_back(trainer: Any) -> Iterator[None]:
         hosts.append(trainer.optimizer)
     buffers = BufferNotes(root)
     with ExitStack() as undo:
-        undo.callback(restore_rng, note_rng())
+        undo.enter_context(rng_kept())
         undo.enter_context(state_diff.kept(host for host in hosts if host is not None))
         undo.enter_context(buffers.kept())
-        undo.callback(_set_gradients, [(p, p.grad) for p in root.parameters()])
+        undo.enter_context(attributes_kept((p, "grad") for p in root.parameters()))
         yield
-
-
-def _set_gradients(gradients: list[tuple[nn.Parameter, Any]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
 
 
 @contextmanager

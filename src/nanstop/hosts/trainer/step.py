@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from nanstop.hosts import compat, state_diff
 from nanstop.hosts.run_again import run_again
 from nanstop.records import Atom, RunFacts, StepId
-from nanstop.replay.held import kept_awake
 from nanstop.replay.rng import RngState, note_rng, restore_rng
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
-from nanstop.replay.step import Batch, ModelView
-from nanstop.replay.unheard import unheard
-from nanstop.replay.untouched import versions_kept
+from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
+from nanstop.replay.step import Batch, ModelView, undone
+from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -315,26 +313,16 @@ def isolation(
 ) -> Iterator[None]:
     """Undo on exit what replays of ``windows`` change: see ``replay.step.Step.isolated``."""
     trainer, root = host.trainer, host.root
-    parameters, scaler = host.parameters(), compat.run_scaler(trainer)
+    scaler = compat.run_scaler(trainer)
     earlier = [micro.buffers for window in windows for micro in window.micros]
-    with ExitStack() as undo:
-        undo.enter_context(unheard())
-        undo.enter_context(kept_awake(root))
-        undo.callback(restore_rng, note_rng())
-        undo.enter_context(state_diff.kept((trainer,)))
-        kept = (
-            host.trainable()
-            if with_update
-            else Trainable({}, None, scaler if keep_scaler else None)
-        )
-        undo.enter_context(versions_kept((*parameters, *kept.tensors())))
-        undo.enter_context(host.buffers.kept(*earlier))
-        undo.callback(_set_modes, [(m, m.training) for m in root.modules()])
-        undo.callback(_set_gradients, [(p, p.grad) for p in parameters])
-        undo.callback(_set_overflow, [(o, o._is_overflow) for o in _wrapped(trainer)])
-        undo.callback(setattr, host, "position", host.position)
-        undo.callback(Snapshot(kept).restore)
-        clear_gradients(parameters)
+    scaled = Trainable({}, None, scaler if keep_scaler else None)
+    changed = host.trainable() if with_update else scaled
+    places = [(o, "_is_overflow") for o in _wrapped(trainer)]
+    with (
+        state_diff.kept((trainer,)),
+        undone(root, host.parameters(), changed, buffers=host.buffers, notes=earlier),
+        attributes_kept([*places, (host, "position")]),
+    ):
         ready_scaler(scaler)
         host.position = None
         yield
@@ -373,18 +361,3 @@ def clear_gradients(parameters: Iterable[Tensor]) -> None:
 
 def _wrapped(trainer: Any) -> list[Any]:
     return [o for o in compat.optimizers_of(trainer) if hasattr(o, "_is_overflow")]
-
-
-def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        module.training = training
-
-
-def _set_gradients(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
-
-
-def _set_overflow(flags: list[tuple[Any, bool]]) -> None:
-    for optimizer, flag in flags:
-        optimizer._is_overflow = flag

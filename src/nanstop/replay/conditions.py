@@ -1,0 +1,70 @@
+"""Conditions that a step is run again under: compiled code eagerly, no warning again, nothing drawn at random."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from nanstop.replay.undo import attributes_kept
+
+Under = Callable[[], AbstractContextManager[Any]]
+"""Gives the context that a run is made in."""
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run compiled modules eagerly inside: a dispatch mode would disable their compiled code for the rest of the run."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        # The recorder's module hooks see a compiled module and its original: both have the name of one place.
+        warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
+        yield
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Show no warnings inside: what a repetition of a step warns of has been said by its first run.
+
+    Filters stay as they are: ``warnings.catch_warnings`` would make Python forget which warnings were shown before
+    (https://github.com/python/cpython/issues/73858), so that the run would show each of them again.
+    """
+
+    def ignore(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    with attributes_kept([(warnings, "showwarning")]):
+        warnings.showwarning = ignore
+        yield
+
+
+@contextmanager
+def without_dropout(root: nn.Module) -> Iterator[None]:
+    """Have nothing dropped or jittered at random inside: formats draw differently, and gaps would be the draws'.
+
+    Leaves ``training`` as it is, which gradient checkpointing depends on.
+    """
+    places = [
+        (module, name)
+        for module in root.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float) and value > 0.0 and _is_chance(module, name)
+    ]
+    with attributes_kept(places):
+        for module, name in places:
+            setattr(module, name, 0.0)
+        yield
+
+
+def _is_chance(module: nn.Module, name: str) -> bool:
+    """Return whether an attribute is a probability to drop, or by how much a router's input is jittered."""
+    if name == "p":
+        return "dropout" in type(module).__name__.lower()
+    return "drop" in name or "jitter" in name

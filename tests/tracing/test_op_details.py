@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from nanstop.tracing.op_details import Observer, fully_masked_rows, is_masking, storage_names
-from nanstop.tracing.op_patches import Patch, Revisit, Spot
+from nanstop.tracing.op_patches import Patch, SecondRun, Spot
 
 NAN, INF = float("nan"), float("inf")
 aten = torch.ops.aten
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 def looked(function, index=0, names=None):
     observer = Observer({index}, storage_names(names or {}))
-    with Revisit(observer):
+    with SecondRun(observer):
         result = function()
     return observer.seen.get(index), result
 
@@ -49,7 +49,7 @@ def test_wider_uses_the_same_random_numbers():
 def test_op_that_raises_keeps_its_operands():
     table = torch.ones(4, 2)
     observer = Observer({0}, {})
-    with pytest.raises(IndexError), Revisit(observer):
+    with pytest.raises(IndexError), SecondRun(observer):
         F.embedding(torch.tensor([9]), table)
     assert [stats.shape for stats in observer.seen[0].inputs] == [(4, 2), (1,)]
     assert observer.seen[0].outputs == ()
@@ -116,7 +116,7 @@ def test_patch_mends_only_bad_elements_of_its_mask():
 
     seen, _ = looked(run, index=1)
     mask = torch.tensor([False, True, False, False])
-    with Revisit(Patch({1: Spot(seen.op, (mask,), seen.read)})):
+    with SecondRun(Patch({1: Spot(seen.op, (mask,), seen.read)})):
         mended = run()
     assert mended.isfinite().tolist() == [True, True, True, False]
     assert mended[[0, 2]].tolist() == [2.0, 4.0]
@@ -127,13 +127,13 @@ def test_patch_gives_numbers_that_differ():
         return torch.ones(8).neg().sqrt()
 
     seen, _ = looked(run, index=2)
-    with Revisit(Patch({2: Spot(seen.op, seen.bad)})):
+    with SecondRun(Patch({2: Spot(seen.op, seen.bad)})):
         assert run().unique().numel() == 8
 
 
 def test_patch_that_meets_another_op_says_so():
     patch = Patch({0: Spot("aten.mul.Tensor", (None,))})
-    with Revisit(patch):
+    with SecondRun(patch):
         torch.ones(2)
     assert patch.missed
 
@@ -145,7 +145,7 @@ def test_look_that_fails_does_not_end_the_run():
     def fails_later(*_):
         return fails
 
-    with Revisit(fails, fails_later):
+    with SecondRun(fails, fails_later):
         assert torch.ones(2).sum() == 2
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 from nanstop.localize import slicing
 from nanstop.localize.origin import Story
@@ -19,15 +17,8 @@ from nanstop.localize.positions import Grid
 from nanstop.records import Localization, Phase
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import CloseUp, Observer, storage_names
-from nanstop.tracing.op_patches import Patch, Revisit, Spot
-from nanstop.tracing.record_step import (
-    Recording,
-    Scene,
-    failed_values,
-    known_tensors,
-    played,
-    recorded,
-)
+from nanstop.tracing.op_patches import Look, Patch, Spot
+from nanstop.tracing.record_step import Recording, known_tensors, look_again, record
 from nanstop.tracing.recorder import Trace, Value
 
 _MAX_CLOSEUPS = 24
@@ -49,12 +40,12 @@ def localize(
     training step ("evaluate", "generate"). An overflow that turned finite again is reported even where nothing failed.
     """
     began = clock()
-    scene = Scene(step, micro, update, phase)
-    first = recorded(scene)
+    scene = _Scene(step, micro, update, phase)
+    first = scene.recorded()
     story = _told(scene, first, {})
     if story is not None and not story.stable:
         # Caches that fill at first use (of a nested tensor's sizes, say) make the first run of a process another path.
-        first = recorded(scene)
+        first = scene.recorded()
         story = _told(scene, first, {})
     if story is None:
         return None
@@ -65,7 +56,23 @@ def localize(
     return replace(found, num_ops=len(first.trace.ops), seconds=clock() - began)
 
 
-def _told(scene: Scene, recording: Recording, mended: Mapping[int, Spot]) -> Story | None:
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What is run: a micro-batch of a step, or with ``update`` the update of its window; ``phase``: what it is called."""
+
+    step: Step
+    micro: int
+    update: bool
+    phase: Phase
+
+    def recorded(self, patch: Patch | None = None) -> Recording:
+        return record(self.step, self.micro, update=self.update, phase=self.phase, look=patch)
+
+    def seen_again(self, *looks: Look) -> tuple[tuple[str, ...], Exception | None]:
+        return look_again(self.step, self.micro, *looks, update=self.update)
+
+
+def _told(scene: _Scene, recording: Recording, mended: Mapping[int, Spot]) -> Story | None:
     """Return what a recording and a close-up of its births say; None if nothing failed and nothing was absorbed."""
     births = slicing.trace_back(recording.trace, _sinks(recording))
     births = slicing.with_dropped(recording.trace, births)
@@ -102,7 +109,7 @@ def _ends(recording: Recording) -> list[Value]:
     values = [value for values in recording.failed.values() for value in values]
     if recording.error is not None:
         values += _raised_operands(recording.trace)
-    return [*values, *recording.loss]
+    return [*values, *recording.loss_values]
 
 
 def _raised_operands(trace: Trace) -> list[Value]:
@@ -128,20 +135,20 @@ def _wanted(
     return chosen
 
 
-def _looked(scene: Scene, wanted: Iterable[int], mended: Mapping[int, Spot]) -> dict[int, CloseUp]:
-    observer = Observer(wanted, storage_names(known_tensors(scene)))
-    looks = (Patch(mended), observer) if mended else (observer,)
-    return played(scene, lambda: Revisit(*looks), lambda *_: observer.seen)
+def _looked(scene: _Scene, wanted: Iterable[int], mended: Mapping[int, Spot]) -> dict[int, CloseUp]:
+    observer = Observer(wanted, storage_names(known_tensors(scene.step, scene.micro)))
+    scene.seen_again(*((Patch(mended), observer) if mended else (observer,)))
+    return observer.seen
 
 
-def _grid(scene: Scene) -> Grid | None:
+def _grid(scene: _Scene) -> Grid | None:
     ids = scene.step.view.token_ids(scene.step.batches[scene.micro])
     if ids is None or ids.dim() != 2:
         return None
     return Grid((int(ids.shape[0]), int(ids.shape[1])), scene.step.view.root)
 
 
-def _confirmed(scene: Scene, story: Story) -> Story:
+def _confirmed(scene: _Scene, story: Story) -> Story:
     """Return the story whose cause stands the test: with it put right the failure is gone, or without it remains.
 
     A padded row may be NaN while the failure is born in another row of the same tensor: the earliest birth is then a
@@ -156,7 +163,7 @@ def _confirmed(scene: Scene, story: Story) -> Story:
         tried = mended | suspect
         if _passes(scene, first.reaches, tried):
             return story
-        rest = _told(scene, recorded(scene, tried), tried)
+        rest = _told(scene, scene.recorded(Patch(tried)), tried)
         other = rest.suspect() if rest is not None else None
         if rest is None or other is None or not _passes(scene, first.reaches, mended | other):
             return story
@@ -164,13 +171,8 @@ def _confirmed(scene: Scene, story: Story) -> Story:
     return story
 
 
-def _passes(scene: Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:
+def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:
     """Return whether what failed first is finite with some births put right."""
     patch = Patch(mended)
-
-    def read(loss: Tensor | None, error: Exception | None) -> bool:
-        if patch.missed or error is not None:
-            return False
-        return reaches[0] not in dict(failed_values(scene, loss))
-
-    return played(scene, lambda: Revisit(patch), read)
+    failed, error = scene.seen_again(patch)
+    return not patch.missed and error is None and reaches[0] not in failed

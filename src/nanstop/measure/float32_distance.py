@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nanstop.measure.ranges import Formats
 from nanstop.numerics.tensors import floats, format_name, has_bad, in_float64
 from nanstop.records import GradientRow, LogitGap
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import Under, eager
 from nanstop.replay.step import Step
 
 _CHUNK = 1 << 22
@@ -32,7 +32,7 @@ class Window:
 def run_window(
     step: Step,
     *,
-    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    under: Under = nullcontext,
     micros: Iterable[int] | None = None,
 ) -> Window:
     """Run the micro-batches of a window, all by default, and undo it. Synchronises the device.

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
-from nanstop.tracing.op_patches import Revisit
 from nanstop.tracing.operators import base_name
+from nanstop.tracing.record_step import look_again
 
 
 def num_rows_pooled_at_padding(step: Step, micro: int = 0) -> int:
@@ -22,8 +21,9 @@ def num_rows_pooled_at_padding(step: Step, micro: int = 0) -> int:
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return 0
     look = _Pooling(mask)
-    with step.isolated(), eager(), Revisit(look):
-        step.run(micro)
+    _, error = look_again(step, micro, look)
+    if error is not None:
+        raise error
     return look.num_bad
 
 

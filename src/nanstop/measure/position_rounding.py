@@ -10,11 +10,10 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import format_name, in_float64
 from nanstop.records import CoarseRow
-from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
-from nanstop.tracing.record_step import Scene, known_tensors
-from nanstop.tracing.recorder import Op, Recorder, Trace, Value
+from nanstop.tracing.record_step import record
+from nanstop.tracing.recorder import Op, Trace, Value
 
 LEAST_ANGLE = 0.05
 """Radians from which an error of an angle is told."""
@@ -24,7 +23,6 @@ _REACH = 8
 """How many ops before a sine its angle is followed back."""
 
 
-@torch.no_grad()
 def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[CoarseRow, ...]:
     """Return the ops of a window, run as it is, that lose track of what they count or turn by. Undone bitwise.
 
@@ -35,11 +33,7 @@ def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[Coa
     found: dict[tuple[str, str, str], CoarseRow] = {}
     for micro in range(len(step.batches)) if micros is None else micros:
         look = _Counts()
-        with step.isolated(), eager(), torch.enable_grad():
-            recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
-            with recorder:
-                step.run(micro)
-            trace = recorder.finish()
+        trace = record(step, micro, look=look).whole_trace()
         for op in trace.ops:
             if op.phase in ("forward", "loss"):
                 row = _count_row(op, look) or _angle_row(op, trace, look.exact)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.measure.ranges import Under, keyed
+from nanstop.measure.ranges import keyed
 from nanstop.numerics.tensors import floats, format_name, in_float64
 from nanstop.records import DriftRow
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
-from nanstop.tracing.record_step import Scene, known_tensors
-from nanstop.tracing.recorder import Op, Recorder
+from nanstop.tracing.record_step import record
+from nanstop.tracing.recorder import Op
 
 LEAST = 0.02
 """Relative distance from which a result counts as lost."""
@@ -29,7 +29,6 @@ _MOST_ROWS = 8
 Samples = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
-@torch.no_grad()
 def drift_rows(
     step: Step, *, under: Under, micros: Iterable[int] | None = None
 ) -> tuple[DriftRow, ...]:
@@ -57,11 +56,7 @@ def _computes(op: Op) -> bool:
 
 def _sampled(step: Step, micro: int, under: Under) -> dict[Any, tuple[Op, Samples]]:
     look = _Look()
-    with step.isolated(), under(), eager(), torch.enable_grad():
-        recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
-        with recorder:
-            step.run(micro)
-        trace = recorder.finish()
+    trace = record(step, micro, under=under, look=look).whole_trace()
     return {
         key: (op, look.seen[op.index]) for key, op in keyed(trace, micro) if op.index in look.seen
     }

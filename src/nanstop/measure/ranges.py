@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,11 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import bad_mask, dense_parts, floats, format_name
 from nanstop.records import FORMAT_MAX, Phase, RangeRow
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
-from nanstop.tracing.record_step import Scene, known_tensors
-from nanstop.tracing.recorder import Op, Recorder, Trace
-
-Under = Callable[[], AbstractContextManager[Any]]
+from nanstop.tracing.record_step import known_tensors, record
+from nanstop.tracing.recorder import Op, Trace
 
 _MASK = -(2.0**14)
 """A negative number of the program's own beyond which it can only be a mask: 2 bits below the end of float16."""
@@ -78,7 +76,7 @@ def probe_ranges(
     ranges = _Ranges()
     for micro in _chosen(step, micros):
         look = _Look(_buffer_masks(step, micro))
-        trace = recorded(step, micro, under, look)
+        trace = record(step, micro, under=under, look=look).whole_trace()
         for key, op in keyed(trace, micro):
             if op.index in look.seen and op.phase != "recompute":
                 narrow = formats.of(key) if formats is not None else dtype
@@ -93,7 +91,7 @@ def op_formats(
     exact: dict[tuple[int, Phase, str, str, int], str] = {}
     usual: dict[tuple[Phase, str], str] = {}
     for micro in _chosen(step, micros):
-        trace = recorded(step, micro, under, None)
+        trace = record(step, micro, under=under).whole_trace()
         emitted = _emitted(trace)
         for key, op in keyed(trace, micro):
             if op.index in emitted:
@@ -123,14 +121,6 @@ def headroom_bits(absmax: float, dtype: str) -> float:
 
 def _chosen(step: Step, micros: Iterable[int] | None) -> tuple[int, ...]:
     return tuple(range(len(step.batches)) if micros is None else micros)
-
-
-def recorded(step: Step, micro: int, under: Under, look: _Look | None) -> Trace:
-    with step.isolated(), under(), eager():
-        recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
-        with recorder:
-            step.run(micro)
-        return recorder.finish()
 
 
 def _emitted(trace: Trace) -> dict[int, str]:
@@ -218,7 +208,7 @@ class _Look:
 
 
 class SizeLook(_Look):
-    """Keeps no more than the largest finite size of each output; give it to a recorder of one micro-batch as ``mend``."""
+    """Keeps no more than the largest finite size of each output; give it to ``record`` as ``look``."""
 
     def __init__(self, step: Step, micro: int) -> None:
         super().__init__(_buffer_masks(step, micro))
@@ -241,7 +231,7 @@ class SizeLook(_Look):
 
 def _buffer_masks(step: Step, micro: int) -> dict[int, float]:
     """Return the buffers and batch entries that hold a mask already, by storage."""
-    named = known_tensors(Scene(step, micro))
+    named = known_tensors(step, micro)
     entries = [t for name, t in named.items() if name.startswith(("buffer ", "batch["))]
     return {
         values.untyped_storage()._cdata: low

@@ -6,8 +6,8 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from nanstop.numerics import accelerator
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite_names
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import Under, eager
 from nanstop.replay.step import Batch, Step
 
 
@@ -54,7 +54,7 @@ def attempt(
     window: bool = False,
     keep_grads: bool = False,
     in_float32: Mapping[str, float] | None = None,
-    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    under: Under = nullcontext,
 ) -> Attempt:
     """Run a micro-batch (with ``window``: all of them; with ``update``: and the optimizer update) and undo it bitwise.
 

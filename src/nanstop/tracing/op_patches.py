@@ -23,7 +23,7 @@ from nanstop.tracing.recorder import is_counted
 Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
 
 
-class Revisit(TorchDispatchMode):
+class SecondRun(TorchDispatchMode):
     """Calls each of ``looks`` with every counted op of a run, and then what it returned with the op's result.
 
     A look that fails (out of memory, an operand of a kind not foreseen) is given up; the run goes on.

@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanstop.numerics.tensors import has_bad
+from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Phase
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import Under, eager
 from nanstop.replay.step import Batch, Step
-from nanstop.tracing.op_patches import Patch, Spot
+from nanstop.tracing.op_patches import Look, SecondRun
 from nanstop.tracing.recorder import Recorder, Trace, Value
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded run: its trace, the values that failed (name -> values) and what it raised."""
+    """A recorded run: its trace, what it gave and what it raised.
 
+    ``failed``: by "loss" and names of parameters, the values that are not finite: of the loss, of gradients or, after an
+    update, of parameters. ``loss_values``: the loss as the trace knows it. ``grads``: where they were asked for.
+    """
+
+    micro: int
     trace: Trace
-    failed: Mapping[str, tuple[Value, ...]]
-    loss: tuple[Value, ...]
+    loss: Tensor | None
     error: Exception | None
+    failed: Mapping[str, tuple[Value, ...]]
+    loss_values: tuple[Value, ...]
+    grads: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def reaches(self) -> tuple[str, ...]:
         """Return what the failure reached, an exception first."""
         return (("exception",) if self.error is not None else ()) + tuple(self.failed)
 
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What is run: a micro-batch of a step, or with ``update`` the update of its window; ``phase``: what it is called."""
-
-    step: Step
-    micro: int
-    update: bool = False
-    phase: Phase = "forward"
+    def whole_trace(self) -> Trace:
+        """Return the trace of a run that went through. Raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self.trace
 
 
-def known_tensors(scene: Scene) -> dict[str, Tensor]:
+def known_tensors(step: Step, micro: int) -> dict[str, Tensor]:
     """Return every tensor that has a name before the step runs: parameters, buffers, batch, optimizer state."""
-    root = scene.step.view.root
+    root = step.view.root
     named: dict[str, Tensor] = dict(root.named_parameters())
     named |= {f"buffer {name}": buffer for name, buffer in root.named_buffers()}
-    named |= dict(_batch_tensors(scene.step.batches[scene.micro]))
-    return named | dict(_optimizer_state(scene.step))
+    named |= dict(_batch_tensors(step.batches[micro]))
+    return named | dict(_optimizer_state(step))
 
 
 def _batch_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -79,58 +83,78 @@ def _optimizer_state(step: Step) -> Iterator[tuple[str, Tensor]]:
                     yield f"state {key} of {owner}", value
 
 
-def record(step: Step, micro: int, *, update: bool = False, phase: Phase = "forward") -> Recording:
-    """Run a micro-batch (or, with ``update``, the whole window and then its update) under the recorder, and undo it."""
-    return recorded(Scene(step, micro, update, phase))
+def record(
+    step: Step,
+    micro: int,
+    *,
+    update: bool = False,
+    phase: Phase = "forward",
+    under: Under = nullcontext,
+    look: Look | None = None,
+    keep_grads: bool = False,
+) -> Recording:
+    """Run a micro-batch (or, with ``update``, the whole window and then its update) under the recorder, and undo it.
+
+    ``phase``: what the run is called when it is no training step. ``under`` gives the context to run in, entered inside
+    the isolation. ``look``: called with each op before it runs, and what it returns with the op's result. What the run
+    raises is in the recording. Compiled code runs eagerly. Synchronises the device at the end.
+    """
+    with _begun(step, under, update=update):
+        named = known_tensors(step, micro)
+        called: Phase = "optimizer" if update else phase
+        recorder = Recorder(step.view.root, named, phase=called, look=look)
+        loss, error = _run(step, micro, recorder, update=update)
+        judged = _judged(step, loss, update=update)
+        return Recording(
+            micro=micro,
+            loss=loss,
+            error=error,
+            failed={name: recorder.values(judged[name]) for name in nonfinite(judged)},
+            loss_values=recorder.values(loss) if loss is not None else (),
+            trace=recorder.finish(),
+            grads=_gradients(step) if keep_grads else {},
+        )
 
 
-def recorded(scene: Scene, mended: Mapping[int, Spot] | None = None) -> Recording:
-    recorders: list[Recorder] = []
-
-    def make() -> Recorder:
-        phase: Phase = "optimizer" if scene.update else scene.phase
-        mend = Patch(mended) if mended else None
-        named = known_tensors(scene)
-        recorders.append(Recorder(scene.step.view.root, named, phase=phase, mend=mend))
-        return recorders[0]
-
-    def read(loss: Tensor | None, error: Exception | None) -> Recording:
-        recorder = recorders[0]
-        failed = {name: recorder.values(tensor) for name, tensor in failed_values(scene, loss)}
-        reached = recorder.values(loss) if loss is not None else ()
-        return Recording(recorder.finish(), failed, reached, error)
-
-    return played(scene, make, read)
+def look_again(
+    step: Step, micro: int, *looks: Look, update: bool = False
+) -> tuple[tuple[str, ...], Exception | None]:
+    """Run what ``record`` ran once more, undone, and have ``looks`` see its ops; return what failed and what it raised."""
+    with _begun(step, nullcontext, update=update):
+        loss, error = _run(step, micro, SecondRun(*looks), update=update)
+        return nonfinite(_judged(step, loss, update=update)), error
 
 
-def played(
-    scene: Scene,
-    mode: Callable[[], TorchDispatchMode],
-    read: Callable[[Tensor | None, Exception | None], Any],
-) -> Any:
-    """Run a scene under a mode made when it begins, and return what ``read`` says of its loss and error. Undone."""
-    step = scene.step
-    loss: Tensor | None = None
-    error: Exception | None = None
-    with step.isolated(with_update=scene.update), eager():
-        if scene.update:
-            for earlier in range(len(step.batches)):
-                step.run(earlier)
-        with mode():
-            try:
-                if scene.update:
-                    step.update()
-                else:
-                    loss = step.run(scene.micro)
-            except Exception as raised:  # what the run raises is what is being studied
-                error = raised
-        return read(loss, error)
+@contextmanager
+def _begun(step: Step, under: Under, *, update: bool) -> Iterator[None]:
+    with step.isolated(with_update=update), under(), eager():
+        for earlier in range(len(step.batches)) if update else ():
+            step.run(earlier)
+        yield
 
 
-def failed_values(scene: Scene, loss: Tensor | None) -> Iterator[tuple[str, Tensor]]:
-    if loss is not None and has_bad(loss):
-        yield "loss", loss
-    for name, parameter in scene.step.view.root.named_parameters():
-        tensor = parameter.detach() if scene.update else parameter.grad
-        if tensor is not None and has_bad(tensor):
-            yield name, tensor
+def _run(
+    step: Step, micro: int, mode: TorchDispatchMode, *, update: bool
+) -> tuple[Tensor | None, Exception | None]:
+    with mode:
+        try:
+            if not update:
+                return step.run(micro).detach(), None
+            step.update()
+        except Exception as error:  # what the run raises is what is being studied
+            return None, error
+    return None, None
+
+
+def _judged(step: Step, loss: Tensor | None, *, update: bool) -> dict[str, Tensor]:
+    """Return what a run gave: its loss and the gradients, or the parameters that its update left."""
+    root = step.view.root
+    given = (
+        {name: p.detach() for name, p in root.named_parameters()} if update else _gradients(step)
+    )
+    return given if loss is None else {"loss": loss} | given
+
+
+def _gradients(step: Step) -> dict[str, Tensor]:
+    named = step.view.root.named_parameters()
+    return {name: p.grad.detach() for name, p in named if p.grad is not None}

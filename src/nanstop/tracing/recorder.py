@@ -97,8 +97,9 @@ class Recorder(TorchDispatchMode):
     """Records every op while entered. ``names``: tensors known by name (parameters, buffers, batch entries,
     state); of two names for one memory the first is kept.
 
-    ``mend``, if given, is called with each op before it runs and may return what is to be called with its result
-    (``revisit.Patch``). Whatever goes wrong while looking at an op is kept to itself: the op runs, and is recorded without ranges.
+    ``look``, if given, is called with each op before it runs and may return what is to be called with its result
+    (``op_patches.Patch``). Whatever goes wrong while measuring an op is kept to itself: it runs, and is recorded without
+    ranges.
     """
 
     def __init__(
@@ -107,12 +108,12 @@ class Recorder(TorchDispatchMode):
         names: Mapping[str, Tensor],
         *,
         phase: Phase = "forward",
-        mend: Any = None,
+        look: Any = None,
     ) -> None:
         super().__init__()
         self._places = Places(root)
         self._phase: Phase = phase
-        self._mend = mend
+        self._look = look
         self._storages: dict[int, Storage] = {}
         self._low: list[Tensor] = []
         self._high: list[Tensor] = []
@@ -151,14 +152,14 @@ class Recorder(TorchDispatchMode):
             op.scalars = tuple(operators.scalars(args, kwargs))
         except Exception:  # an operand of a kind not foreseen must not end the run
             self._unseen[op.name] = None
-        mended = self._mend(op.index, func, args, kwargs) if self._mend else None
+        done = self._look(op.index, func, args, kwargs) if self._look else None
         try:
             result = func(*args, **kwargs)
         except BaseException:
             op.raised = True
             raise
-        if mended is not None:
-            mended(result)
+        if done is not None:
+            done(result)
         try:
             op.outputs = tuple(self._outputs(op.index, traits, args, kwargs, result))
         except Exception:  # as above

@@ -7,21 +7,18 @@ A recorded run says which operation emits which format; sizes come from a float3
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from nanstop.measure.ranges import SizeLook, keyed
 from nanstop.records import FORMAT_MAX, Phase
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
-from nanstop.tracing.record_step import Scene, known_tensors
-from nanstop.tracing.recorder import UNMEASURED, Op, Recorder, Trace, Value
+from nanstop.tracing.record_step import Recording, record
+from nanstop.tracing.recorder import UNMEASURED, Op, Value
 
 Key = tuple[int, Phase, str, str, int]
 
@@ -29,18 +26,6 @@ _MOVES = operators.CASTS | {"clone", "contiguous", "view_copy"}
 _PRODUCTS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm", "convolution"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """One recorded run of a micro-batch. ``error``: what it raised; gradients are those of a scaled loss."""
-
-    micro: int
-    trace: Trace
-    loss: float | None
-    loss_dtype: torch.dtype | None
-    grads: Mapping[str, Tensor]
-    error: Exception | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,47 +42,21 @@ class Narrow:
     made_of: tuple[tuple[str, float], ...] = ()
 
 
-def rehearse(
-    step: Step,
-    micro: int,
-    *,
-    under: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    sizes: dict[Key, tuple[float, ...]] | None = None,
-) -> Rehearsal:
-    """Run a micro-batch under the recorder and undo it bitwise. Compiled code runs eagerly. Synchronises the device.
-
-    ``sizes``: takes in the largest finite size of each output of each op.
-    """
-    loss: Tensor | None = None
-    error: Exception | None = None
-    look = SizeLook(step, micro) if sizes is not None else None
-    with step.isolated(), under(), eager():
-        recorder = Recorder(step.view.root, known_tensors(Scene(step, micro)), mend=look)
-        with recorder:
-            try:
-                loss = step.run(micro)
-            except Exception as raised:  # what the run raises is what is being studied
-                error = raised
-        named = step.view.root.named_parameters()
-        grads = {name: p.grad.detach() for name, p in named if p.grad is not None}
-    trace = recorder.finish()
-    if sizes is not None and look is not None:
-        sizes.update(look.sizes(trace))
-    return Rehearsal(
-        micro=micro,
-        trace=trace,
-        loss=None if loss is None else float(loss.detach()),
-        loss_dtype=None if loss is None else loss.dtype,
-        grads=grads,
-        error=error,
-    )
+def measured(
+    step: Step, micro: int, *, under: Under, sizes: dict[Key, tuple[float, ...]]
+) -> Recording:
+    """Return a recorded run; ``sizes`` takes in the largest finite size of each output of each op."""
+    look = SizeLook(step, micro)
+    run = record(step, micro, under=under, look=look, keep_grads=True)
+    sizes.update(look.sizes(run.trace))
+    return run
 
 
 @dataclass(slots=True)
 class _Sizes:
     """Sizes of what ops wrote, in float32: followed back through casts and copies to the op that made the number."""
 
-    run: Rehearsal
+    run: Recording
     wide: Mapping[Key, tuple[float, ...]]
     dtype: torch.dtype
     keys: dict[int, Key] = field(default_factory=dict)
@@ -141,7 +100,7 @@ def _no_mask(size: float | None) -> float | None:
 
 
 def narrow_values(
-    run: Rehearsal, wide: Mapping[Key, tuple[float, ...]], dtype: torch.dtype
+    run: Recording, wide: Mapping[Key, tuple[float, ...]], dtype: torch.dtype
 ) -> tuple[Narrow, ...]:
     """Return every value that an operation computed in ``dtype``, or cast to it, in a recorded run.
 
@@ -170,7 +129,7 @@ def _operands(op: Op, sizes: _Sizes, dtype: torch.dtype) -> Iterator[tuple[str, 
             yield writer.module, size
 
 
-def births(run: Rehearsal) -> tuple[str, ...]:
+def births(run: Recording) -> tuple[str, ...]:
     """Return the modules of operations that read finite numbers and wrote others, in the order of the run."""
     finite = [
         math.isfinite(low) and math.isfinite(high)
@@ -189,7 +148,7 @@ def births(run: Rehearsal) -> tuple[str, ...]:
     )
 
 
-def num_casts(run: Rehearsal) -> int:
+def num_casts(run: Recording) -> int:
     """Return how often a floating value was converted to another format."""
     return sum(
         operators.base_name(op.name) in operators.CASTS
@@ -199,7 +158,7 @@ def num_casts(run: Rehearsal) -> int:
     )
 
 
-def bytes_written(run: Rehearsal) -> int:
+def bytes_written(run: Recording) -> int:
     """Return the bytes of all that operations wrote."""
     return sum(
         math.prod(value.shape) * value.dtype.itemsize
@@ -208,7 +167,7 @@ def bytes_written(run: Rehearsal) -> int:
     )
 
 
-def product_work(run: Rehearsal, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
+def product_work(run: Recording, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
     """Return, by module, the multiplications of its matrix products: those done in ``dtype``, and all."""
     found: dict[str, tuple[int, int]] = {}
     for op in run.trace.ops:

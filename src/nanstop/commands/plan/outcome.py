@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nanstop.commands.plan.narrow_values import (
     Narrow,
-    Rehearsal,
     births,
     bytes_written,
     num_casts,
@@ -19,8 +18,9 @@ from nanstop.commands.plan.narrow_values import (
 )
 from nanstop.errors import NanstopError
 from nanstop.measure.ranges import headroom_bits
-from nanstop.numerics.tensors import format_limit, format_name, nonfinite_names
+from nanstop.numerics.tensors import format_limit, format_name
 from nanstop.prove.trials import cosine
+from nanstop.tracing.record_step import Recording
 
 LOSS_TOLERANCE = 1e-3
 MIN_COSINE = 0.999
@@ -65,7 +65,7 @@ class Exact:
     grads: Mapping[str, Tensor]
 
 
-def exact_of(run: Rehearsal) -> Exact:
+def exact_of(run: Recording) -> Exact:
     """Return what a float32 run gave. Raises what it raised; ``NanstopError`` where it can't be held against."""
     if run.error is not None:
         raise run.error
@@ -75,16 +75,16 @@ def exact_of(run: Rehearsal) -> Exact:
             "the calibration gives no gradient",
             hint="are all parameters frozen, or does the loss not depend on them?",
         )
-    if not math.isfinite(run.loss) or nonfinite_names(run.grads.items()):
+    if run.failed:
         raise NanstopError(
             "loss or gradients are not finite even in float32: no format cures that",
             hint="`nanstop run` names the operation; look at the batch, the mask and the weights",
         )
-    return Exact(run.loss, run.grads)
+    return Exact(float(run.loss), run.grads)
 
 
 def shown_by(
-    run: Rehearsal, values: tuple[Narrow, ...], exact: Exact, dtype: torch.dtype, scale: float
+    run: Recording, values: tuple[Narrow, ...], exact: Exact, dtype: torch.dtype, scale: float
 ) -> Shown:
     """Return what a recorded run under a plan showed. ``values``: what it held in ``dtype``, loss not scaled."""
     name = format_name(dtype)
@@ -92,8 +92,8 @@ def shown_by(
     sized = [replace(v, absmax=v.absmax * scale) if v.backward else v for v in values]
     pressed = tuple(v for v in sized if v.absmax > limit)
     worst = max(sized, key=lambda value: value.absmax, default=None)
-    bad = nonfinite_names(run.grads.items())
-    gap = loss_gap(run.loss, exact.loss)
+    bad = tuple(name for name in run.failed if name != "loss")
+    gap = loss_gap(None if run.loss is None else float(run.loss), exact.loss)
     near = cosine(run.grads, exact.grads) if not bad and run.error is None else -1.0
     why = _wrong(run, gap, near, bad)
     tight = _tight(worst, name) if worst is not None else ""
@@ -105,7 +105,7 @@ def shown_by(
         worst=worst,
         pressed=pressed,
         blamed=_blamed(run) if why and not pressed else (),
-        loss_dtype="" if run.loss_dtype is None else format_name(run.loss_dtype),
+        loss_dtype="" if run.loss is None else format_name(run.loss.dtype),
         casts=num_casts(run),
         bytes=bytes_written(run),
         products=product_work(run, dtype),
@@ -137,7 +137,7 @@ def loss_gap(loss: float | None, exact: float) -> float:
     return abs(loss - exact) / max(abs(exact), _TINY_LOSS)
 
 
-def _wrong(run: Rehearsal, gap: float, near: float, bad: tuple[str, ...]) -> str:
+def _wrong(run: Recording, gap: float, near: float, bad: tuple[str, ...]) -> str:
     if run.error is not None:
         text = " ".join(str(run.error).split())[:160]
         return f"{type(run.error).__name__} in `{_last_module(run)}`: {text}"
@@ -161,10 +161,10 @@ def _tight(worst: Narrow, dtype: str) -> str:
     return f"{what} of {worst.absmax:.3g} is {room} the end of {dtype}"
 
 
-def _blamed(run: Rehearsal) -> tuple[str, ...]:
+def _blamed(run: Recording) -> tuple[str, ...]:
     """Return where a run broke: where it raised, else where non-finite values were born."""
     return (_last_module(run),) if run.error is not None else births(run)
 
 
-def _last_module(run: Rehearsal) -> str:
+def _last_module(run: Recording) -> str:
     return run.trace.ops[-1].module if run.trace.ops else ""

@@ -10,16 +10,19 @@ from typing import Protocol
 
 import torch
 
-from nanstop.commands.plan.narrow_values import Key, Rehearsal, narrow_values, rehearse
+from nanstop.commands.plan.narrow_values import Key, measured, narrow_values
 from nanstop.commands.plan.outcome import MIN_HEADROOM, Exact, Shown, exact_of, shown_by, worse
-from nanstop.commands.plan.updates import Under, Walk, Walker
+from nanstop.commands.plan.updates import Walk, Walker
 from nanstop.measure.ranges import headroom_bits
 from nanstop.numerics.tensors import format_name
 from nanstop.records import Atom, PrecisionPlan
 from nanstop.remedies.apply import applied
 from nanstop.remedies.plan import planned
 from nanstop.remedies.precision import reference
+from nanstop.replay.conditions import Under
 from nanstop.replay.step import ModelView, Step
+from nanstop.replay.undo import attributes_kept
+from nanstop.tracing.record_step import Recording, record
 
 _SCALES = 2.0**-10, 2.0**16
 """The smallest loss scale that is tried, and GradScaler's own, above which nothing is gained."""
@@ -137,7 +140,7 @@ class Bench:
         sizes = self._wide[""] = {}
         num_given = len(self.step.batches) - made_up
         for micro in range(len(self.step.batches)):
-            run = rehearse(self.step, micro, under=self._under_exact(""), sizes=sizes)
+            run = measured(self.step, micro, under=self._under_exact(""), sizes=sizes)
             try:
                 found[micro] = exact_of(run)
             except Exception:
@@ -159,16 +162,14 @@ class Bench:
         if attention not in self._wide:
             sizes = self._wide[attention] = {}
             for micro in self._exact:
-                rehearse(self.step, micro, under=self._under_exact(attention), sizes=sizes)
+                measured(self.step, micro, under=self._under_exact(attention), sizes=sizes)
         return self._wide[attention]
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
-        self.step.scale = self.scale
-        try:
+        with attributes_kept([(self.step, "scale")]):
+            self.step.scale = self.scale
             yield
-        finally:
-            self.step.scale = 1.0
 
     def _tried(self, plan: PrecisionPlan, micros: Iterable[int]) -> Shown:
         """Return what a plan shows at the present scale, up to the first batch where it fails."""
@@ -185,7 +186,7 @@ class Bench:
         key = plan, micro, self.scale
         if key not in self._trials:
             with self._scaled():
-                run = rehearse(self.step, micro, under=self._under(plan))
+                run = record(self.step, micro, under=self._under(plan), keep_grads=True)
             values = narrow_values(run, self._ranges(plan.attention), self.dtype)
             exact = self._exact[micro]
             self._trials[key] = shown_by(run, values, exact, self.dtype, self.scale)
@@ -210,5 +211,5 @@ def _exactly(view: ModelView, attention: str) -> Iterator[None]:
         yield
 
 
-def _modules_in_order(run: Rehearsal) -> tuple[str, ...]:
+def _modules_in_order(run: Recording) -> tuple[str, ...]:
     return tuple(dict.fromkeys(op.module for op in run.trace.ops if op.phase == "forward"))

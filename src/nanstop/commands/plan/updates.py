@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +12,12 @@ from torch import Tensor, nn
 from nanstop.commands.plan.outcome import LOSS_TOLERANCE, MIN_COSINE, loss_gap
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import in_float64
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import Under, eager
 from nanstop.replay.step import Step
 
 MIN_SHARE = 0.9
 MAX_WALK_TOLERANCE = 1e-2
 """However much updates amplify: a run that is further off than this is another run."""
-
-Under = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)

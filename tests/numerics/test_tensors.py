@@ -12,7 +12,7 @@ from nanstop.numerics.tensors import (
     has_bad,
     is_measurable,
     measure,
-    nonfinite_names,
+    nonfinite,
     widened,
 )
 
@@ -72,7 +72,7 @@ def test_sparse_tensors_are_measured_by_their_entries():
     assert measure(sparse()).nan == 1
     assert measure(sparse()).shape == (4,)
     assert has_bad(torch.tensor([[0.0, INF]]).to_sparse_csr())
-    assert nonfinite_names([("s", sparse()), ("t", torch.ones(2))]) == ("s",)
+    assert nonfinite({"s": sparse(), "t": torch.ones(2)}) == ("s",)
 
 
 def test_wrapper_tensors_are_opened():
@@ -102,11 +102,11 @@ def test_what_cannot_be_looked_at_is_finite_and_zero(kind):
 def test_norm_that_overflows_is_confirmed():
     huge = torch.full((8,), 3e38)
     named = [("huge", huge), ("nan", torch.tensor([1.0, NAN])), ("ids", torch.ones(2).long())]
-    assert nonfinite_names(named) == ("nan",)
-    assert nonfinite_names([("half", torch.full((4096,), 6e4).half())]) == ()
-    assert nonfinite_names([("wide", torch.tensor([1e300], dtype=torch.float64))]) == ()
-    assert nonfinite_names([("c", torch.tensor([complex(0, NAN)])), ("f", torch.ones(1))]) == ("c",)
-    assert nonfinite_names([]) == ()
+    assert nonfinite(dict(named)) == ("nan",)
+    assert nonfinite({"half": torch.full((4096,), 6e4).half()}) == ()
+    assert nonfinite({"wide": torch.tensor([1e300], dtype=torch.float64)}) == ()
+    assert nonfinite({"c": torch.tensor([complex(0, NAN)]), "f": torch.ones(1)}) == ("c",)
+    assert nonfinite({}) == ()
 
 
 @pytest.mark.parametrize(

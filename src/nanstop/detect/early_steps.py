@@ -19,7 +19,8 @@ from torch import Tensor
 
 from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
-from nanstop.records import GradientPath, Probe, RunFacts, StepId
+from nanstop.numerics.tensors import HALF
+from nanstop.records import GradientPath, Probe, RunFacts, StepId, formats
 from nanstop.tracing.gauge import WHOLE
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ LOST = 0.95
 ZERO = 0.1
 """Share of zero gradients from which they are compared to those in float32."""
 MAX_COMPARED = 2
-
-_HALF = (torch.float16, torch.bfloat16)
-_HALF_NAMES = ("float16", "bfloat16")
 
 
 class EarlyLooks:
@@ -184,7 +182,7 @@ class EarlyLooks:
         return Probe(at=replace(step.id, micro=0), num_micro=1, **found) if found else None
 
     def _wanted(self, facts: RunFacts) -> set[str]:
-        if _formats(facts) or any(b.dtype in _HALF for b in self._view.root.buffers()):
+        if _formats(facts) or any(b.dtype in HALF for b in self._view.root.buffers()):
             return set(self._open)
         return self._open & {"pooling"} if facts.head is not None else set()
 
@@ -263,7 +261,7 @@ def _sample(step: Step) -> _Sample | None:
     if optimizer is None or _rounds_at_random(optimizer):
         return None
     trained = trained_by(optimizer, step.view.root)
-    half = {name: p for name, p in trained.items() if p.dtype in _HALF}
+    half = {name: p for name, p in trained.items() if p.dtype in HALF}
     rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
     if not half or not any(rates):
         return None
@@ -305,7 +303,7 @@ def _is_whole(facts: RunFacts) -> bool:
 def _formats(facts: RunFacts) -> set[str]:
     """Return the half formats that the run computes or stores in."""
     used = {facts.autocast, *(group.dtype for group in facts.param_groups)}
-    return {name for name in _HALF_NAMES if name in used}
+    return {name for name in formats.HALF if name in used}
 
 
 def _is_padded(step: Step) -> bool:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from nanstop.measure.rehearsal import HALF, CannotRehearseError, Moved, Rehearsal
+from nanstop.measure.rehearsal import CannotRehearseError, Moved, Rehearsal
+from nanstop.numerics.tensors import HALF
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from nanstop.detect.growth import Growth, foretell, suspected
 from nanstop.records import FORMAT_MAX, RangeRow, RunFacts
+from nanstop.records.formats import HALF
 from nanstop.tracing.gauge import RangeTap, Spot, is_compiling
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ KEPT = 48
 LOOKS_AHEAD = 12
 """How many looks are wanted before a growing range arrives."""
 LEAST_STEPS = 4
-
-_HALF = ("float16", "bfloat16")
 
 
 class Gauge:
@@ -66,7 +65,7 @@ class Gauge:
 
         Only half formats absorb overflow at values that training meets, so others are not looked at.
         """
-        half = facts.autocast in _HALF or any(g.dtype in _HALF for g in facts.param_groups)
+        half = facts.autocast in HALF or any(g.dtype in HALF for g in facts.param_groups)
         half |= self._half_inside
         return half and facts.world_size == 1 and self._clock() >= self._next_wide
 
@@ -142,7 +141,7 @@ class Gauge:
         self._last, self._num_looks = step, self._num_looks + 1
         if not tap.partial:
             self._last_even = step
-            self._half_inside |= not tap.formats.isdisjoint(_HALF)
+            self._half_inside |= not tap.formats.isdisjoint(HALF)
         growths: list[tuple[Spot, Growth]] = []
         self._growing = {}
         for spot, size in tap.read().items():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import format_name, in_float64
+from nanstop.numerics.tensors import HALF, format_name, in_float64
 from nanstop.records import CoarseRow
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
@@ -17,7 +17,6 @@ from nanstop.tracing.recorder import Op, Trace, Value
 
 LEAST_ANGLE = 0.05
 """Radians from which an error of an angle is told."""
-_HALF = (torch.float16, torch.bfloat16)
 _ANGLES = frozenset({"sin", "cos", "sin_", "cos_"})
 _REACH = 8
 """How many ops before a sine its angle is followed back."""
@@ -62,7 +61,7 @@ class _Counts:
             return None
 
         def done(result: Any) -> None:
-            if not isinstance(result, Tensor) or result.dtype not in _HALF:
+            if not isinstance(result, Tensor) or result.dtype not in HALF:
                 return
             if result.numel() != exact.numel():
                 return
@@ -89,7 +88,7 @@ def _exact(base: str, args: Any) -> Tensor | None:
     if base in operators.CASTS:
         whole = not source.is_floating_point() and not source.is_complex()
         return in_float64(source) if whole and source.dtype is not torch.bool else None
-    if base == "cumsum" and source.dtype in (*_HALF, torch.bool):
+    if base == "cumsum" and source.dtype in (*HALF, torch.bool):
         wide = in_float64(source)
         return wide.cumsum(args[1]) if bool((wide == wide.round()).all()) else None
     return None
@@ -124,7 +123,7 @@ def _coarsest(value: Value, trace: Trace, exact: Set[int], reach: int) -> torch.
     writers = value.storage.writers[: value.generation]
     if writers and writers[-1] in exact:
         return None
-    if value.dtype in _HALF:
+    if value.dtype in HALF:
         return value.dtype
     if not writers or reach == 0 or not value.dtype.is_floating_point:
         return None

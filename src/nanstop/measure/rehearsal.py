@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.measure.updates import trained_by
+from nanstop.numerics.tensors import HALF
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.replay.conditions import unheard
 from nanstop.replay.rng import note_rng, rng_kept
 
-HALF = (torch.float16, torch.bfloat16)
 MOST_TENSORS, MOST_ELEMENTS = 16, 1024
 
 _KERNELS = {"foreach": False, "fused": False}

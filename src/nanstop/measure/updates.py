@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.errors import NanstopError
-from nanstop.numerics.tensors import format_name, has_bad, is_measurable, nonfinite_names
+from nanstop.numerics.tensors import format_name, has_bad, is_measurable, nonfinite
 from nanstop.records import StateRow, UpdateRow
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
@@ -54,9 +54,7 @@ def probe_update(step: Step) -> Update:
             raise NanstopError("the gradients are not finite, so that no update is made")
         lr = _to_peak(optimizer)
         step.update()
-        return Update(
-            lr, *after_update(optimizer, trained, before), nonfinite_names(trained.items())
-        )
+        return Update(lr, *after_update(optimizer, trained, before), nonfinite(trained))
 
 
 def trained_by(optimizer: Optimizer, root: nn.Module) -> dict[str, Tensor]:

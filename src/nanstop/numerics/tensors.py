@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from nanstop.records import FORMAT_MAX, TensorStats
+from nanstop.records import FORMAT_MAX, TensorStats, formats
 
+HALF = tuple(getattr(torch, name) for name in formats.HALF)
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
@@ -25,12 +26,12 @@ def format_limit(dtype: torch.dtype) -> float:
     return FORMAT_MAX.get(format_name(dtype), float("inf"))
 
 
-def widened(formats: Iterable[torch.dtype]) -> dict[torch.dtype, torch.dtype]:
-    """Return, for an op that uses ``formats``, in what each is run again to learn whether its range was too narrow.
+def widened(used: Iterable[torch.dtype]) -> dict[torch.dtype, torch.dtype]:
+    """Return, for an op that uses some formats, in what each is run again to learn whether its range was too narrow.
 
     float16 and the 8-bit floats become float32. bfloat16 has the range of float32: both become float64.
     """
-    present = {f for f in formats if f.is_floating_point}
+    present = {f for f in used if f.is_floating_point}
     short = {f for f in present if f.itemsize < 4 and f is not torch.bfloat16}
     if short:
         return dict.fromkeys(present & (short | {torch.bfloat16}), torch.float32)
@@ -94,7 +95,7 @@ def floats(tensor: Tensor) -> Iterator[Tensor]:
 
 def has_bad(tensor: Tensor) -> bool:
     """Return whether a tensor of any kind holds a NaN or Inf. Synchronises the device."""
-    return bool(nonfinite_names((("", tensor),)))
+    return bool(nonfinite({"": tensor}))
 
 
 def bad_mask(tensor: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ def _first_index(mask: Tensor) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def nonfinite_names(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
+def nonfinite(named: Mapping[str, Tensor | None]) -> tuple[str, ...]:
     """Return the names of tensors that hold a NaN or Inf, in order; what holds no floating values counts as finite.
 
     The smallest and the largest value tell, and are NaN where any value is: each value is read once and nothing of
@@ -173,7 +174,9 @@ def nonfinite_names(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
     """
     fine: dict[str, bool] = {}
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for name, tensor in named:
+    for name, tensor in named.items():
+        if tensor is None:
+            continue
         fine[name] = True
         for part in floats(tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor):
             by_device.setdefault(part.device, []).append((name, part))
@@ -183,8 +186,3 @@ def nonfinite_names(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
         for (name, _), flag in zip(held, flags, strict=True):
             fine[name] &= flag
     return tuple(name for name, flag in fine.items() if not flag)
-
-
-def nonfinite(tensors: Mapping[str, Tensor | None]) -> tuple[str, ...]:
-    """Return the names of tensors that hold NaN or Inf, in order. Cost and synchronisation: see ``nonfinite_names``."""
-    return nonfinite_names((name, t) for name, t in tensors.items() if t is not None)

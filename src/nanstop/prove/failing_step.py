@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from nanstop.measure.rehearsal import HALF
-from nanstop.numerics.tensors import nonfinite_names
+from nanstop.numerics.tensors import HALF, nonfinite
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
@@ -141,8 +140,8 @@ def breaking_update(rewind: Rewind) -> Case | None:
     with rewind.rewound():
         for place, step in enumerate(rewind.steps):
             apply_update(step)
-            weights = [(name, p.detach()) for name, p in root.named_parameters() if p.requires_grad]
-            if nonfinite_names(weights):
+            weights = {name: p for name, p in root.named_parameters() if p.requires_grad}
+            if nonfinite(weights):
                 return Case(
                     step,
                     0,

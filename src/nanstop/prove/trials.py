@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanstop.localize.localize import localize
-from nanstop.numerics.tensors import in_float64
+from nanstop.numerics.tensors import HALF, format_name, in_float64
 from nanstop.prove.bad_samples import atoms_for, bad_rows, without
 from nanstop.prove.failing_step import Case
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
@@ -92,7 +92,7 @@ class Trials:
             rows_unchanged=None if run.failed else self._rows_unchanged(atoms, micro, run),
             seconds=run.seconds,
             peak_bytes=run.peak_bytes,
-            message=_first_line(run.error),
+            message=_said(run.error),
         )
 
     def extend(self, trial: Trial) -> tuple[Atom, ...] | None:
@@ -241,11 +241,8 @@ def _coarsest_eps(case: Case) -> float:
 
 
 def _half_format(case: Case) -> str:
-    half = [
-        str(p.dtype).removeprefix("torch.")
-        for p in case.step.view.root.parameters()
-        if p.dtype in (torch.float16, torch.bfloat16)
-    ]
+    used = (p.dtype for p in case.step.view.root.parameters())
+    half = [format_name(one) for one in used if one in HALF]
     return max(set(half), key=half.count) if half else "bfloat16"
 
 
@@ -253,9 +250,6 @@ def _has(atoms: tuple[Atom, ...], remedy: str) -> bool:
     return any(atom.remedy == remedy for atom in atoms)
 
 
-def _first_line(error: BaseException | None) -> str:
-    return (
-        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        if error
-        else ""
-    )
+def _said(error: BaseException | None) -> str:
+    first_line, _, _ = str(error).partition("\n")
+    return "" if error is None else f"{type(error).__name__}: {first_line}"

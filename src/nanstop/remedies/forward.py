@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nanstop.remedies.storage import HALF
+from nanstop.numerics.tensors import HALF
 from nanstop.replay.held import awake, round_into
 from nanstop.replay.stand_in import standing_in
 from nanstop.tracebacks import passes_through

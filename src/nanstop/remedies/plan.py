@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from nanstop.errors import NanstopError, unknown
+from nanstop.numerics.tensors import HALF
 from nanstop.records import Atom, PrecisionPlan
 from nanstop.remedies.apply import applied
-from nanstop.remedies.storage import HALF, stored_in
+from nanstop.remedies.storage import stored_in
 from nanstop.replay.step import ModelView
 
 _WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nanstop.errors import NanstopError
+from nanstop.numerics.tensors import HALF, format_name
 from nanstop.records import Atom
 from nanstop.remedies.forward import (
     AutocastForward,
@@ -22,11 +23,11 @@ from nanstop.remedies.forward import (
     forward_replaced,
     wrapper_of,
 )
-from nanstop.remedies.storage import HALF, state_swapped, stored_in
+from nanstop.remedies.storage import state_swapped, stored_in
 from nanstop.replay.held import saved_plain, swapped
 from nanstop.replay.step import ModelView
 
-_FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_FORMATS = {format_name(dtype): dtype for dtype in HALF}
 
 
 def island(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
@@ -77,7 +78,7 @@ def reference(view: ModelView) -> Iterator[None]:
 
     Needs room for a float32 copy of every half-precision parameter. The same storages are back on exit.
     """
-    with _in_format(view, HALF, torch.float32):
+    with _in_format(view, frozenset(HALF), torch.float32):
         yield
 
 

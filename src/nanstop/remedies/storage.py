@@ -7,7 +7,7 @@ meanwhile are rounded into it. Parameters and buffers: see ``held``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.numerics.tensors import HALF
 from nanstop.replay.held import holder, round_into
 from nanstop.replay.step import ModelView
 from nanstop.replay.undo import exchanged
 
-HALF = frozenset((torch.float16, torch.bfloat16))
 
-
-def stored_in(view: ModelView, formats: frozenset[torch.dtype]) -> tuple[Tensor, ...]:
+def stored_in(view: ModelView, formats: Collection[torch.dtype]) -> tuple[Tensor, ...]:
     """Return parameters and buffers of these formats, each once; packed weights of quantized layers are left out."""
     packed = {id(view.root.get_submodule(name).weight) for name in view.quantized_layers()}
     unique = {id(tensor): tensor for tensor in chain(view.root.parameters(), view.root.buffers())}

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nanstop.numerics import accelerator
-from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite_names
+from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
 from nanstop.replay.conditions import Under, eager
@@ -81,7 +81,7 @@ def attempt(
             bad = _bad(loss, grads)
             if update and not bad:
                 lengths = _updated(step, in_float32 or {})
-                broken = nonfinite_names(_parameters(step))
+                broken = nonfinite(dict(_parameters(step)))
                 long = [n for n, true in (in_float32 or {}).items() if is_ruinous(lengths[n], true)]
                 bad = tuple(f"param:{name}" for name in dict.fromkeys((*broken, *long)))
         except Exception as raised:  # what the run raises is what is being studied
@@ -117,7 +117,7 @@ def _gradients(step: Step) -> list[tuple[str, Tensor]]:
 
 
 def _bad(loss: Tensor | None, grads: list[tuple[str, Tensor]]) -> tuple[str, ...]:
-    names = tuple(f"grad:{name}" for name in nonfinite_names(grads))
+    names = tuple(f"grad:{name}" for name in nonfinite(dict(grads)))
     if loss is not None and has_bad(loss):
         return ("loss", *names)
     return names

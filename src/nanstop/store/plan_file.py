@@ -17,10 +17,11 @@ from nanstop.records import (
     Region,
     codec,
 )
+from nanstop.records.formats import BY_SHORT_NAME
 from nanstop.records.remedies import CURES, describe
 from nanstop.store.files import check_schema, read_text, write_whole
 
-_SHORT = {"float16": "fp16", "bfloat16": "bf16"}
+_SHORT = {name: short for short, name in BY_SHORT_NAME.items()}
 _INSTEAD = {"float16": "bf16 or fp32", "bfloat16": "fp32"}
 
 MAX_PLAN_BYTES = 2**20

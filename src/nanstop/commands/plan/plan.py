@@ -28,16 +28,15 @@ from nanstop.commands.plan.text import render
 from nanstop.errors import NanstopError, unknown
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import Calibration, PrecisionPlan
+from nanstop.records.formats import BY_SHORT_NAME, HALF
 from nanstop.remedies.lasting import lasting
 from nanstop.remedies.plan import atoms_of
 from nanstop.replay.stand_in import standing_in
 from nanstop.store.plan_file import load_plan, save_plan
 
 FORMATS: Mapping[str, str] = {
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-    "fp16": "float16",
-    "bf16": "bfloat16",
+    **{name: name for name in HALF},
+    **BY_SHORT_NAME,
     "half": "float16",
 }
 """The formats that a plan can be made for, by every name that is understood."""

@@ -13,6 +13,7 @@ from nanstop.commands.plan.narrow_values import Narrow
 from nanstop.commands.plan.outcome import Shown
 from nanstop.commands.plan.regions import Found, Look, smallest_region
 from nanstop.commands.plan.trials import Bench, ScaledStep
+from nanstop.numerics.tensors import HALF
 from nanstop.prove.search import Budget
 from nanstop.records import (
     Agreement,
@@ -22,7 +23,7 @@ from nanstop.records import (
     Region,
     ScalerSettings,
 )
-from nanstop.remedies.storage import HALF, stored_in
+from nanstop.remedies.storage import stored_in
 
 __all__ = ["ScaledStep", "plan_precision"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from nanstop.records import PrecisionFacts
+from nanstop.records.formats import BY_SHORT_NAME
 
-FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8"}
+FORMATS = {**BY_SHORT_NAME, "fp8": "float8"}
 """Formats as options name them."""
 
 

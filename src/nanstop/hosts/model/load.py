@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nanstop.diagnose.evidence.reading import counted
 from nanstop.errors import NanstopError
 
 RANDOM = "random tokens: real ones may reach further"
@@ -40,7 +41,7 @@ def load_model(folder: Path) -> nn.Module:
     missing = sorted(notes["missing_keys"])
     if missing:
         raise NanstopError(
-            f"{folder}: for a {type(model).__name__}, {_counted(len(missing), 'tensor')} would be drawn at random, "
+            f"{folder}: for a {type(model).__name__}, {counted(len(missing), 'tensor')} would be drawn at random, "
             f"`{missing[0]}` first",
             hint="a plan of numbers that no training has seen says nothing: give the training script",
         )
@@ -96,7 +97,3 @@ def as_one_error(folder: Path, what: str) -> Iterator[None]:
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
-
-
-def _counted(num: int, what: str) -> str:
-    return f"{num} {what}" if num == 1 else f"{num} {what}s"

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanstop.numerics.tensors import HALF
 from nanstop.records import AdapterFacts, GradientPath, HeadFacts, QuantizedFacts
 from nanstop.replay.step import ModelView
 
-_HALF = (torch.float16, torch.bfloat16)
 _ADAPTERS = (
     "lora_",
     "modules_to_save",
@@ -37,7 +37,7 @@ def quantized_of(view: ModelView, model: nn.Module) -> QuantizedFacts | None:
     adapters, head = _adapter_names(view.root), f"{view.head() or ' '}."
     base = [(n, p) for n, p in view.root.named_parameters() if n not in adapters]
     rest = {p.dtype for _, p in base if p.is_floating_point() and not _is_packed(p)}
-    half = next((each for each in _HALF if each in rest), None)
+    half = next((each for each in HALF if each in rest), None)
     return QuantizedFacts(
         method="bitsandbytes" if view.quantized_layers() else _method(config),
         bits=_bits(layers, config),

@@ -13,6 +13,7 @@ from nanstop.hosts.model.updates import resumed_from, veto_of
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
 from nanstop.records import RunFacts
+from nanstop.records.formats import BY_SHORT_NAME
 
 
 def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFacts:
@@ -61,8 +62,7 @@ def _autocast(trainer: Any) -> str | None:
         if torch.is_autocast_enabled(kind):
             return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
     if getattr(trainer.accelerator, "native_amp", False):
-        formats = {"fp16": "float16", "bf16": "bfloat16"}
-        return formats.get(trainer.accelerator.mixed_precision)
+        return BY_SHORT_NAME.get(trainer.accelerator.mixed_precision)
     return None
 
 

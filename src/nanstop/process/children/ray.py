@@ -53,7 +53,7 @@ class RayTasks:
                 ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             num_gpus = 1 if ray.cluster_resources().get("GPU") else 0
         except Exception as error:  # Ray has many: no such address, another version, no room
-            raise NanstopError(f"no Ray cluster: {_first_line(error)}") from error
+            raise NanstopError(f"no Ray cluster: {_last_line(error)}") from error
         self._task: Any = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_run)
 
     def start(self, job: Job) -> _Task:
@@ -104,9 +104,9 @@ class _Task:
         try:
             end: End | NanstopError = self._ray.get(self._result)
         except self._ray.exceptions.RayTaskError as error:
-            raise NanstopError(f"a Ray worker cannot run a trial: {_first_line(error)}") from error
+            raise NanstopError(f"a Ray worker cannot run a trial: {_last_line(error)}") from error
         except self._ray.exceptions.RayError as error:
-            return End(kind="lost", name="lost", message=_first_line(error))
+            return End(kind="lost", name="lost", message=_last_line(error))
         if isinstance(end, NanstopError):
             raise end
         return end
@@ -155,6 +155,6 @@ def _require_answer(address: str) -> None:
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

@@ -15,7 +15,7 @@ from torch.nn import functional
 import tiny
 from nanstop.decide.decision import Resolution
 from nanstop.records import PrecisionPlan
-from nanstop.tracing.gauge import RangeTap
+from nanstop.tracing.module_ranges import ModuleRanges
 
 TIMES = ("runtime", "per_second", "step_time")
 PREFERENCES = {
@@ -224,7 +224,7 @@ class ScriptedSession:
     exceptions: list[tuple[Any, ...]] = field(default_factory=list)
     go_on_after_refusal: bool = True
     gauge_at: int | None = None
-    tap: RangeTap | None = None
+    tap: ModuleRanges | None = None
     looks: list[Any] = field(default_factory=list)
     exit_code: int | None = None
     num_logged: int = 0
@@ -277,7 +277,7 @@ class ScriptedSession:
         self.completions.append(step_index)
         if self.gauge_at is not None:  # a narrow look at every step
             self.looks += [self.tap.read()] if self.tap is not None else []
-            self.tap = RangeTap(self.view.root)
+            self.tap = ModuleRanges(self.view.root)
             self.tap.attach()
 
     def left_out(self, step_index: int) -> None:

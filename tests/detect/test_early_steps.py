@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nanstop
 from nanstop.decide.policy import Policy
-from nanstop.detect.early_steps import EarlyLooks
+from nanstop.detect.early_steps import EarlySteps
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import GradientPath, ParamGroup, RunFacts, Sighting
@@ -235,7 +235,7 @@ def test_a_float32_run_is_not_run_again(tmp_path):
 def test_half_precision_runs_a_few_micro_batches_again_and_then_no_more(tmp_path):
     model = Layer(torch.bfloat16)
     optimizer = adamw(model, 1e-3)
-    looks = EarlyLooks(nanstop_view(model, optimizer))
+    looks = EarlySteps(nanstop_view(model, optimizer))
     facts = RunFacts(
         param_groups=(ParamGroup(dtype="bfloat16", trainable=True, num_tensors=1, num_elements=1),)
     )
@@ -261,7 +261,7 @@ def step_of(model, optimizer, batch):
 def test_several_ranks_and_hidden_updates_are_left_alone():
     model = Layer(torch.bfloat16)
     optimizer = adamw(model, 1e-3)
-    looks = EarlyLooks(nanstop_view(model, optimizer))
+    looks = EarlySteps(nanstop_view(model, optimizer))
     step = step_of(model, optimizer, {"x": torch.randn(8, 64)})
     path = GradientPath(num_trainable=1, num_tensors=1)
     for facts in (RunFacts(world_size=2), RunFacts(veto="inside backward")):
@@ -332,7 +332,7 @@ def test_copies_of_other_weights_are_seen_when_they_are_written_back(stale, shar
     model, other = Layer(), Layer()
     masters = [p.detach().clone() for p in (other if stale else model).parameters()]
     view = PlainView(model, torch.optim.SGD(masters, lr=1e-3))
-    looks = EarlyLooks(view)
+    looks = EarlySteps(view)
     assert looks.replaced(view) == 0.0
     with torch.no_grad():
         for parameter, master in zip(model.parameters(), masters, strict=True):
@@ -344,7 +344,7 @@ def test_copies_of_other_weights_are_seen_when_they_are_written_back(stale, shar
 def test_weights_that_the_optimizer_holds_are_not_compared():
     model = Layer()
     view = PlainView(model, torch.optim.SGD(model.parameters(), lr=1e-3))
-    looks = EarlyLooks(view)
+    looks = EarlySteps(view)
     assert looks.replaced(view) == 0.0
     nn.init.normal_(model.inner.weight)
     assert looks.replaced(view) == 0.0

@@ -161,11 +161,11 @@ def test_healthy_twins_are_passed_over(tmp_path, monkeypatch, kind):
 def test_a_look_that_cannot_be_taken_is_said_once_and_training_goes_on(
     tmp_path, monkeypatch, capsys
 ):
-    class Unreadable(gauge.RangeTap):
+    class Unreadable(gauge.ModuleRanges):
         def read(self):
             raise RuntimeError("no reading")
 
-    monkeypatch.setattr(gauge, "RangeTap", Unreadable)
+    monkeypatch.setattr(gauge, "ModuleRanges", Unreadable)
     run = Run(Block(), tmp_path, monkeypatch)
     assert run.train(lambda _: 0.0, 6) == (None, None)
     assert capsys.readouterr().err.count("ranges are no longer followed") == 1

@@ -21,7 +21,7 @@ from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unr
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
 from nanstop.numerics.tensors import HALF
 from nanstop.records import GradientPath, Probe, RunFacts, StepId, formats
-from nanstop.tracing.gauge import WHOLE
+from nanstop.tracing.module_ranges import WHOLE
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -39,7 +39,7 @@ ZERO = 0.1
 MAX_COMPARED = 2
 
 
-class EarlyLooks:
+class EarlySteps:
     """The looks of one run. A look returns a probe of what it found, or None."""
 
     def __init__(self, view: ModelView) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from nanstop.detect.growth import Growth, foretell, suspected
 from nanstop.records import FORMAT_MAX, RangeRow, RunFacts
 from nanstop.records.formats import HALF
-from nanstop.tracing.gauge import RangeTap, Spot, is_compiling
+from nanstop.tracing.module_ranges import ModuleEnd, ModuleRanges, is_compiling
 
 if TYPE_CHECKING:
     from nanstop.records import Localization
@@ -46,8 +46,8 @@ class Gauge:
         self._began = clock()
         self._next_wide = -math.inf
         self._wide_spent: float | None = None
-        self._tap: RangeTap | None = None
-        self._ranges: dict[Spot, deque[tuple[int, float]]] = {}
+        self._tap: ModuleRanges | None = None
+        self._ranges: dict[ModuleEnd, deque[tuple[int, float]]] = {}
         self._last = self._last_even = -1
         self._num_looks = 0
         self._spent = 0.0
@@ -114,27 +114,27 @@ class Gauge:
             self._tap.detach()
             self._tap = None
 
-    def _prepared(self, step: int) -> RangeTap | None:
+    def _prepared(self, step: int) -> ModuleRanges | None:
         """Return the look for the next step, or None where none is due."""
         if self._closed:
             return None
         even = step - self._last_even >= LEAST_STEPS
         if self._num_looks < NUM_FIRST or (even and self._affords(EVEN_SHARE, partial=False)):
             first = not self._num_looks
-            return None if is_compiling() else RangeTap(self._view.root, inside=first)
+            return None if is_compiling() else ModuleRanges(self._view.root, inside=first)
         if not self._growing:
             return None
         spacing = max(LEAST_STEPS, min(self._growing.values()) / LOOKS_AHEAD)
         if step - self._last < spacing or not self._affords(SHARE, partial=True):
             return None
-        return None if is_compiling() else RangeTap(self._view.root, self._growing)
+        return None if is_compiling() else ModuleRanges(self._view.root, self._growing)
 
     def _affords(self, share: float, *, partial: bool) -> bool:
         known = self._costs[partial] or self._costs[False]
         spent = self._spent + (0.0 if share < SHARE else self._wide_spent or 0.0)
         return spent + median(known) <= share * (self._clock() - self._began)
 
-    def _read(self, step: int, tap: RangeTap) -> RangeRow | None:
+    def _read(self, step: int, tap: ModuleRanges) -> RangeRow | None:
         tap.detach()
         if step <= self._last:  # another training of the same model, or one that was rolled back
             self._ranges.clear()
@@ -142,7 +142,7 @@ class Gauge:
         if not tap.partial:
             self._last_even = step
             self._half_inside |= not tap.formats.isdisjoint(HALF)
-        growths: list[tuple[Spot, Growth]] = []
+        growths: list[tuple[ModuleEnd, Growth]] = []
         self._growing = {}
         for spot, size in tap.read().items():
             if not 0.0 < size < math.inf or spot.dtype not in FORMAT_MAX or self._foretold:
@@ -162,7 +162,7 @@ class Gauge:
         self._foretold, self._growing = True, {}
         return self._row(step, *_origin(growths))
 
-    def _row(self, step: int, spot: Spot, growth: Growth) -> RangeRow:
+    def _row(self, step: int, spot: ModuleEnd, growth: Growth) -> RangeRow:
         bits = self._ranges[spot][-1][1]
         return RangeRow(
             module=spot.module,
@@ -176,7 +176,7 @@ class Gauge:
         )
 
 
-def _origin(growths: Sequence[tuple[Spot, Growth]]) -> tuple[Spot, Growth]:
+def _origin(growths: Sequence[tuple[ModuleEnd, Growth]]) -> tuple[ModuleEnd, Growth]:
     """Return, of ranges in the order of the forward, the first that may be the first to leave its format.
 
     What grows in one module grows in all that is added to it.

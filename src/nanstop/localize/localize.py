@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nanstop.localize import slicing
-from nanstop.localize.origin import Story
+from nanstop.localize.origin import FailureOrigin
 from nanstop.localize.positions import Grid
 from nanstop.records import Localization, Phase
 from nanstop.replay.step import Step
-from nanstop.tracing.op_details import CloseUp, Observer, storage_names
+from nanstop.tracing.op_details import Observer, OpDetails, storage_names
 from nanstop.tracing.op_patches import Look, Patch, Spot
 from nanstop.tracing.record_step import Recording, known_tensors, look_again, record
 from nanstop.tracing.recorder import Trace, Value
 
-_MAX_CLOSEUPS = 24
+_MAX_DETAILED = 24
 _MAX_DECOYS = 2
 """How many births that explain nothing are passed over before the earliest is taken."""
 
@@ -42,15 +42,15 @@ def localize(
     began = clock()
     scene = _Scene(step, micro, update, phase)
     first = scene.recorded()
-    story = _told(scene, first, {})
-    if story is not None and not story.stable:
+    origin = _origin_of(scene, first, {})
+    if origin is not None and not origin.stable:
         # Caches that fill at first use (of a nested tensor's sizes, say) make the first run of a process another path.
         first = scene.recorded()
-        story = _told(scene, first, {})
-    if story is None:
+        origin = _origin_of(scene, first, {})
+    if origin is None:
         return None
-    story = _confirmed(scene, story)
-    found = story.tell()
+    origin = _confirmed(scene, origin)
+    found = origin.localization()
     if found is None:
         return None
     return replace(found, num_ops=len(first.trace.ops), seconds=clock() - began)
@@ -72,19 +72,21 @@ class _Scene:
         return look_again(self.step, self.micro, *looks, update=self.update)
 
 
-def _told(scene: _Scene, recording: Recording, mended: Mapping[int, Spot]) -> Story | None:
-    """Return what a recording and a close-up of its births say; None if nothing failed and nothing was absorbed."""
+def _origin_of(
+    scene: _Scene, recording: Recording, mended: Mapping[int, Spot]
+) -> FailureOrigin | None:
+    """Return what a recording and a close look at its births say; None if nothing failed and nothing was absorbed."""
     births = slicing.trace_back(recording.trace, _sinks(recording))
     births = slicing.with_dropped(recording.trace, births)
     live = slicing.reaching(recording.trace, _ends(recording))
     absorbed = slicing.absorptions(recording.trace, live)
     if not recording.reaches and not absorbed:
         return None
-    closeups = _looked(scene, _wanted(recording, births, absorbed), mended)
-    return Story(
+    details = _looked(scene, _wanted(recording, births, absorbed), mended)
+    return FailureOrigin(
         recording.trace,
         births,
-        closeups,
+        details,
         recording.reaches,
         absorbed,
         error=type(recording.error).__name__ if recording.error is not None else "",
@@ -126,16 +128,18 @@ def _wanted(
     recording: Recording, births: slicing.Births, absorbed: Iterable[slicing.Absorption]
 ) -> set[int]:
     num_ops = len(recording.trace.ops)
-    chosen = {*births.inf[:_MAX_CLOSEUPS], *births.nan[:_MAX_CLOSEUPS]}
+    chosen = {*births.inf[:_MAX_DETAILED], *births.nan[:_MAX_DETAILED]}
     chosen |= {index for index, _ in births.external[:2] if index < num_ops}
     chosen |= {op.index for op in recording.trace.ops if op.raised}
     for absorption in absorbed:
-        if len(chosen) < 3 * _MAX_CLOSEUPS:
+        if len(chosen) < 3 * _MAX_DETAILED:
             chosen.add(absorption.birth)
     return chosen
 
 
-def _looked(scene: _Scene, wanted: Iterable[int], mended: Mapping[int, Spot]) -> dict[int, CloseUp]:
+def _looked(
+    scene: _Scene, wanted: Iterable[int], mended: Mapping[int, Spot]
+) -> dict[int, OpDetails]:
     observer = Observer(wanted, storage_names(known_tensors(scene.step, scene.micro)))
     scene.seen_again(*((Patch(mended), observer) if mended else (observer,)))
     return observer.seen
@@ -148,27 +152,27 @@ def _grid(scene: _Scene) -> Grid | None:
     return Grid((int(ids.shape[0]), int(ids.shape[1])), scene.step.view.root)
 
 
-def _confirmed(scene: _Scene, story: Story) -> Story:
-    """Return the story whose cause stands the test: with it put right the failure is gone, or without it remains.
+def _confirmed(scene: _Scene, origin: FailureOrigin) -> FailureOrigin:
+    """Return the origin whose cause stands the test: with it put right the failure is gone, or without it remains.
 
     A padded row may be NaN while the failure is born in another row of the same tensor: the earliest birth is then a
     decoy. It is put right for good, and the run recorded again.
     """
-    first = story
+    first = origin
     mended: dict[int, Spot] = {}
     for _ in range(_MAX_DECOYS):
-        suspect = story.suspect()
+        suspect = origin.suspect()
         if suspect is None or not first.reaches:
-            return story
+            return origin
         tried = mended | suspect
         if _passes(scene, first.reaches, tried):
-            return story
-        rest = _told(scene, scene.recorded(Patch(tried)), tried)
+            return origin
+        rest = _origin_of(scene, scene.recorded(Patch(tried)), tried)
         other = rest.suspect() if rest is not None else None
         if rest is None or other is None or not _passes(scene, first.reaches, mended | other):
-            return story
-        mended, story = tried, rest.with_reaches(first.reaches)
-    return story
+            return origin
+        mended, origin = tried, rest.with_reaches(first.reaches)
+    return origin
 
 
 def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:

@@ -24,7 +24,7 @@ from nanstop.records import (
     SourceLine,
     TensorStats,
 )
-from nanstop.tracing.op_details import CloseUp
+from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.op_patches import Spot
 from nanstop.tracing.recorder import Op, Trace, Value
 
@@ -33,8 +33,8 @@ _OTHER_PATH = "the second recorded run took another path"
 _MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 
 
-class Story:
-    """One recorded failure: its births, what a close-up saw of them, and what they reached.
+class FailureOrigin:
+    """One recorded failure: its births, what a close look saw of them, and what they reached.
 
     ``error``: the type of the exception that the run raised, or "". ``grid``: the batch's axes, where known.
     """
@@ -43,7 +43,7 @@ class Story:
         self,
         trace: Trace,
         births: slicing.Births,
-        closeups: Mapping[int, CloseUp],
+        details: Mapping[int, OpDetails],
         reaches: tuple[str, ...],
         absorbed: tuple[slicing.Absorption, ...],
         *,
@@ -53,31 +53,31 @@ class Story:
         self.reaches = reaches
         self._trace = trace
         self._births = births
-        self.stable = all(trace.ops[i].name == look.op for i, look in closeups.items())
-        """Whether the close-up saw the ops that were recorded."""
-        self._closeups = closeups if self.stable else {}
+        self.stable = all(trace.ops[i].name == look.op for i, look in details.items())
+        """Whether the close look saw the ops that were recorded."""
+        self._details = details if self.stable else {}
         self._error = error
         self._grid = grid
         self._made = slicing.lineages(trace)
         self._absorbed = tuple(a for a in absorbed if self._is_overflow(a.birth))
 
-    def with_reaches(self, reaches: tuple[str, ...]) -> Story:
-        """Return the same story of a failure that reached ``reaches`` before decoys were put right."""
+    def with_reaches(self, reaches: tuple[str, ...]) -> FailureOrigin:
+        """Return the origin of a failure that reached ``reaches`` before decoys were put right."""
         other = copy.copy(self)
         other.reaches = reaches
         return other
 
     def suspect(self) -> dict[int, Spot] | None:
-        """Return what ``Patch`` is to put right at the op that the story blames; None if it blames no op."""
+        """Return what ``Patch`` is to put right at the op that is blamed; None if it blames no op."""
         born = self._first_born()
-        if born is None or self._first_external(born) is not None or born not in self._closeups:
+        if born is None or self._first_external(born) is not None or born not in self._details:
             return None
-        seen = self._closeups[born]
+        seen = self._details[born]
         if all(mask is None for mask in seen.bad):
             return None
         return {born: Spot(seen.op, seen.bad, seen.read)}
 
-    def tell(self) -> Localization | None:
+    def localization(self) -> Localization | None:
         """Return the localization: an op that gave birth, else a tensor that was bad before, else what was absorbed."""
         found = self._told()
         if found is None:
@@ -130,14 +130,14 @@ class Story:
         return None
 
     def _masks_scores(self, reader: int) -> bool:
-        closeup = self._closeups.get(reader)
-        return closeup is not None and closeup.masking
+        seen = self._details.get(reader)
+        return seen is not None and seen.masking
 
     def _masked(self, index: int) -> bool:
         """Return whether an op failed on rows that are masked throughout, or reads no infinity but the program's own."""
-        closeup = self._closeups.get(index)
+        seen = self._details.get(index)
         named = any(value.storage.name for _, value in self._births.external)
-        return not named or (closeup is not None and closeup.fully_masked_rows > 0)
+        return not named or (seen is not None and seen.fully_masked_rows > 0)
 
     def _first_born(self) -> int | None:
         """Return the earliest birth that was not meant: a real infinity before the NaN it turned into.
@@ -166,15 +166,15 @@ class Story:
             return False
         if slicing.is_placed(op):
             return True
-        closeup = self._closeups.get(index)
-        if closeup is not None and closeup.masking:
+        seen = self._details.get(index)
+        if seen is not None and seen.masking:
             return True
         negative = all(edge.high != math.inf for edge in edges)
         return negative and not self._made[index] & Lineage.SIGNAL
 
     def _is_overflow(self, index: int) -> bool:
-        closeup = self._closeups.get(index)
-        return closeup is not None and closeup.wider == "finite" and not self._is_meant(index)
+        seen = self._details.get(index)
+        return seen is not None and seen.wider == "finite" and not self._is_meant(index)
 
     def _born(self, index: int) -> Localization:
         event = self.event(index)
@@ -196,21 +196,21 @@ class Story:
         """Return what made the -inf of rows that are masked throughout, where no fill and no cast of one did."""
         if not event.fully_masked_rows:
             return ()
-        made = [i for i in self._births.inf if i < index and i in self._closeups]
+        made = [i for i in self._births.inf if i < index and i in self._details]
         if any(slicing.is_placed(self._trace.ops[i]) for i in made) or self._births.external:
             return ()
         return tuple(self.event(i) for i in made)
 
     def _positions(self, index: int) -> tuple[Position, ...] | None:
-        closeup = self._closeups.get(index)
-        if closeup is None or self._grid is None:
+        seen = self._details.get(index)
+        if seen is None or self._grid is None:
             return None
-        return positions_in(self._trace, self._trace.ops[index], closeup.bad, self._grid)
+        return positions_in(self._trace, self._trace.ops[index], seen.bad, self._grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands wrote finite ones."""
-        closeup = self._closeups.get(index)
-        seen_bad = closeup is not None and any(not stats.finite for stats in closeup.inputs)
+        seen = self._details.get(index)
+        seen_bad = seen is not None and any(not stats.finite for stats in seen.inputs)
         inputs = self._trace.ops[index].inputs
         return seen_bad and not any(range_of(self._trace, v).is_bad for v in inputs)
 
@@ -268,12 +268,12 @@ class Story:
         return kinds[counts.index(max(counts))]
 
     def event(self, index: int) -> OpEvent:
-        """Return the record of an op, with full statistics where a close-up was taken."""
+        """Return the record of an op, with full statistics where it was looked at closely."""
         op = self._trace.ops[index]
-        closeup = self._closeups.get(index)
+        seen = self._details.get(index)
         lanes = {o.lane for o in self._bad_outputs(index)} - {None}
-        inputs = closeup.inputs if closeup else self._light(op.inputs)
-        outputs = closeup.outputs if closeup else self._light(op.outputs)
+        inputs = seen.inputs if seen else self._light(op.inputs)
+        outputs = seen.outputs if seen else self._light(op.outputs)
         if lanes:
             inputs = self._light(v for v in op.inputs if v.lane in lanes)
             outputs = self._light(v for v in op.outputs if v.lane in lanes)
@@ -288,9 +288,9 @@ class Story:
             scalars=op.scalars,
             node=op.node,
             forward_op=op.forward,
-            wider=closeup.wider if closeup else "unknown",
-            reference=closeup.reference if closeup else "unknown",
-            fully_masked_rows=closeup.fully_masked_rows if closeup else 0,
+            wider=seen.wider if seen else "unknown",
+            reference=seen.reference if seen else "unknown",
+            fully_masked_rows=seen.fully_masked_rows if seen else 0,
             legal=self._legal(op),
         )
 

@@ -21,7 +21,7 @@ _CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowOutputs:
     """What a window gave: losses, gradients by parameter (with the loss scale), outputs of the head in call order."""
 
     losses: tuple[float, ...]
@@ -34,7 +34,7 @@ def run_window(
     *,
     under: Under = nullcontext,
     micros: Iterable[int] | None = None,
-) -> Window:
+) -> WindowOutputs:
     """Run the micro-batches of a window, all by default, and undo it. Synchronises the device.
 
     The head is heard in the first one.
@@ -47,7 +47,7 @@ def run_window(
             with _heard(step.view.root, head, heard) if micro == 0 else nullcontext():
                 losses.append(float(step.run(micro)))
         grads = {n: p.grad for n, p in step.view.root.named_parameters() if p.grad is not None}
-    return Window(tuple(losses), grads, tuple(heard))
+    return WindowOutputs(tuple(losses), grads, tuple(heard))
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def _heard(root: nn.Module, head: str | None, into: list[Tensor]) -> Iterator[No
 
 
 @torch.no_grad()
-def logit_gap(own: Window, reference: Window) -> LogitGap | None:
+def logit_gap(own: WindowOutputs, reference: WindowOutputs) -> LogitGap | None:
     """Return the distance of the head's outputs, None where it was not called or not called alike."""
     pairs = list(zip(own.logits, reference.logits, strict=False))
     if not pairs or len(own.logits) != len(reference.logits):
@@ -108,7 +108,7 @@ def _distances(own: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def gradient_rows(
-    own: Window, reference: Window, formats: Formats, scale: float
+    own: WindowOutputs, reference: WindowOutputs, formats: Formats, scale: float
 ) -> tuple[GradientRow, ...]:
     """Return what each gradient that is finite lost; ``scale``: that of the loss, in both windows.
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from nanstop.diagnose.findings.forward.ns208_silent_precision_loss import strays
 from nanstop.errors import NanstopError
 from nanstop.measure.float32_distance import (
-    Window,
+    WindowOutputs,
     gradient_rows,
     logit_gap,
     run_window,
@@ -76,7 +76,9 @@ def _as_it_is(step: Step, stage: _Stages, micros: range) -> dict[str, Any]:
     return found
 
 
-def _against_float32(step: Step, stage: _Stages, micros: range, own: Window) -> dict[str, Any]:
+def _against_float32(
+    step: Step, stage: _Stages, micros: range, own: WindowOutputs
+) -> dict[str, Any]:
     """Return ranges, and the distances of the window in the run's formats to the same window in float32."""
 
     def wide() -> AbstractContextManager[None]:

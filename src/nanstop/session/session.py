@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanstop.decide.decision import STOPPED, Resolution
 from nanstop.decide.policy import Policy
-from nanstop.detect.early_steps import EarlyLooks
+from nanstop.detect.early_steps import EarlySteps
 from nanstop.detect.foresight import Foresight
 from nanstop.detect.gauge import Gauge
 from nanstop.detect.standstill import ELSEWHERE, Standstill
@@ -83,7 +83,7 @@ class Session:
         self._clock = clock
         self._began = clock()
         self._gauge = Gauge(view, clock)
-        self._looks = EarlyLooks(view)
+        self._looks = EarlySteps(view)
         self._standstill = Standstill()
         self._foresight = Foresight()
         self._adopted = ExitStack()

@@ -29,7 +29,7 @@ come so low are single values, each another."""
 
 
 @dataclass(frozen=True, slots=True)
-class CloseUp:
+class OpDetails:
     """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds or converts a mask.
 
     ``fully_masked_rows``: rows that are -inf throughout, in what it read or in what it made of finite operands.
@@ -50,13 +50,13 @@ class CloseUp:
 
 
 class Observer:
-    """Called for each op of a second run; keeps a ``CloseUp`` of those in ``wanted``. Synchronises the device.
+    """Called for each op of a second run; keeps a ``OpDetails`` of those in ``wanted``. Synchronises the device.
 
     ``names``: what tensors known by name are called, by the address of their storage.
     """
 
     def __init__(self, wanted: Iterable[int], names: Mapping[int, str]) -> None:
-        self.seen: dict[int, CloseUp] = {}
+        self.seen: dict[int, OpDetails] = {}
         self._wanted = frozenset(wanted)
         self._names = names
 
@@ -69,7 +69,7 @@ class Observer:
         traits = operators.traits(func)
         read = operands_of(func, args, kwargs)
         # Of an op that raises there is no result to look at; its operands are what there is to say.
-        before = CloseUp(str(func), tuple(self._measured(tensor) for tensor in read))
+        before = OpDetails(str(func), tuple(self._measured(tensor) for tensor in read))
         self.seen[index] = before
         masked = fully_masked_rows(read)
         kept = [t.clone() for t in read] if traits.mutated else read

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from nanstop.tracing.gauge import RangeTap, Spot
+from nanstop.tracing.module_ranges import ModuleEnd, ModuleRanges
 
 
 class Net(nn.Module):
@@ -29,7 +29,7 @@ def num_hooks():
 
 
 def tapped(model, *args, only=()):
-    tap = RangeTap(model, only)
+    tap = ModuleRanges(model, only)
     tap.attach()
     model(*args)
     return tap
@@ -40,17 +40,17 @@ def test_ranges_are_those_of_what_modules_read_and_put_out():
     up = model.up(x).detach()
     product = model.norm(up).detach() * 100
     found = tapped(model, x).read()
-    assert found[Spot("up", "output", "float32")] == pytest.approx(float(up.abs().max()))
-    assert found[Spot("down", "input", "float32")] == pytest.approx(float(product.abs().max()))
-    assert Spot("norm", "input", "float32") not in found  # known already: the output of `up`
-    assert Spot("the model", "output", "float32") in found
+    assert found[ModuleEnd("up", "output", "float32")] == pytest.approx(float(up.abs().max()))
+    assert found[ModuleEnd("down", "input", "float32")] == pytest.approx(float(product.abs().max()))
+    assert ModuleEnd("norm", "input", "float32") not in found  # known already: the output of `up`
+    assert ModuleEnd("the model", "output", "float32") in found
 
 
 def test_an_input_that_autocast_narrows_is_read_against_the_narrow_format():
     model, x = Net(), torch.full((3, 4), 1e6)
     with torch.autocast("cpu", dtype=torch.float16):
         found = tapped(model, x).read()
-    assert found[Spot("up", "input", "float16")] == 1e6
+    assert found[ModuleEnd("up", "input", "float16")] == 1e6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -59,7 +59,7 @@ def test_what_a_module_computes_inside_in_another_format_is_seen(dtype):
         def forward(self, x):
             return super().forward((self.up.bias[:4] * x).to(dtype).square().float())
 
-    tap = RangeTap(Narrow(), inside=True)
+    tap = ModuleRanges(Narrow(), inside=True)
     tap.attach()
     tap._root(torch.randn(3, 4))
     assert tap.formats == {"float32", str(dtype).removeprefix("torch.")}
@@ -77,7 +77,7 @@ def test_one_forward_is_measured_and_no_trace_is_left():
 
 def test_a_forward_without_gradients_is_passed_over():
     model = Net()
-    tap = RangeTap(model)
+    tap = ModuleRanges(model)
     tap.attach()
     with torch.no_grad():
         model(torch.randn(3, 4))
@@ -93,7 +93,7 @@ def test_a_forward_that_raises_ends_the_look():
             raise ValueError("mine")
 
     before, model = num_hooks(), Broken()
-    tap = RangeTap(model)
+    tap = ModuleRanges(model)
     tap.attach()
     with pytest.raises(ValueError, match="mine"):
         model(torch.randn(3, 4))
@@ -102,7 +102,7 @@ def test_a_forward_that_raises_ends_the_look():
 
 def test_the_model_can_be_copied_and_saved_meanwhile():
     model = Net()
-    tap = RangeTap(model)
+    tap = ModuleRanges(model)
     tap.attach()
     try:
         torch.save(copy.deepcopy(model), io.BytesIO())
@@ -113,12 +113,12 @@ def test_the_model_can_be_copied_and_saved_meanwhile():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_infinite(value):
     found = tapped(Net(), torch.tensor([[1.0, 2.0, 3.0, value]])).read()
-    assert found[Spot("up", "output", "float32")] == math.inf
+    assert found[ModuleEnd("up", "output", "float32")] == math.inf
 
 
 def test_only_some_modules_are_measured_and_other_models_never():
     model, other = Net(), Net()
-    tap = RangeTap(model, ["down"])
+    tap = ModuleRanges(model, ["down"])
     tap.attach()
     other(torch.randn(3, 4))
     assert tap.read() == {}
@@ -129,7 +129,7 @@ def test_only_some_modules_are_measured_and_other_models_never():
 def test_losses_and_gradients_are_bitwise_the_same():
     def gradients(measured):
         model, x = Net(), torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-        tap = RangeTap(model)
+        tap = ModuleRanges(model)
         if measured:
             tap.attach()
         loss = model(x).square().mean()

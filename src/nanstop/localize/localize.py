@@ -79,7 +79,7 @@ def _origin_of(
     births = slicing.trace_back(recording.trace, _sinks(recording))
     births = slicing.with_dropped(recording.trace, births)
     live = slicing.reaching(recording.trace, _ends(recording))
-    absorbed = slicing.absorptions(recording.trace, live)
+    absorbed = slicing.absorbed_births(recording.trace, live)
     if not recording.reaches and not absorbed:
         return None
     details = _looked(scene, _wanted(recording, births, absorbed), mended)
@@ -124,16 +124,14 @@ def _raised_operands(trace: Trace) -> list[Value]:
     return next(filter(None, bad), [])
 
 
-def _wanted(
-    recording: Recording, births: slicing.Births, absorbed: Iterable[slicing.Absorption]
-) -> set[int]:
+def _wanted(recording: Recording, births: slicing.Births, absorbed: Iterable[int]) -> set[int]:
     num_ops = len(recording.trace.ops)
     chosen = {*births.inf[:_MAX_DETAILED], *births.nan[:_MAX_DETAILED]}
     chosen |= {index for index, _ in births.external[:2] if index < num_ops}
     chosen |= {op.index for op in recording.trace.ops if op.raised}
-    for absorption in absorbed:
+    for birth in absorbed:
         if len(chosen) < 3 * _MAX_DETAILED:
-            chosen.add(absorption.birth)
+            chosen.add(birth)
     return chosen
 
 

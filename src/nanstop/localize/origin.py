@@ -45,7 +45,7 @@ class FailureOrigin:
         births: slicing.Births,
         details: Mapping[int, OpDetails],
         reaches: tuple[str, ...],
-        absorbed: tuple[slicing.Absorption, ...],
+        absorbed: tuple[int, ...],
         *,
         error: str = "",
         grid: Grid | None = None,
@@ -59,7 +59,7 @@ class FailureOrigin:
         self._error = error
         self._grid = grid
         self._made = slicing.lineages(trace)
-        self._absorbed = tuple(a for a in absorbed if self._is_overflow(a.birth))
+        self._absorbed = tuple(filter(self._is_overflow, absorbed))
 
     def with_reaches(self, reaches: tuple[str, ...]) -> FailureOrigin:
         """Return the origin of a failure that reached ``reaches`` before decoys were put right."""
@@ -87,7 +87,7 @@ class FailureOrigin:
             spots += (_OTHER_PATH,)
         if self._trace.unseen:
             spots += ("not measured: " + ", ".join(self._trace.unseen),)
-        absorbed = tuple(self.event(a.birth) for a in self._absorbed)
+        absorbed = tuple(map(self.event, self._absorbed))
         return replace(found, absorbed=absorbed, blind_spots=spots)
 
     def _told(self) -> Localization | None:
@@ -100,7 +100,7 @@ class FailureOrigin:
         if self._error:
             return self._exception()
         if self._absorbed:
-            found = self._born(self._absorbed[0].birth)
+            found = self._born(self._absorbed[0])
             return replace(found, key=replace(found.key, kind="absorbed"), origin="absorbed")
         if not self.reaches:
             return None

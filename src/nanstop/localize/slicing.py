@@ -198,28 +198,17 @@ def _span(value: Value) -> tuple[int, int]:
     return offset, offset + reach + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Absorption:
-    """An infinity that an op (``absorber``) turned into finite numbers, and where the infinity was born."""
-
-    birth: int
-    absorber: int
-
-
-def absorptions(trace: Trace, live: frozenset[int]) -> tuple[Absorption, ...]:
-    """Return infinities that disappeared on the way to the sinks, births first. ``live``: ops that reach the sinks."""
-    found: dict[int, Absorption] = {}
-    for index in sorted(live):
-        op = trace.ops[index]
+def absorbed_births(trace: Trace, live: frozenset[int]) -> tuple[int, ...]:
+    """Return the ops that bore infinities which an op on the way to the sinks, one of ``live``, turned finite again."""
+    found: set[int] = set()
+    for op in (trace.ops[index] for index in live):
         if op.phase not in ("forward", "loss") or any(
             range_of(trace, o).is_bad for o in op.outputs
         ):
             continue
         infinite = [v for v in op.inputs if range_of(trace, v).has_inf]
-        for birth in trace_back(trace, infinite).inf if infinite else ():
-            if not is_placed(trace.ops[birth]):
-                found.setdefault(birth, Absorption(birth, index))
-    return tuple(found[birth] for birth in sorted(found))
+        found |= set(trace_back(trace, infinite).inf if infinite else ())
+    return tuple(sorted(index for index in found if not is_placed(trace.ops[index])))
 
 
 def is_placed(op: Op) -> bool:

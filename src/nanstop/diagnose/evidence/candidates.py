@@ -10,7 +10,6 @@ from nanstop.records.remedies import spans_of
 Candidates = tuple[tuple[Atom, ...], ...]
 
 BF16: Candidates = ((Atom(remedy="bf16"),),)
-FP32_TRAINABLES: Candidates = ((Atom(remedy="fp32_trainables"),),)
 KERNELS = ("sdpa", "eager")
 
 

@@ -15,7 +15,7 @@ from nanstop.decide.policy import OnFailure, OnStop, Policy
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.records import SCHEMA, Report
 from nanstop.records.codec import schema
-from nanstop.records.remedies import CURES
+from nanstop.records.remedies import REMEDIES
 from nanstop.store.summary import FindingRow, IncidentRow, Summary
 
 CODES = [
@@ -164,7 +164,7 @@ def test_policy():
     }
     assert typing.get_args(OnFailure) == ("repair", "skip", "stop", "observe")
     assert typing.get_args(OnStop) == ("raise", "end")
-    changing = sorted(name for name, cure in CURES.items() if cure.safety == "changes_training")
+    changing = sorted(name for name, info in REMEDIES.items() if info.safety == "changes_training")
     assert changing == [
         "bf16",
         "clip",

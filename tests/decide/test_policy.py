@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nanstop.decide.policy import Policy, PolicyState, begun, completed, decide
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, FailureKey, Proof
-from nanstop.records.remedies import CURES, safety_of
+from nanstop.records.remedies import REMEDIES, safety_of
 
 ISLAND = Atom(remedy="island", target="model.layers.2.norm", value="float32")
 CLIP = Atom(remedy="clip", value="1.0")
@@ -136,7 +136,7 @@ def test_a_policy_can_be_copied():
     assert dataclasses.replace(policy, allow=()).on_failure == "skip"
 
 
-remedies = st.sampled_from(sorted(CURES))
+remedies = st.sampled_from(sorted(REMEDIES))
 atom_sets = st.lists(
     st.builds(Atom, remedy=remedies, target=st.sampled_from(["", "a"])), max_size=3
 )

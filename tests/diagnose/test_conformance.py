@@ -16,7 +16,7 @@ from nanstop.diagnose import findings
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.faults.specimen import run_plain
 from nanstop.faults.table import ZOO
-from nanstop.records.remedies import CURES
+from nanstop.records.remedies import REMEDIES
 from versions import older_than
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_finding_speaks_plainly_and_names_known_remedies(code, given, _confidenc
         assert not re.match(r"[A-Z][a-z]", text) or text.startswith("AdamW"), text
     for atoms in found.remedies:
         assert atoms
-        assert {atom.remedy for atom in atoms} <= set(CURES)
+        assert {atom.remedy for atom in atoms} <= set(REMEDIES)
 
 
 def test_zoo_has_every_finding():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import tiny
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import CURES
+from nanstop.records.remedies import REMEDIES
 from nanstop.remedies.apply import TABLE, applied
 from nanstop.remedies.precision import reference
 from remedies.views import IDS, SETTINGS, View, packed_view, run, state_of
@@ -66,7 +66,7 @@ UNDONE = [pytest.param(s, marks=[BIAS] if s == "4-bit with bias" else []) for s 
 
 
 def test_same_names_as_the_cures_in_the_same_order():
-    assert list(TABLE) == list(CURES)
+    assert list(TABLE) == list(REMEDIES)
     assert all(remedy.name == name for name, remedy in TABLE.items())
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from nanstop.errors import NanstopError, unknown
 from nanstop.records import Action, ActionKind, Atom, FailureKey, Proof
-from nanstop.records.remedies import CURES, safety_of
+from nanstop.records.remedies import REMEDIES, safety_of
 
 OnFailure = Literal["repair", "skip", "stop", "observe"]
 OnStop = Literal["raise", "end"]
@@ -59,8 +59,8 @@ class Policy:
                 raise unknown(option, getattr(self, option), get_args(words))
         allow = (self.allow,) if isinstance(self.allow, str) else tuple(self.allow)
         for name in allow:
-            if name not in CURES:
-                raise unknown("remedy in allow", name, sorted(CURES))
+            if name not in REMEDIES:
+                raise unknown("remedy in allow", name, sorted(REMEDIES))
         object.__setattr__(self, "allow", allow)
         _require_number("max_skips_in_a_row", self.max_skips_in_a_row, whole=True, least=0)
         _require_number("budget_seconds", self.budget_seconds, whole=False, least=0)

@@ -1,6 +1,6 @@
 """What each remedy is called, how it is said in one phrase, and whether it changes training. No torch here.
 
-``remedies.table`` holds the code that carries them out, under the same names.
+``remedies.apply`` holds the code that carries them out, under the same names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nanstop.records import Atom, Safety
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class RemedyInfo:
     """A remedy in words. ``text`` may name ``{targets}`` and ``{value}``.
 
     ``safety``: "safe" is the same mathematics with more bits or by another kernel; all else "changes_training".
@@ -26,33 +26,35 @@ class Cure:
     text: str
 
 
-CURES: Mapping[str, Cure] = MappingProxyType(
+REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
     {
-        cure.name: cure
-        for cure in (
-            Cure("drop_micro", "changes_training", "leave out micro-batch {targets}"),
-            Cure("drop_sample", "changes_training", "leave out {targets}"),
-            Cure(
+        info.name: info
+        for info in (
+            RemedyInfo("drop_micro", "changes_training", "leave out micro-batch {targets}"),
+            RemedyInfo("drop_sample", "changes_training", "leave out {targets}"),
+            RemedyInfo(
                 "init_rows",
                 "changes_training",
                 "re-initialise the untrained rows of {targets} with {value} of the others",
             ),
-            Cure("attention", "safe", "compute attention with the `{value}` kernel"),
-            Cure("bf16", "changes_training", "use bfloat16 in place of float16 for the whole run"),
-            Cure(
+            RemedyInfo("attention", "safe", "compute attention with the `{value}` kernel"),
+            RemedyInfo(
+                "bf16", "changes_training", "use bfloat16 in place of float16 for the whole run"
+            ),
+            RemedyInfo(
                 "fp32_trainables",
                 "safe",
                 "keep the trainable parameters and their optimizer state in float32",
             ),
-            Cure("fp32_logits", "safe", "compute the output head and the loss in float32"),
-            Cure("island", "safe", "keep {targets} in float32"),
-            Cure("outer_autocast", "safe", "run the forward under an outer {value} autocast"),
-            Cure("loss_scale", "changes_training", "multiply the loss scale by {value}"),
-            Cure("clip", "changes_training", "clip the gradient norm at {value}"),
-            Cure("lr", "changes_training", "multiply the learning rate by {value}"),
-            Cure("optimizer_eps", "changes_training", "set the optimizer's eps to {value}"),
-            Cure("fp32_optimizer_state", "safe", "keep the optimizer's state in float32"),
-            Cure(
+            RemedyInfo("fp32_logits", "safe", "compute the output head and the loss in float32"),
+            RemedyInfo("island", "safe", "keep {targets} in float32"),
+            RemedyInfo("outer_autocast", "safe", "run the forward under an outer {value} autocast"),
+            RemedyInfo("loss_scale", "changes_training", "multiply the loss scale by {value}"),
+            RemedyInfo("clip", "changes_training", "clip the gradient norm at {value}"),
+            RemedyInfo("lr", "changes_training", "multiply the learning rate by {value}"),
+            RemedyInfo("optimizer_eps", "changes_training", "set the optimizer's eps to {value}"),
+            RemedyInfo("fp32_optimizer_state", "safe", "keep the optimizer's state in float32"),
+            RemedyInfo(
                 "optimizer_swap",
                 "changes_training",
                 "train with {value} and float32 state in place of the present optimizer",
@@ -67,19 +69,19 @@ _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
 
 
-def cure_of(atom: Atom) -> Cure:
-    """Return the cure that ``atom`` names. Raises NanstopError for an unknown one."""
+def info_of(atom: Atom) -> RemedyInfo:
+    """Return what is known of the remedy that ``atom`` names. Raises NanstopError for an unknown one."""
     try:
-        return CURES[atom.remedy]
+        return REMEDIES[atom.remedy]
     except KeyError:
         raise NanstopError(
-            f"unknown remedy `{atom.remedy}`", hint=f"one of: {', '.join(CURES)}"
+            f"unknown remedy `{atom.remedy}`", hint=f"one of: {', '.join(REMEDIES)}"
         ) from None
 
 
 def safety_of(atoms: Iterable[Atom]) -> Safety:
     """Return "safe" if every atom is; the empty set is safe."""
-    changes = any(cure_of(atom).safety == "changes_training" for atom in atoms)
+    changes = any(info_of(atom).safety == "changes_training" for atom in atoms)
     return "changes_training" if changes else "safe"
 
 
@@ -90,7 +92,7 @@ def describe(atoms: Sequence[Atom]) -> str:
     islands that need it: "keep `a` and `b` in float32 under an outer float16 autocast".
     """
     clauses: dict[tuple[str, str], list[str]] = {}
-    for atom in sorted(atoms, key=lambda atom: list(CURES).index(cure_of(atom).name)):
+    for atom in sorted(atoms, key=lambda atom: list(REMEDIES).index(info_of(atom).name)):
         value = "" if atom.remedy == "island" else _said(atom)
         targets = clauses.setdefault((atom.remedy, value), [])
         if atom.target not in targets:
@@ -119,7 +121,7 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
         named = list(targets)
     else:
         named = [f"`{target}`" if target else "the whole model" for target in targets]
-    return CURES[remedy].text.format(targets=_joined(named), value=value)
+    return REMEDIES[remedy].text.format(targets=_joined(named), value=value)
 
 
 def _samples(targets: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from nanstop.numerics.tensors import HALF
 from nanstop.replay.held import awake, round_into
 from nanstop.replay.stand_in import standing_in
+from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -150,11 +151,9 @@ class WideOwnerForward(Wrapper):
     @contextmanager
     def emitting(self, dtype: torch.dtype) -> Iterator[None]:
         """Emit ``dtype`` for ids meanwhile: inside an island nothing is narrow."""
-        before, self.emitted = self.emitted, dtype
-        try:
+        with attributes_kept([(self, "emitted")]):
+            self.emitted = dtype
             yield
-        finally:
-            self.emitted = before
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         entry = entry_format(args, kwargs) or self.emitted

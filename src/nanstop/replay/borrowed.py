@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nanstop.replay.untouched import Held, address, versions_kept
+from nanstop.replay.untouched import TensorMemory, address, versions_kept
 
 _SET_DATA = cast("Any", Tensor).data.__set__
 _MAX_OPAQUE_BYTES = 2**20
@@ -67,7 +67,7 @@ class Borrowed(TorchFunctionMode):
             return
         self._made.add(place)
         self._undo.enter_context(versions_kept([tensor]))
-        self._undo.callback(Held.of(tensor).put_back)
+        self._undo.callback(TensorMemory.of(tensor).put_back)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

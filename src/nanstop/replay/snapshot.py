@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.numerics.tensors import nonfinite
-from nanstop.replay.untouched import Held, copy_of, holds, versions_kept, write
+from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class BufferNotes:
         """Undo on exit what is done to the buffers inside, and to tensors of earlier ``notes`` that take their place."""
         present, seen = [holder[name] for holder, name in self._places], list(self._seen)
         tensors = self._tensors(*notes)
-        held = [Held.of(tensor) for tensor in tensors]
+        held = [TensorMemory.of(tensor) for tensor in tensors]
         try:
             with versions_kept(tensors):
                 yield

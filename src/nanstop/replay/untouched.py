@@ -33,7 +33,7 @@ def versions_kept(tensors: Iterable[Tensor | None]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorMemory:
     """A tensor, the memory that it is in, and a copy of all that lies there: other tensors may be views of it."""
 
     tensor: Tensor
@@ -42,7 +42,7 @@ class Held:
     copy: Tensor
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Held:
+    def of(cls, tensor: Tensor) -> TensorMemory:
         """Return a tensor as it is now; the copy is on its device."""
         memory = _memory(tensor)
         return cls(tensor, tensor.data, memory, memory.clone())

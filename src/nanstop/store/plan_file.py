@@ -18,7 +18,7 @@ from nanstop.records import (
     codec,
 )
 from nanstop.records.formats import BY_SHORT_NAME
-from nanstop.records.remedies import CURES, describe
+from nanstop.records.remedies import REMEDIES, describe
 from nanstop.store.files import check_schema, read_text, write_whole
 
 _SHORT = {name: short for short, name in BY_SHORT_NAME.items()}
@@ -101,8 +101,8 @@ def _atom(file: Path, index: int, row: object) -> Atom:
         if name not in ("remedy", "target", "value"):
             raise unknown(f"key in {where}", name, ("remedy", "target", "value"))
     remedy, target, value = (row.get(name, "") for name in ("remedy", "target", "value"))
-    if str(remedy) not in CURES:
-        raise unknown(f"remedy in {where}", remedy, sorted(CURES))
+    if str(remedy) not in REMEDIES:
+        raise unknown(f"remedy in {where}", remedy, sorted(REMEDIES))
     return Atom(remedy=remedy, target=str(target), value=str(value))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import CURES, describe, safety_of
+from nanstop.records.remedies import REMEDIES, describe, safety_of
 
 NORM = "model.layers.2.post_feedforward_layernorm"
 SAFE = {
@@ -63,15 +63,15 @@ def test_described(atoms, said):
     assert describe(atoms) == said
 
 
-def test_every_cure_has_a_phrase():
-    for name in CURES:
+def test_every_remedy_has_a_phrase():
+    for name in REMEDIES:
         phrase = describe((Atom(remedy=name, target="0:1", value="v"),))
         assert phrase
         assert "{" not in phrase
 
 
 def test_safety():
-    assert {name for name in CURES if safety_of((Atom(remedy=name),)) == "safe"} == SAFE
+    assert {name for name in REMEDIES if safety_of((Atom(remedy=name),)) == "safe"} == SAFE
     assert safety_of((island("a"), Atom(remedy="bf16"))) == "changes_training"
     assert safety_of(()) == "safe"
 

@@ -21,13 +21,13 @@ from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unr
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
 from nanstop.numerics.tensors import HALF
 from nanstop.records import GradientPath, Probe, RunFacts, StepId, formats
+from nanstop.replay.step import ModelView, Step, scale_of
 from nanstop.tracing.module_ranges import WHOLE
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanstop.records import GradientRow
-    from nanstop.replay.step import ModelView, Step
 
 MOST_ELEMENTS = 1 << 20
 """Weights in the sample of an update: 2 MiB of copies."""
@@ -174,8 +174,7 @@ class EarlySteps:
         if self._flushed:
             self._flushed = False
             self._num_compared += 1
-            scaler = step.view.scaler
-            found["loss_scale"] = float(scaler.get_scale()) if scaler is not None else None
+            found["loss_scale"] = scale_of(step.view)
             found["gradients"] = _gradients(step)
             found["since"] = self._zero_since
             found["are_all_zero"] = self._are_all_zero
@@ -283,8 +282,7 @@ def _gradients(step: Step) -> tuple[GradientRow, ...]:
     from nanstop.remedies.precision import reference
     from nanstop.replay.conditions import without_dropout
 
-    scaler = step.view.scaler
-    scale = float(scaler.get_scale()) if scaler is not None else 1.0
+    scale = scale_of(step.view) or 1.0
     with without_dropout(step.view.root):
         own = run_window(step, micros=(0,))
         true = run_window(step, under=lambda: reference(step.view), micros=(0,))

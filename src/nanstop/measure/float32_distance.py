@@ -14,7 +14,7 @@ from nanstop.measure.ranges import Formats
 from nanstop.numerics.tensors import floats, format_name, has_bad, in_float64
 from nanstop.records import GradientRow, LogitGap
 from nanstop.replay.conditions import Under, eager
-from nanstop.replay.step import Step
+from nanstop.replay.step import Step, gradients_of
 
 _CHUNK = 1 << 22
 """Elements of logits that are compared at a time."""
@@ -46,7 +46,7 @@ def run_window(
         for micro in range(len(step.batches)) if micros is None else micros:
             with _heard(step.view.root, head, heard) if micro == 0 else nullcontext():
                 losses.append(float(step.run(micro)))
-        grads = {n: p.grad for n, p in step.view.root.named_parameters() if p.grad is not None}
+        grads = gradients_of(step.view.root)
     return WindowOutputs(tuple(losses), grads, tuple(heard))
 
 

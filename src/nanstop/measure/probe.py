@@ -24,7 +24,7 @@ from nanstop.measure.updates import probe_update
 from nanstop.records import Probe
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import without_dropout
-from nanstop.replay.step import Step
+from nanstop.replay.step import Step, scale_of
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ def _against_float32(
     def wide() -> AbstractContextManager[None]:
         return reference(step.view)
 
-    scale = _scale(step)
+    scale = scale_of(step.view)
     found: dict[str, Any] = {"loss": _mean(own.losses), "loss_scale": scale}
     true = stage("float32", lambda: run_window(step, under=wide))
     formats = stage("formats", lambda: op_formats(step, micros=micros))
@@ -117,11 +117,6 @@ class _Stages:
             first_line = said.partition("\n")[0]
             self.problems.append(f"{name}: {first_line or type(error).__name__}")
             return None
-
-
-def _scale(step: Step) -> float | None:
-    scaler = step.view.scaler
-    return float(scaler.get_scale()) if scaler is not None else None
 
 
 def _mean(losses: tuple[float, ...]) -> float | None:

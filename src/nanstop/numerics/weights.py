@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import floats, is_measurable, measure
+from nanstop.numerics.tensors import floats, format_name, is_measurable, measure
 from nanstop.records import ParamGroup, StepLength, TensorStats
 
 HUGE = 2.0**20
@@ -46,7 +46,7 @@ def param_groups(named: Iterable[tuple[str, Tensor]]) -> tuple[ParamGroup, ...]:
     """Return how many parameters there are of each format, trainable and frozen. Reads no values."""
     groups: dict[tuple[str, bool], list[tuple[str, Tensor]]] = {}
     for name, parameter in named:
-        key = str(parameter.dtype).removeprefix("torch."), parameter.requires_grad
+        key = format_name(parameter.dtype), parameter.requires_grad
         groups.setdefault(key, []).append((name, parameter))
     return tuple(
         ParamGroup(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import in_float64
+from nanstop.numerics.tensors import format_name, in_float64
 from nanstop.records import BatchFact
 from nanstop.replay.step import Batch
 
@@ -49,7 +49,7 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         micro=micro,
         name=name,
         shape=tuple(value.shape),
-        dtype=str(value.dtype).removeprefix("torch."),
+        dtype=format_name(value.dtype),
         minimum=float(finite.min()) if finite.numel() else None,
         maximum=float(finite.max()) if finite.numel() else None,
         num_bad=num_bad,

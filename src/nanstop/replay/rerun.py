@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
 from nanstop.replay.conditions import Under, eager
-from nanstop.replay.step import Batch, Step
+from nanstop.replay.step import Batch, Step, gradients_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def attempt(
                     loss = step.run(place)
             else:
                 loss = step.run(micro, batch)
-            grads = _gradients(step)
+            grads = gradients_of(step.view.root)
             bad = _bad(loss, grads)
             if update and not bad:
                 lengths = _updated(step, in_float32 or {})
@@ -85,16 +85,15 @@ def attempt(
                 long = [n for n, true in (in_float32 or {}).items() if is_ruinous(lengths[n], true)]
                 bad = tuple(f"param:{name}" for name in dict.fromkeys((*broken, *long)))
         except Exception as raised:  # what the run raises is what is being studied
-            error, grads, bad = raised, [], ()
-        digest = _digest(loss, [grad for _, grad in grads])
-        kept = {name: grad.detach() for name, grad in grads} if keep_grads else None
+            error, grads, bad = raised, {}, ()
+        digest = _digest(loss, grads.values())
     return Attempt(
         loss=float(loss) if loss is not None and loss.numel() == 1 else None,
         bad=bad,
         error=error,
         digest=digest,
         seconds=time.perf_counter() - began,
-        grads=kept,
+        grads=grads if keep_grads else None,
         peak_bytes=device.max_memory_allocated() if measured else None,
         lengths=lengths,
     )
@@ -112,18 +111,14 @@ def _parameters(step: Step) -> list[tuple[str, Tensor]]:
     return [(name, p.detach()) for name, p in step.view.root.named_parameters() if p.requires_grad]
 
 
-def _gradients(step: Step) -> list[tuple[str, Tensor]]:
-    return [(n, p.grad) for n, p in step.view.root.named_parameters() if p.grad is not None]
-
-
-def _bad(loss: Tensor | None, grads: list[tuple[str, Tensor]]) -> tuple[str, ...]:
-    names = tuple(f"grad:{name}" for name in nonfinite(dict(grads)))
+def _bad(loss: Tensor | None, grads: Mapping[str, Tensor]) -> tuple[str, ...]:
+    names = tuple(f"grad:{name}" for name in nonfinite(grads))
     if loss is not None and has_bad(loss):
         return ("loss", *names)
     return names
 
 
-def _digest(loss: Tensor | None, grads: list[Tensor]) -> str:
+def _digest(loss: Tensor | None, grads: Iterable[Tensor]) -> str:
     """Return a digest of the loss and of each gradient's norm and sum, bit for bit; every NaN counts as the same."""
     scalars = [in_float64(loss.detach().sum())] if loss is not None else []
     for part in (part for grad in grads for part in floats(grad)):

@@ -81,6 +81,16 @@ class ModelView(Protocol):
         ...
 
 
+def gradients_of(root: nn.Module) -> dict[str, Tensor]:
+    """Return the gradients that a model's parameters have now, by name, detached."""
+    return {n: p.grad.detach() for n, p in root.named_parameters() if p.grad is not None}
+
+
+def scale_of(view: ModelView) -> float | None:
+    """Return the loss scale of a run, None where there is no scaler. Synchronises the device."""
+    return float(view.scaler.get_scale()) if view.scaler is not None else None
+
+
 @contextmanager
 def undone(
     root: nn.Module,

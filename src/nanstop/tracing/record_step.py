@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Phase
 from nanstop.replay.conditions import Under, eager
-from nanstop.replay.step import Batch, Step
+from nanstop.replay.step import Batch, Step, gradients_of
 from nanstop.tracing.op_patches import Look, SecondRun
 from nanstop.tracing.recorder import Recorder, Trace, Value
 
@@ -112,7 +112,7 @@ def record(
             failed={name: recorder.values(judged[name]) for name in nonfinite(judged)},
             loss_values=recorder.values(loss) if loss is not None else (),
             trace=recorder.finish(),
-            grads=_gradients(step) if keep_grads else {},
+            grads=gradients_of(step.view.root) if keep_grads else {},
         )
 
 
@@ -150,11 +150,6 @@ def _judged(step: Step, loss: Tensor | None, *, update: bool) -> dict[str, Tenso
     """Return what a run gave: its loss and the gradients, or the parameters that its update left."""
     root = step.view.root
     given = (
-        {name: p.detach() for name, p in root.named_parameters()} if update else _gradients(step)
+        {name: p.detach() for name, p in root.named_parameters()} if update else gradients_of(root)
     )
     return given if loss is None else {"loss": loss} | given
-
-
-def _gradients(step: Step) -> dict[str, Tensor]:
-    named = step.view.root.named_parameters()
-    return {name: p.grad.detach() for name, p in named if p.grad is not None}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.numerics.tensors import HALF
+from nanstop.numerics.tensors import HALF, format_name
 from nanstop.records import AdapterFacts, GradientPath, HeadFacts, QuantizedFacts
 from nanstop.replay.step import ModelView
 
@@ -43,7 +43,7 @@ def quantized_of(view: ModelView, model: nn.Module) -> QuantizedFacts | None:
         bits=_bits(layers, config),
         num_layers=len(layers),
         compute_dtype=_compute_dtype(layers),
-        half_rest=_name(half) if half else None,
+        half_rest=format_name(half) if half else None,
         trained_base=tuple(n for n, p in base if p.requires_grad and not n.startswith(head))[
             :_MOST
         ],
@@ -174,11 +174,7 @@ def _bytes(layer: nn.Module) -> int:
 
 def _compute_dtype(layers: list[nn.Module]) -> str | None:
     found = (getattr(layer, "compute_dtype", None) for layer in layers)
-    return next((_name(each) for each in found if isinstance(each, torch.dtype)), None)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return next((format_name(each) for each in found if isinstance(each, torch.dtype)), None)
 
 
 def _word(value: Any) -> str | None:

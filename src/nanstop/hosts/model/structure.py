@@ -23,7 +23,7 @@ from nanstop.numerics.optimizer_state import state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
 from nanstop.records import OptimizerFacts, TokenRows
-from nanstop.replay.step import ModelView
+from nanstop.replay.step import ModelView, scale_of
 
 _TASKS = (
     ("ForCausalLM", "causal_lm"),
@@ -54,7 +54,6 @@ def structure(
     """
     config = getattr(model, "config", None)
     rows, task = _table_rows(view), _task(model)
-    scaler = view.scaler
     reentrant = reentrant or is_reentrant(view.root)
     odd = odd_weights(view.root.named_parameters())
     left = LEFT.here(odd, view.root.named_parameters())
@@ -63,7 +62,7 @@ def structure(
         "veto": veto_of(view.root),
         "resume": resumed_state(view.optimizer),
         "accumulation": accumulation_of(view.root),
-        "scaler": float(scaler.get_scale()) if scaler is not None else None,
+        "scaler": scale_of(view),
         "attention": view.attention(),
         "quantization": _quantization(view),
         "peft": _peft(view.root),

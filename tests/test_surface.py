@@ -164,7 +164,7 @@ def test_policy():
     }
     assert typing.get_args(OnFailure) == ("repair", "skip", "stop", "observe")
     assert typing.get_args(OnStop) == ("raise", "end")
-    changing = sorted(name for name, info in REMEDIES.items() if info.safety == "changes_training")
+    changing = sorted(name for name, cure in REMEDIES.items() if cure.safety == "changes_training")
     assert changing == [
         "bf16",
         "clip",

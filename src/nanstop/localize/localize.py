@@ -21,7 +21,7 @@ from nanstop.tracing.op_patches import Look, Patch, Spot
 from nanstop.tracing.record_step import Recording, known_tensors, look_again, record
 from nanstop.tracing.recorder import Trace, Value
 
-_MAX_DETAILED = 24
+_MAX_DETAILS = 24
 _MAX_DECOYS = 2
 """How many births that explain nothing are passed over before the earliest is taken."""
 
@@ -42,11 +42,11 @@ def localize(
     began = clock()
     scene = _Scene(step, micro, update, phase)
     first = scene.recorded()
-    origin = _origin_of(scene, first, {})
+    origin = _explained(scene, first, {})
     if origin is not None and not origin.stable:
         # Caches that fill at first use (of a nested tensor's sizes, say) make the first run of a process another path.
         first = scene.recorded()
-        origin = _origin_of(scene, first, {})
+        origin = _explained(scene, first, {})
     if origin is None:
         return None
     origin = _confirmed(scene, origin)
@@ -72,10 +72,10 @@ class _Scene:
         return look_again(self.step, self.micro, *looks, update=self.update)
 
 
-def _origin_of(
+def _explained(
     scene: _Scene, recording: Recording, mended: Mapping[int, Spot]
 ) -> FailureOrigin | None:
-    """Return what a recording and a close look at its births say; None if nothing failed and nothing was absorbed."""
+    """Return what a recording and the details of its births say; None if nothing failed and nothing was absorbed."""
     births = slicing.trace_back(recording.trace, _sinks(recording))
     births = slicing.with_dropped(recording.trace, births)
     live = slicing.reaching(recording.trace, _ends(recording))
@@ -126,11 +126,11 @@ def _raised_operands(trace: Trace) -> list[Value]:
 
 def _wanted(recording: Recording, births: slicing.Births, absorbed: Iterable[int]) -> set[int]:
     num_ops = len(recording.trace.ops)
-    chosen = {*births.inf[:_MAX_DETAILED], *births.nan[:_MAX_DETAILED]}
+    chosen = {*births.inf[:_MAX_DETAILS], *births.nan[:_MAX_DETAILS]}
     chosen |= {index for index, _ in births.external[:2] if index < num_ops}
     chosen |= {op.index for op in recording.trace.ops if op.raised}
     for birth in absorbed:
-        if len(chosen) < 3 * _MAX_DETAILED:
+        if len(chosen) < 3 * _MAX_DETAILS:
             chosen.add(birth)
     return chosen
 
@@ -165,7 +165,7 @@ def _confirmed(scene: _Scene, origin: FailureOrigin) -> FailureOrigin:
         tried = mended | suspect
         if _passes(scene, first.reaches, tried):
             return origin
-        rest = _origin_of(scene, scene.recorded(Patch(tried)), tried)
+        rest = _explained(scene, scene.recorded(Patch(tried)), tried)
         other = rest.suspect() if rest is not None else None
         if rest is None or other is None or not _passes(scene, first.reaches, mended | other):
             return origin

@@ -34,7 +34,7 @@ _MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 
 
 class FailureOrigin:
-    """One recorded failure: its births, what a close look saw of them, and what they reached.
+    """One recorded failure: its births, what a second run saw of them, and what they reached.
 
     ``error``: the type of the exception that the run raised, or "". ``grid``: the batch's axes, where known.
     """
@@ -54,7 +54,7 @@ class FailureOrigin:
         self._trace = trace
         self._births = births
         self.stable = all(trace.ops[i].name == look.op for i, look in details.items())
-        """Whether the close look saw the ops that were recorded."""
+        """Whether the second run saw the ops that were recorded."""
         self._details = details if self.stable else {}
         self._error = error
         self._grid = grid
@@ -62,13 +62,13 @@ class FailureOrigin:
         self._absorbed = tuple(filter(self._is_overflow, absorbed))
 
     def with_reaches(self, reaches: tuple[str, ...]) -> FailureOrigin:
-        """Return the origin of a failure that reached ``reaches`` before decoys were put right."""
+        """Return the same failure as one that reached ``reaches`` before decoys were put right."""
         other = copy.copy(self)
         other.reaches = reaches
         return other
 
     def suspect(self) -> dict[int, Spot] | None:
-        """Return what ``Patch`` is to put right at the op that is blamed; None if it blames no op."""
+        """Return what ``Patch`` is to put right at the op that is blamed; None if no op is."""
         born = self._first_born()
         if born is None or self._first_external(born) is not None or born not in self._details:
             return None
@@ -79,7 +79,7 @@ class FailureOrigin:
 
     def localization(self) -> Localization | None:
         """Return the localization: an op that gave birth, else a tensor that was bad before, else what was absorbed."""
-        found = self._told()
+        found = self._explained()
         if found is None:
             return None
         spots = found.blind_spots
@@ -90,7 +90,7 @@ class FailureOrigin:
         absorbed = tuple(map(self.event, self._absorbed))
         return replace(found, absorbed=absorbed, blind_spots=spots)
 
-    def _told(self) -> Localization | None:
+    def _explained(self) -> Localization | None:
         born = self._first_born()
         external = self._first_external(born)
         if external is not None:
@@ -130,14 +130,14 @@ class FailureOrigin:
         return None
 
     def _masks_scores(self, reader: int) -> bool:
-        seen = self._details.get(reader)
-        return seen is not None and seen.masking
+        details = self._details.get(reader)
+        return details is not None and details.masking
 
     def _masked(self, index: int) -> bool:
         """Return whether an op failed on rows that are masked throughout, or reads no infinity but the program's own."""
-        seen = self._details.get(index)
+        details = self._details.get(index)
         named = any(value.storage.name for _, value in self._births.external)
-        return not named or (seen is not None and seen.fully_masked_rows > 0)
+        return not named or (details is not None and details.fully_masked_rows > 0)
 
     def _first_born(self) -> int | None:
         """Return the earliest birth that was not meant: a real infinity before the NaN it turned into.
@@ -166,15 +166,15 @@ class FailureOrigin:
             return False
         if slicing.is_placed(op):
             return True
-        seen = self._details.get(index)
-        if seen is not None and seen.masking:
+        details = self._details.get(index)
+        if details is not None and details.masking:
             return True
         negative = all(edge.high != math.inf for edge in edges)
         return negative and not self._made[index] & Lineage.SIGNAL
 
     def _is_overflow(self, index: int) -> bool:
-        seen = self._details.get(index)
-        return seen is not None and seen.wider == "finite" and not self._is_meant(index)
+        details = self._details.get(index)
+        return details is not None and details.wider == "finite" and not self._is_meant(index)
 
     def _born(self, index: int) -> Localization:
         event = self.event(index)
@@ -202,15 +202,15 @@ class FailureOrigin:
         return tuple(self.event(i) for i in made)
 
     def _positions(self, index: int) -> tuple[Position, ...] | None:
-        seen = self._details.get(index)
-        if seen is None or self._grid is None:
+        details = self._details.get(index)
+        if details is None or self._grid is None:
             return None
-        return positions_in(self._trace, self._trace.ops[index], seen.bad, self._grid)
+        return positions_in(self._trace, self._trace.ops[index], details.bad, self._grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands wrote finite ones."""
-        seen = self._details.get(index)
-        seen_bad = seen is not None and any(not stats.finite for stats in seen.inputs)
+        details = self._details.get(index)
+        seen_bad = details is not None and any(not stats.finite for stats in details.inputs)
         inputs = self._trace.ops[index].inputs
         return seen_bad and not any(range_of(self._trace, v).is_bad for v in inputs)
 
@@ -268,12 +268,12 @@ class FailureOrigin:
         return kinds[counts.index(max(counts))]
 
     def event(self, index: int) -> OpEvent:
-        """Return the record of an op, with full statistics where it was looked at closely."""
+        """Return the record of an op, with full statistics where details were kept."""
         op = self._trace.ops[index]
-        seen = self._details.get(index)
+        details = self._details.get(index)
         lanes = {o.lane for o in self._bad_outputs(index)} - {None}
-        inputs = seen.inputs if seen else self._light(op.inputs)
-        outputs = seen.outputs if seen else self._light(op.outputs)
+        inputs = details.inputs if details else self._light(op.inputs)
+        outputs = details.outputs if details else self._light(op.outputs)
         if lanes:
             inputs = self._light(v for v in op.inputs if v.lane in lanes)
             outputs = self._light(v for v in op.outputs if v.lane in lanes)
@@ -288,9 +288,9 @@ class FailureOrigin:
             scalars=op.scalars,
             node=op.node,
             forward_op=op.forward,
-            wider=seen.wider if seen else "unknown",
-            reference=seen.reference if seen else "unknown",
-            fully_masked_rows=seen.fully_masked_rows if seen else 0,
+            wider=details.wider if details else "unknown",
+            reference=details.reference if details else "unknown",
+            fully_masked_rows=details.fully_masked_rows if details else 0,
             legal=self._legal(op),
         )
 

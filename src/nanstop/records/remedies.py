@@ -1,4 +1,5 @@
-"""What each remedy is called, how it is said in one phrase, and whether it changes training. No torch here.
+"""What each remedy is called, how it is said in one phrase, and whether it changes training.
+No torch here.
 
 ``remedies.apply`` holds the code that carries them out, under the same names.
 """
@@ -18,7 +19,8 @@ from nanstop.records import Atom, Safety
 class RemedyInfo:
     """A remedy in words. ``text`` may name ``{targets}`` and ``{value}``.
 
-    ``safety``: "safe" is the same mathematics with more bits or by another kernel; all else "changes_training".
+    ``safety``: "safe" is the same mathematics with more bits or by another kernel;
+    all else "changes_training".
     """
 
     name: str
@@ -69,8 +71,10 @@ _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
 
 
-def info_of(atom: Atom) -> RemedyInfo:
-    """Return what is known of the remedy that ``atom`` names. Raises NanstopError for an unknown one."""
+def remedy_of(atom: Atom) -> RemedyInfo:
+    """Return what the remedy of ``atom`` is called, said and classed as. Errors:
+    ``NanstopError`` for an unknown one.
+    """
     try:
         return REMEDIES[atom.remedy]
     except KeyError:
@@ -81,18 +85,19 @@ def info_of(atom: Atom) -> RemedyInfo:
 
 def safety_of(atoms: Iterable[Atom]) -> Safety:
     """Return "safe" if every atom is; the empty set is safe."""
-    changes = any(info_of(atom).safety == "changes_training" for atom in atoms)
+    changes = any(remedy_of(atom).safety == "changes_training" for atom in atoms)
     return "changes_training" if changes else "safe"
 
 
 def describe(atoms: Sequence[Atom]) -> str:
     """Return the atoms as one imperative phrase, "change nothing" for none.
 
-    Atoms that differ in their target only share a clause, and an outer autocast is said as the circumstance of the
-    islands that need it: "keep `a` and `b` in float32 under an outer float16 autocast".
+    Atoms that differ in their target only share a clause, and an outer autocast is said as the
+    circumstance of the islands that need it: "keep `a` and `b` in float32 under an outer float16
+    autocast".
     """
     clauses: dict[tuple[str, str], list[str]] = {}
-    for atom in sorted(atoms, key=lambda atom: list(REMEDIES).index(info_of(atom).name)):
+    for atom in sorted(atoms, key=lambda atom: list(REMEDIES).index(remedy_of(atom).name)):
         value = "" if atom.remedy == "island" else _said(atom)
         targets = clauses.setdefault((atom.remedy, value), [])
         if atom.target not in targets:

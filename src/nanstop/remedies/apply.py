@@ -10,7 +10,7 @@ from typing import Literal
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import info_of
+from nanstop.records.remedies import remedy_of
 from nanstop.remedies import attention, data, precision, training
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.precision import reference
@@ -77,14 +77,14 @@ def applied(view: ModelView, atoms: Sequence[Atom]) -> Iterator[None]:
 
 def span_of(atoms: Sequence[Atom]) -> Span:
     """Return "window" if any of the atoms must span the window and its update, else "micro"."""
-    spans = {TABLE[info_of(atom).name].span for atom in atoms}
+    spans = {TABLE[remedy_of(atom).name].span for atom in atoms}
     return "window" if "window" in spans else "micro"
 
 
 def _in_order(atoms: Sequence[Atom]) -> list[Atom]:
     chosen: dict[tuple[str, str], Atom] = {}
     for atom in atoms:
-        place = info_of(atom).name, atom.target
+        place = remedy_of(atom).name, atom.target
         if chosen.setdefault(place, atom) != atom:
             raise NanstopError(f"{atom} contradicts {chosen[place]}")
     return sorted(chosen.values(), key=lambda atom: (_ORDER[atom.remedy], atom.target))

@@ -63,7 +63,7 @@ def test_described(atoms, said):
     assert describe(atoms) == said
 
 
-def test_every_remedy_has_a_phrase():
+def test_every_cure_has_a_phrase():
     for name in REMEDIES:
         phrase = describe((Atom(remedy=name, target="0:1", value="v"),))
         assert phrase

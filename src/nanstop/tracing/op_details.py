@@ -50,7 +50,7 @@ class OpDetails:
 
 
 class Observer:
-    """Called for each op of a second run; keeps a ``OpDetails`` of those in ``wanted``. Synchronises the device.
+    """Called for each op of a second run; keeps ``OpDetails`` of those in ``wanted``. Synchronises the device.
 
     ``names``: what tensors known by name are called, by the address of their storage.
     """

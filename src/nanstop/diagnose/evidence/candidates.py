@@ -81,7 +81,7 @@ def fp32_trainables(facts: RunFacts) -> Candidates:
 
 
 def initialised(table: TokenRows, how: str) -> Atom:
-    """Return the remedy that makes the untrained rows of a table anew. ``how``: "mean" or "normal"."""
+    """Return the remedy that makes a table's untrained rows anew. ``how``: "mean" or "normal"."""
     rows = ",".join(spans_of({*table.zero_rows, *table.outlier_rows}))
     return Atom(remedy="init_rows", target=table.parameter, value=f"{how} {rows}")
 

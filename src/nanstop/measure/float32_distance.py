@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +50,9 @@ def run_window(
     return WindowOutputs(tuple(losses), grads, tuple(heard))
 
 
-@contextmanager
-def _heard(root: nn.Module, head: str | None, into: list[Tensor]) -> Iterator[None]:
+def _heard(root: nn.Module, head: str | None, into: list[Tensor]) -> AbstractContextManager[object]:
     if head is None:
-        yield
-        return
+        return nullcontext()
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         # Checkpointing may call it again in the backward pass: that is no new answer.
@@ -62,11 +60,7 @@ def _heard(root: nn.Module, head: str | None, into: list[Tensor]) -> Iterator[No
         if isinstance(output, Tensor) and output.is_floating_point() and first:
             into.append(output.detach())
 
-    handle = root.get_submodule(head).register_forward_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return root.get_submodule(head).register_forward_hook(keep)
 
 
 @torch.no_grad()

@@ -44,12 +44,13 @@ def state_swapped(
     optimizer = innermost(optimizer)
     state = _WideState(optimizer, {p: plain_format(p) for p in parameters}, dtype)
     state.widen()
-    handle = optimizer.register_step_pre_hook(state.widen)
     try:
-        with state_saved_as(optimizer, state.plain):
+        with (
+            optimizer.register_step_pre_hook(state.widen),
+            state_saved_as(optimizer, state.plain),
+        ):
             yield
     finally:
-        handle.remove()
         state.restore()
 
 
@@ -74,12 +75,11 @@ def state_saved_as(
         return {**found, "state": defaultdict(dict, found["state"] | filled)}
 
     before = optimizer.__getstate__
-    handle = optimizer.register_state_dict_post_hook(saved)
-    try:
-        with exchanged(vars(optimizer), {"__getstate__": copied}):
-            yield
-    finally:
-        handle.remove()
+    with (
+        optimizer.register_state_dict_post_hook(saved),
+        exchanged(vars(optimizer), {"__getstate__": copied}),
+    ):
+        yield
 
 
 class _WideState:

@@ -60,11 +60,8 @@ def clip(view: ModelView, atom: Atom) -> Iterator[None]:
         with_gradients = [p for p in _parameters(optimizer) if p.grad is not None]
         torch.nn.utils.clip_grad_norm_(with_gradients, limit * _pending_scale(optimizer))
 
-    handle = optimizer.register_step_pre_hook(clipped)
-    try:
+    with optimizer.register_step_pre_hook(clipped):
         yield
-    finally:
-        handle.remove()
 
 
 def lr(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
@@ -108,15 +105,12 @@ def optimizer_swap(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
 @contextmanager
 def _optimizer_swap(optimizer: Optimizer) -> Iterator[None]:
     replacement = _Replacement(optimizer)
-    loaded = optimizer.register_load_state_dict_post_hook(lambda _: replacement.state.clear())
-    try:
-        with (
-            state_saved_as(optimizer, replacement.saved),
-            _around_step(optimizer, replacement.step_instead),
-        ):
-            yield
-    finally:
-        loaded.remove()
+    with (
+        optimizer.register_load_state_dict_post_hook(lambda _: replacement.state.clear()),
+        state_saved_as(optimizer, replacement.saved),
+        _around_step(optimizer, replacement.step_instead),
+    ):
+        yield
 
 
 class _Replacement:
@@ -227,12 +221,8 @@ def _around_step(
     after = optimizer.register_step_post_hook(leave)
     hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks)
     hooks.move_to_end(after.id, last=False)
-    try:
+    with pending, after, before:
         yield
-    finally:
-        before.remove()
-        after.remove()
-        pending.close()
 
 
 @contextmanager

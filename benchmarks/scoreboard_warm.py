@@ -10,9 +10,7 @@ this process was itself started with nanstop's injection on its path, so that to
 from __future__ import annotations
 
 import atexit
-import builtins
 import gc
-import importlib
 import json
 import os
 import signal
@@ -24,18 +22,20 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
-STILL = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-}
-"""While modules are imported no thread is to start: a fork copies one thread only."""
+from nanstop.process.children.fork_server_process import (
+    STILL,
+    cannot_fork,
+    import_all,
+    redirect,
+    run_as_main,
+)
+from nanstop.process.children.isolate import reap
+
+_STILL = {**STILL, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "transformers": ("LlamaForCausalLM", "PreTrainedTokenizerFast"),
     "trl": ("SFTTrainer", "DPOTrainer", "GRPOTrainer", "RewardTrainer", "KTOTrainer"),
@@ -56,13 +56,9 @@ class Running:
 def main() -> int:
     """Run all jobs of the plan, a few at a time; print a line for each that is done."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    os.environ.update(STILL)
-    for name in plan["imports"]:
-        module = importlib.import_module(name)
-        for member in _NAMES.get(name, ()):
-            getattr(module, member)
-    threads = [one.name for one in threading.enumerate()]
-    assert len(list(Path("/proc/self/task").iterdir())) == 1, f"threads run already: {threads}"
+    import_all(((name, list(_NAMES.get(name, ()))) for name in plan["imports"]), _STILL)
+    refused = cannot_fork()
+    assert not refused, refused
     gc.freeze()
     waiting, running = list(reversed(plan["jobs"])), dict[int, Running]()
     while waiting or running:
@@ -81,8 +77,9 @@ def _fork(job: dict[str, Any]) -> int:
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)
-        _redirect(Path(job["folder"]))
-        os.chdir(job["folder"])
+        folder = Path(job["folder"])
+        redirect(folder / "stdout", folder / "stderr")
+        os.chdir(folder)
         _environment(job["environment"])
         words = job["command"]
         _end(_run_nanstop if words[:2] == ["-m", "nanstop"] else _run_script, words)
@@ -94,25 +91,15 @@ def _reap(running: dict[int, Running]) -> None:
         if time.monotonic() > one.deadline and not one.late:
             one.late = True
             os.killpg(pid, signal.SIGKILL)
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if not ended:
+        ended = reap(pid, wait=False)
+        if ended is None:
             continue
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # what it may have left behind
         del running[pid]
         seconds = time.monotonic() - one.began
-        code = None if one.late else os.waitstatus_to_exitcode(status)
+        code = None if one.late else ended[0]
         found = {"code": code, "seconds": seconds}
         Path(one.job["folder"], "ended.json").write_text(json.dumps(found))
         print(json.dumps({"name": one.job["name"], **found}), flush=True)
-
-
-def _redirect(folder: Path) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    for stream, file in ((0, Path(os.devnull)), (1, folder / "stdout"), (2, folder / "stderr")):
-        handle = os.open(file, flags if stream else os.O_RDONLY, 0o666)
-        os.dup2(handle, stream)
-        os.close(handle)
 
 
 def _environment(variables: Mapping[str, str]) -> None:
@@ -147,13 +134,7 @@ def _run_script(words: Sequence[str]) -> int:
     script = str(Path(words[0]).absolute())
     sys.argv = [script, *words[1:]]
     sys.path[0] = str(Path(script).parent)
-    main_module = ModuleType("__main__")
-    loader = SourceFileLoader("__main__", script)
-    vars(main_module).update(
-        __file__=script, __loader__=loader, __builtins__=builtins, __spec__=None
-    )
-    sys.modules["__main__"] = main_module
-    exec(compile(loader.get_data(script), script, "exec", dont_inherit=True), vars(main_module))
+    run_as_main(script)
     return 0
 
 

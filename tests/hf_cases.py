@@ -1,11 +1,10 @@
-"""Every trainer of the test matrix, a fault that strikes once, and a session that answers from a script."""
+"""Every trainer of the test matrix, a fault that strikes once."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ import torch
 from torch.nn import functional
 
 import tiny
-from nanstop.decide.decision import Resolution
-from nanstop.records import PrecisionPlan
-from nanstop.tracing.module_ranges import ModuleRanges
+from doubles.session import ScriptedSession
 
 TIMES = ("runtime", "per_second", "step_time")
 PREFERENCES = {
@@ -190,107 +187,6 @@ class Fault:
             raise self.error
         output = output * self.value if self.armed else output
         return functional.dropout(output, 0.1)
-
-
-@dataclass
-class History:
-    values: list[tuple[str, int, float]] = field(default_factory=list)
-    logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-
-    def add(self, name: str, step: int, value: float) -> None:
-        self.values.append((name, step, value))
-
-    def log(self, step: int, entry: dict[str, Any]) -> None:
-        self.logged.append((step, entry))
-
-    def of(self, name: str) -> list[float]:
-        return [v for n, _, v in self.values if n == name]
-
-
-@dataclass
-class ScriptedSession:
-    """Answers each failure with the next of ``answers`` (the last one for good) and keeps what it was told."""
-
-    answers: list[str]
-    view: Any = None
-    facts: Any = None
-    inspect: Any = None
-    series: History = field(default_factory=History)
-    failures: list[SimpleNamespace] = field(default_factory=list)
-    completions: list[int] = field(default_factory=list)
-    omissions: list[int] = field(default_factory=list)
-    on_stop: str = "raise"
-    refused: list[tuple[Any, ...]] = field(default_factory=list)
-    exceptions: list[tuple[Any, ...]] = field(default_factory=list)
-    go_on_after_refusal: bool = True
-    gauge_at: int | None = None
-    tap: ModuleRanges | None = None
-    looks: list[Any] = field(default_factory=list)
-    exit_code: int | None = None
-    num_logged: int = 0
-
-    def open(self, view, facts):
-        self.view, self.facts = view, facts
-        return self
-
-    def prepare(self) -> None:
-        pass
-
-    def start(self) -> None:
-        assert self.exit_code is None
-
-    def failed(self, step, signals, **details):
-        self.failures.append(SimpleNamespace(step=step, signals=signals, **details))
-        if self.inspect is not None:
-            self.inspect(step, details)
-        kind = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return Resolution(kind=kind, reason="scripted", on_stop=self.on_stop)
-
-    in_force = ()
-
-    def adopt(self, atoms) -> None:
-        assert atoms == ()
-
-    def resume(self, plan, _source) -> None:
-        assert plan == PrecisionPlan()
-
-    def raised(self, at, error) -> None:
-        self.exceptions.append((at.step, at.micro, error))
-
-    def before_update(self, step) -> None:
-        assert step is not None
-
-    def foresee(self, step, rewind) -> None:
-        assert step is not None
-
-    def gauge_due(self, step: int) -> bool:
-        return step == self.gauge_at
-
-    def gauge(self, step) -> None:
-        with step.isolated():
-            step.run(0)
-
-    def logged(self) -> None:
-        self.num_logged += 1
-
-    def completed(self, step_index: int) -> None:
-        self.completions.append(step_index)
-        if self.gauge_at is not None:  # a narrow look at every step
-            self.looks += [self.tap.read()] if self.tap is not None else []
-            self.tap = ModuleRanges(self.view.root)
-            self.tap.attach()
-
-    def left_out(self, step_index: int) -> None:
-        self.omissions.append(step_index)
-
-    def checkpoint_refused(self, path, bad_params, last_good):
-        self.refused.append((path, bad_params, last_good))
-        return Resolution(kind="proceed" if self.go_on_after_refusal else "stop")
-
-    def finish(self, exit_code: int) -> None:
-        self.exit_code = exit_code
-        if self.tap is not None:
-            self.tap.detach()
 
 
 @dataclass

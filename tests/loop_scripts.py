@@ -2,12 +2,11 @@
 
 import linecache
 import runpy
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import torch
 
-from nanstop.decide.decision import Resolution
+from doubles.session import ScriptedSession
 from nanstop.errors import NanstopError
 from nanstop.hosts.script import autowatch
 from nanstop.localize.localize import localize
@@ -26,86 +25,37 @@ class Finding:
     phase: str = ""
 
 
-@dataclass
-class ScriptedSession:
-    """Replays and localizes like a real one, then resolves as it was told to; ``kind`` for every failure."""
+class ReplayingSession(ScriptedSession):
+    """Replays and localizes each failing micro-batch like a real one, then answers as it was told to.
 
-    kind: str = "skip"
-    look: bool = True
-    atoms: dict = field(default_factory=dict)
-    steps: list = field(default_factory=list)
-    sources: list = field(default_factory=list)
-    findings: list = field(default_factory=list)
-    refusals: list = field(default_factory=list)
-    completed_steps: list = field(default_factory=list)
-    left_out_steps: list = field(default_factory=list)
-    bad_params: list = field(default_factory=list)
-    learnt: list = field(default_factory=list)
-    finished: int | None = None
-    num_opened: int = 0
-    series: object = field(default_factory=lambda: SimpleNamespace(add=lambda *_: None))
+    ``found``: what it learned of each; ``refusals``: why a window could not be run again.
+    """
 
-    def __call__(self, view, facts):
-        self.view, self.facts = view, facts
-        self.num_opened += 1
-        return self
+    def __init__(self, *answers, **options):
+        super().__init__(*answers, **options)
+        self.found, self.refusals = [], []
 
-    def start(self):
-        self.started = True
+    def failed(self, step, signals, **details):
+        try:
+            for micro in range(len(step.batches)) if step is not None else ():
+                if attempt(step, micro).failed:
+                    raised = details.get("error") is not None
+                    self.found.append(finding(step, micro, raised=raised))
+        except NanstopError as refusal:
+            self.refusals.append(refusal.message)
+        return super().failed(step, signals, **details)
 
-    def before_update(self, step):
-        assert step is not None
 
-    def learned(self, **facts):
-        self.learnt.append(facts)
-
-    def foresee(self, step, rewind):
-        assert step is not None
-
-    def gauge_due(self, step):
-        return False
-
-    def gauge(self, step):
-        raise AssertionError("not due")
-
-    def adopt(self, atoms):
-        self.adopted = atoms
-
-    def failed(self, step, signals, *, error=None, rewind=None, bad_params=(), **_):
-        self.steps.append(step.id.step if step is not None else None)
-        self.sources.append(tuple(s.source for s in signals))
-        self.bad_params += bad_params
-        self.rewind = rewind
-        if self.look and step is not None:
-            try:
-                self._look(step, error)
-            except NanstopError as refusal:
-                self.refusals.append(refusal.message)
-        return Resolution(kind=self.kind, atoms=self.atoms, reason="as told")
-
-    def _look(self, step, error):
-        for micro in range(len(step.batches)):
-            if not attempt(step, micro).failed:
-                continue
-            first = step.losses[micro]
-            replay = rerun(step, micro, incident="", first_loss=first, raised=error is not None)
-            found = Finding(micro, replay.fidelity)
-            place = localize(step, micro)
-            event = place and place.first_bad
-            if event is not None:
-                found.op, found.module, found.phase = event.op, event.module, event.phase
-                source = event.source
-                found.line = linecache.getline(source.file, source.line).strip() if source else ""
-            self.findings.append(found)
-
-    def completed(self, step):
-        self.completed_steps.append(step)
-
-    def left_out(self, step):
-        self.left_out_steps.append(step)
-
-    def finish(self, exit_code=0):
-        self.finished = exit_code
+def finding(step, micro, *, raised):
+    replay = rerun(step, micro, incident="", first_loss=step.losses[micro], raised=raised)
+    found = Finding(micro, replay.fidelity)
+    place = localize(step, micro)
+    event = place and place.first_bad
+    if event is not None:
+        found.op, found.module, found.phase = event.op, event.module, event.phase
+        source = event.source
+        found.line = linecache.getline(source.file, source.line).strip() if source else ""
+    return found
 
 
 def run_script(path, source, session=None, **values):

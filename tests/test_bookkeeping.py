@@ -31,7 +31,7 @@ MATRIX = SMALL + [pytest.param(*case, marks=pytest.mark.slow) for case in LARGE]
 
 
 def redone(folder, kind, bad, answer="redo", on_stop="raise", **settings):
-    session = cases.ScriptedSession([answer], on_stop=on_stop)
+    session = cases.ScriptedSession(answer, on_stop=on_stop)
     trainer = cases.build(kind, folder, **settings)
     return cases.run(trainer, session=session, fault={"bad": bad}), session
 
@@ -107,7 +107,7 @@ def test_redo_puts_back_running_statistics_and_the_users_own_counters(tmp_path):
     plain_trainer = counting(cases.build("trainer", tmp_path))
     plain = cases.run(plain_trainer)
     trainer = counting(cases.build("trainer", tmp_path))
-    session = cases.ScriptedSession(["redo"])
+    session = cases.ScriptedSession("redo")
     watched = cases.run(trainer, session=session, fault={"bad": (5,)})
     assert plain.differences(watched) == []
     assert len(session.failures) == 1
@@ -161,7 +161,7 @@ def test_skip_is_a_step_that_a_scaler_skipped(tmp_path, precision):
     reference.logs = watched.logs
     assert reference.differences(watched) == []
     assert watched.state["global_step"] == 5
-    assert session.completions == [0, 2, 3, 4]
+    assert session.completed_steps == [0, 2, 3, 4]
 
 
 def test_skip_leaves_no_running_statistic_broken(tmp_path):
@@ -173,7 +173,7 @@ def test_skip_leaves_no_running_statistic_broken(tmp_path):
         module.mean.mul_(0.9).add_(output.detach().mean((0, 1)))
 
     norm.register_forward_hook(average)
-    cases.run(trainer, session=cases.ScriptedSession(["skip"]), fault={"bad": (3,)})
+    cases.run(trainer, session=cases.ScriptedSession("skip"), fault={"bad": (3,)})
     assert norm.mean.isfinite().all()
     assert norm.mean.abs().sum() > 0
 
@@ -188,15 +188,15 @@ def test_stop_ends_training_through_the_hosts_own_door(tmp_path):
     watched, session = redone(tmp_path, "trainer", (5,), answer="stop", on_stop="end")
     assert watched.state["global_step"] == 3
     assert all(w.isfinite().all() for w in watched.weights.values())
-    assert session.exit_code == 3
-    assert (session.completions, session.omissions) == ([0, 1], [2])
+    assert session.finished == 3
+    assert (session.completed_steps, session.left_out_steps) == ([0, 1], [2])
 
 
 def test_rollback_is_a_run_resumed_from_the_snapshot(tmp_path):
     """Weights break between two windows; going back and applying the updates again gives the plain run."""
     plain = cases.run(cases.build("trainer", tmp_path))
     trainer = cases.build("trainer", tmp_path)
-    session = cases.ScriptedSession(["rollback"])
+    session = cases.ScriptedSession("rollback")
     original = trainer.get_batch_samples
     calls = []
 
@@ -226,7 +226,7 @@ def test_isolation_undoes_everything_a_replay_changes(tmp_path, kind):
         with details["rewind"].rewound():
             pass
 
-    session = cases.ScriptedSession(["redo"], inspect=replay)
+    session = cases.ScriptedSession("redo", inspect=replay)
     watched = cases.run(cases.build(kind, tmp_path), session=session, fault={"bad": (3,)})
     assert plain.differences(watched) == []
 
@@ -246,7 +246,7 @@ def test_a_replay_gives_the_same_gradient_each_time_and_the_update_moves_the_wei
                 assert not torch.equal(weight, before)
             assert torch.equal(weight, before)
 
-    session = cases.ScriptedSession(["redo"], inspect=replay)
+    session = cases.ScriptedSession("redo", inspect=replay)
     cases.run(cases.build("trainer", tmp_path), session=session, fault={"bad": (3,)})
     assert len(seen) == 2
     assert torch.equal(*seen)

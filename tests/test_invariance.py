@@ -35,7 +35,7 @@ MATRIX = SMALL + [pytest.param(*case, marks=pytest.mark.slow) for case in LARGE]
 def watched_and_plain(folder, kind, precision, checkpointing, **settings):
     settings = {"precision": precision, "checkpointing": checkpointing} | settings
     plain = cases.run(cases.build(kind, folder, **settings))
-    session = cases.ScriptedSession(["proceed"], gauge_at=3)
+    session = cases.ScriptedSession("proceed", gauge_at=3)
     watched = cases.run(cases.build(kind, folder, **settings), session=session)
     return plain, watched, session
 
@@ -45,8 +45,8 @@ def test_watching_changes_nothing(tmp_path, kind, precision, checkpointing):
     plain, watched, session = watched_and_plain(tmp_path, kind, precision, checkpointing)
     assert plain.differences(watched) == []
     assert session.failures == []
-    assert session.completions == [0, 1, 2, 3, 4]
-    assert session.exit_code == 0
+    assert session.completed_steps == [0, 1, 2, 3, 4]
+    assert session.finished == 0
     assert len(session.looks) == 4
     assert all(session.looks)
 
@@ -73,7 +73,7 @@ def test_the_comparison_sees_a_single_changed_draw(tmp_path):
 
 
 def test_the_raw_losses_are_those_that_the_host_logs(tmp_path):
-    session = cases.ScriptedSession(["proceed"])
+    session = cases.ScriptedSession("proceed")
     trainer = cases.build("trainer", tmp_path)
     cases.run(trainer, session=session)
     raw = session.series.of("loss_raw")
@@ -90,7 +90,7 @@ def test_a_watched_model_can_be_copied_and_saved(tmp_path):
     trainer = cases.build("trainer", tmp_path)
     plain_keys = cases.build("trainer", tmp_path)
     plain_keys.train()
-    watch = watch_trainer(trainer, cases.ScriptedSession(["proceed"]).open)
+    watch = watch_trainer(trainer, cases.ScriptedSession("proceed").open)
     trainer.train()
     copied = copy.deepcopy(trainer.model)
     buffer = io.BytesIO()
@@ -116,7 +116,7 @@ def test_close_restores_every_attribute(tmp_path):
     trainer = cases.build("grpo", tmp_path)
     attributes, accelerated = set(vars(trainer)), set(vars(trainer.accelerator))
     modules = {name: dict(vars(module)) for name, module in trainer.model.named_modules()}
-    watch = watch_trainer(trainer, cases.ScriptedSession(["proceed"]).open)
+    watch = watch_trainer(trainer, cases.ScriptedSession("proceed").open)
     watch.patches.set(trainer.accelerator, "clip_grad_norm_", None)
     assert {name: dict(vars(m)) for name, m in trainer.model.named_modules()} == modules
     watch.close()

@@ -22,7 +22,8 @@ ROWS = (
     ("hosts.model", "hosts.accelerate", "hosts.sharded"),
     ("hosts.trainer", "hosts.loop"),
     ("hosts.script", "hosts.lightning"),
-    ("process", "process.children", "process.crash"),
+    ("process",),
+    ("process.children", "process.crash"),
     ("process.inject",),
     ("commands", "commands.scan"),
     (

@@ -109,7 +109,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "004794a4c08bcd8e")
+REPORT_FORM = (1, "55f537fad7132982")
 
 
 def test_names():

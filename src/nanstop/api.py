@@ -12,7 +12,7 @@ from nanstop.hosts.script import autowatch
 from nanstop.process.inject.dry_run import planned
 from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.report.announce import announcer
-from nanstop.store.incidents import Store, load_incident, load_report
+from nanstop.store.incidents import Store, load_report
 from nanstop.tracebacks import passes_through
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
         self.close()
 
     def _repr_html_(self) -> str:
@@ -204,9 +204,9 @@ def _watch_loop(
             hint="nanstop.watch(model, optimizer), or nanstop.watch(trainer)",
         )
     if switched_off():
-        from nanstop.session.off import IdleSession
+        from nanstop.session.off import OffSession
 
-        idle = watch_loop(model, optimizer, lambda *_: IdleSession(), accumulation=accumulation)
+        idle = watch_loop(model, optimizer, lambda *_: OffSession(), accumulation=accumulation)
         return LoopWatch(idle, Store(incident_folder(out)))
     applied = None
     if plan is not None:
@@ -299,8 +299,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def load(path: str | os.PathLike[str]) -> Incident:
-    """Return the incident of a folder. Errors: ``NanstopError`` for one that is missing, damaged or tampered with."""
-    return load_incident(path)
+    """Return the incident of a folder. Errors: ``NanstopError`` for one that is missing or damaged."""
+    return load_report(path).incident
 
 
 def investigate(incident: Incident | str | os.PathLike[str]) -> Report:

@@ -5,9 +5,9 @@ import sys
 
 from nanstop.commands.bisect.configs import read_pair
 from nanstop.demo import grpo
-from nanstop.process.crash.crash_report import obituary
+from nanstop.process.crash.crash_report import crash_report
 from nanstop.process.crash.flight_file import FlightFile, read
-from nanstop.process.crash.process_end import Ending, Remains
+from nanstop.process.crash.process_end import ProcessEnd, ProcessFiles
 from nanstop.process.crash.process_files import begin
 from nanstop.process.crash.training_facts import TrainingFacts
 from nanstop.records import Environment, RunFacts
@@ -50,10 +50,10 @@ def test_the_published_machine_names_the_library(tmp_path):
     known = TrainingFacts(
         facts=RunFacts(autocast="bfloat16"), environment=Environment(nanstop="0", python="3")
     )
-    dead = Ending(
-        kind="signal", signal="SIGFPE", remains=Remains(flight=read(file.path), known=known)
+    dead = ProcessEnd(
+        kind="signal", signal="SIGFPE", files=ProcessFiles(flight=read(file.path), known=known)
     )
-    report = obituary(dead, incident_id="0000", run_id="r")
+    report = crash_report(dead, incident_id="0000", run_id="r")
     assert [one.code for one in report.diagnoses] == ["NS601"]
     there = grpo.on_h20(report)
     assert [one.code for one in there.diagnoses] == ["NS601", "NS108"]

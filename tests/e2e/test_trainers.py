@@ -299,7 +299,7 @@ def test_a_trainer_that_clips_by_means_of_its_own_is_watched_as_well(tmp_path, p
         return nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
     plain = cases.run(build(tmp_path / "plain"))
-    session = cases.ScriptedSession(["redo"])
+    session = cases.ScriptedSession("redo")
     watched = cases.run(build(tmp_path / "bad"), session=session, fault={"bad": (3,)})
     assert plain.differences(watched) == []
     assert [failure.step.id.step for failure in session.failures] == [1]

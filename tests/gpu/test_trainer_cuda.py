@@ -69,7 +69,7 @@ def test_redo_is_bitwise(tmp_path, precision):
 
     plain = finished(build(tmp_path, precision))
     trainer = build(tmp_path, precision)
-    session = ScriptedSession(["redo"])
+    session = ScriptedSession("redo")
     strikes = iter((False, False, False, True))
 
     def strike(_module, _args, output):

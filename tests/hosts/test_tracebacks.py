@@ -8,7 +8,7 @@ from transformers import Trainer, TrainingArguments
 
 import nanstop
 import tiny
-from loop_scripts import ScriptedSession, run_script
+from loop_scripts import ReplayingSession, run_script
 from nanstop.errors import NanstopError
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import Atom
@@ -70,7 +70,7 @@ for step in range(3):
 
 
 def in_a_script(tmp_path):
-    return lambda: run_script(tmp_path / "train.py", SCRIPT, ScriptedSession(), fails=fails)
+    return lambda: run_script(tmp_path / "train.py", SCRIPT, ReplayingSession(), fails=fails)
 
 
 @pytest.mark.parametrize("place", [in_a_trainer, in_a_loop, in_a_script, under_a_remedy])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fnstep import FnStep
-from nanstop.prove.failing_step import Case
+from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom, FailureKey
 
@@ -35,7 +35,7 @@ def trial(bend, batches):
     model.bend = bend
     failing = tuple(n for n, batch in enumerate(batches) if batch["x"].abs().max() > 1e3)
     step = FnStep(model, lambda net, batch: net(batch["x"]).square().sum(), batches)
-    case = Case(step=step, micro=failing[0], failing=failing)
+    case = FailingStep(step=step, micro=failing[0], failing=failing)
     key = FailureKey(kind="nan", phase="forward", op="aten.div.Tensor", module="")
     return Trials(case, key).trial((Atom(remedy="attention", value="sdpa"),))
 

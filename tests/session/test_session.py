@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.records import Atom, GradientPath, HeadFacts, RunFacts, Sighting, Signal, StepId
 from nanstop.session import investigation
+from nanstop.session.failures import Failures
+from nanstop.session.history import History
 from nanstop.session.investigation import Investigation
 from nanstop.session.session import Session
-from nanstop.store.incidents import Store
+from nanstop.store.incidents import Store, load_report
 
 
 class Product(nn.Module):
@@ -136,16 +139,41 @@ GOOD, LARGE = rows(1.0, 2.0), rows(1500.0, 1.0)
 def test_a_first_failure_is_redone_under_a_proven_island_on_its_micro_batch_only(tmp_path):
     step = half_step(GOOD, LARGE, index=3)
     session, before = session_for(step, tmp_path), weights(step)
-    resolution = fail(session, step)
-    assert resolution.kind == "redo"
-    assert set(resolution.atoms) == {1}
-    assert {atom.remedy for atom in resolution.atoms[1]} <= {"island", "outer_autocast"}
+    decision = fail(session, step)
+    assert decision.kind == "redo"
+    assert set(decision.atoms) == {1}
+    assert {atom.remedy for atom in decision.atoms[1]} <= {"island", "outer_autocast"}
     (report,) = session.reports
     assert report.diagnoses[0].code == "NS201"
     assert report.incident.at == StepId(run="test", step=3, micro=1)
     assert all(map(torch.equal, before, weights(step)))
     assert all(p.grad is None for p in step.view.root.parameters())
     assert report.failures == ()
+
+
+def test_what_became_of_a_decision_stands_in_the_report_that_is_kept(tmp_path):
+    step = half_step(LARGE, index=3)
+    session = session_for(step, tmp_path)
+    decision = fail(session, step)
+    session.carried_out(decision, "done", before="nan", after="0.5")
+    (entry,) = session.reports[0].audit
+    assert (entry.outcome, entry.before, entry.after) == ("done", "nan", "0.5")
+    assert load_report(tmp_path / decision.incident).audit == (entry,)
+
+
+def test_an_investigation_has_no_effect_and_its_records_get_their_id_at_the_end(tmp_path):
+    step = half_step(LARGE, index=3)
+    run = SimpleNamespace(
+        policy=Policy(), view=step.view, facts=step.facts, series=History(), in_force=()
+    )
+    signal = Signal(source="loss", value=float("nan"), at=step.id)
+    about = {"phase": "forward", "error": None, "rewind": None, "can_skip": True}
+    end = Failures(run).met(step, (signal,), bad_params=(), bad_state=(), **about)
+    assert list(tmp_path.iterdir()) == []
+    assert (end.is_new, end.action.kind, end.action.proof) == (True, "redo", "")
+    report = end.named("0007").report
+    ids = [report.incident.id, report.replay.incident, report.proof.incident]
+    assert [*ids, report.audit[0].incident, report.audit[0].action.proof] == ["0007"] * 5
 
 
 def test_the_second_failure_of_a_kind_is_folded_and_its_remedy_adopted_until_the_end(tmp_path):
@@ -155,8 +183,8 @@ def test_the_second_failure_of_a_kind_is_folded_and_its_remedy_adopted_until_the
     session.completed(3)
     again = half_step(LARGE, index=4)
     again.view = step.view
-    resolution = fail(session, again)
-    assert (resolution.kind, resolution.atoms) == ("redo", {})
+    decision = fail(session, again)
+    assert (decision.kind, decision.atoms) == ("redo", {})
     (report,) = session.reports
     assert (report.count, report.audit[-1].action.kind) == (2, "adopt")
     with again.isolated():
@@ -218,8 +246,8 @@ def dropped(*targets):
 def test_micro_batches_that_are_wholly_bad_are_left_out(tmp_path):
     step = data_step(bad_row(2, 0, 1), bad_row(1, 0), bad_row(2))
     session = session_for(step, tmp_path, allow=("drop_micro",))
-    resolution = fail(session, step)
-    assert resolution.atoms == {
+    decision = fail(session, step)
+    assert decision.atoms == {
         micro: (Atom(remedy="drop_micro", target=str(micro)),) for micro in (0, 1)
     }
 
@@ -232,8 +260,8 @@ def test_samples_that_raise_by_themselves_are_left_out(tmp_path):
     assert step.losses == (None,)
     session = session_for(step, tmp_path, allow=("drop_sample",))
     signal = Signal(source="exception", name="IndexError", message="index 9 is out of bounds")
-    resolution = session.failed(step, (signal,), error=IndexError("index 9 is out of bounds"))
-    assert resolution.atoms == {0: dropped("0:1")}
+    decision = session.failed(step, (signal,), error=IndexError("index 9 is out of bounds"))
+    assert decision.atoms == {0: dropped("0:1")}
     assert session.reports[0].diagnoses[0].code == "NS502"
 
 
@@ -269,8 +297,8 @@ def test_weights_that_are_bad_at_the_end_without_a_cause_are_an_incident_of_thei
     step = data_step(bad_row(2))
     session = session_for(step, tmp_path)
     signal = Signal(source="param", name="weight", at=StepId(run="test", step=7))
-    resolution = session.failed(None, (signal,), phase="optimizer", bad_params=("weight",))
-    assert resolution.kind == "proceed"
+    decision = session.failed(None, (signal,), phase="optimizer", bad_params=("weight",))
+    assert decision.kind == "proceed"
     (report,) = session.reports
     assert (report.diagnoses[0].code, report.incident.at.step) == ("NS401", 7)
     assert "no step" in report.audit[0].action.reason
@@ -357,13 +385,13 @@ def test_an_update_that_broke_the_weights_is_found_cured_and_rolled_back(tmp_pat
     now.id, now.facts = StepId(run="test", step=1), step.facts
     with_losses(now)
     session = session_for(now, tmp_path)
-    resolution = fail(session, now, rewind=rewind, bad_params=("weight",))
+    decision = fail(session, now, rewind=rewind, bad_params=("weight",))
     (report,) = session.reports
     assert report.diagnoses[0].code == "NS402"
     assert report.incident.at.step == 0
-    assert resolution.kind == "rollback"
-    assert [atom.remedy for atom in resolution.adopt] == ["fp32_trainables"]
-    assert resolution.atoms == {}
+    assert decision.kind == "rollback"
+    assert [atom.remedy for atom in decision.adopt] == ["fp32_trainables"]
+    assert decision.atoms == {}
     assert not model.weight.isfinite().all()
 
 
@@ -380,8 +408,8 @@ def test_a_stage_that_fails_is_a_line_of_the_report_and_the_run_goes_on(
     step = half_step(GOOD, LARGE, index=3)
     session, before = session_for(step, tmp_path), weights(step)
     monkeypatch.setattr(investigation, stage, broken)
-    resolution = fail(session, step)
-    assert resolution.kind in ("redo", "skip")
+    decision = fail(session, step)
+    assert decision.kind in ("redo", "skip")
     (report,) = session.reports
     assert any("no room for it" in line for line in report.failures)
     assert all(map(torch.equal, before, weights(step)))

@@ -2,27 +2,22 @@
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import logging
 import math
 import multiprocessing
 import os
 import resource
-import shutil
 
 import pytest
-import torch
-from safetensors.torch import save
 
 from incident_records import ISLAND, report
 from nanstop.errors import NanstopError
-from nanstop.records import Atom, PrecisionPlan, Report, SnapshotRef
+from nanstop.records import Atom, PrecisionPlan, Report
 from nanstop.store import files
 from nanstop.store.incidents import (
     Store,
     incident_folders,
-    load_incident,
     load_report,
     load_summary,
 )
@@ -96,7 +91,6 @@ def test_a_disk_that_refuses_is_reported_once_and_the_run_goes_on(tmp_path, capl
             store.write_report(report(one))
         store.write_summary(Summary(steps=3))
         store.save_plan((ISLAND,))
-        assert store.write_snapshot(ids[0], b"", holds=()) is None
     assert ids == ["0000", "0001"]
     assert list(store.reports) == ids
     assert store.summary.steps == 3
@@ -252,61 +246,12 @@ def test_an_oversized_report_is_refused_unread(tmp_path, monkeypatch):
         load_report(file)
 
 
-@pytest.mark.parametrize(
-    "name", ["../../etc/passwd", "/etc/passwd", "a/b", "..", "", "a\x00b", "C:\\x"]
-)
-def test_a_snapshot_name_that_leaves_the_folder_is_refused(tmp_path, name):
-    reference = SnapshotRef(name=name, sha256="0" * 64, bytes=1, holds=())
-    file = stored(tmp_path, snapshot=reference)
-    with pytest.raises(NanstopError, match="not a plain file name"):
-        load_report(file)
-
-
 @pytest.mark.parametrize("incident_id", ["../../etc", "/etc", "", "1", "0000/.."])
 def test_an_id_that_leaves_the_folder_is_refused(tmp_path, incident_id):
     file = stored(tmp_path)
     file.write_text(file.read_text().replace('"id":"0000"', f'"id":"{incident_id}"'))
     with pytest.raises(NanstopError, match="is no id of an incident"):
         load_report(file)
-
-
-@pytest.fixture
-def snapshot(tmp_path):
-    """An incident with a snapshot of its batch: (incident folder, snapshot file)."""
-    store = Store(tmp_path)
-    incident_id, folder = store.open_incident()
-    data = save({"input_ids": torch.arange(6).reshape(2, 3)})
-    reference = store.write_snapshot(incident_id, data, holds=("batch",))
-    assert reference.bytes == len(data)
-    store.write_report(report(incident_id, snapshot=reference))
-    return folder, folder / reference.name
-
-
-def test_a_sound_snapshot_passes(snapshot):
-    folder, file = snapshot
-    incident = load_incident(folder)
-    assert incident.snapshot.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda file: file.unlink(), "no readable snapshot"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-8]), "no readable snapshot"),
-        (lambda file: file.write_bytes(b"\xff" * 64), "no readable snapshot"),
-        (lambda file: file.write_bytes(b""), "no readable snapshot"),
-        (
-            lambda file: file.write_bytes(save({"input_ids": torch.zeros(6).long()})),
-            "is not the snapshot",
-        ),
-        (lambda file: shutil.move(file, file.with_name("x")) and file.symlink_to("x"), "is a link"),
-    ],
-)
-def test_a_damaged_snapshot_is_refused(snapshot, damage, message):
-    folder, file = snapshot
-    damage(file)
-    with pytest.raises(NanstopError, match=message):
-        load_incident(folder)
 
 
 def test_incident_folders(tmp_path):

@@ -6,16 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nanstop.records import Atom
+from nanstop.records import Action, ActionKind, Atom
 
 Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
+
+_KINDS: Mapping[ActionKind, Kind] = {
+    "continue": "proceed",
+    "observe": "proceed",
+    "redo": "redo",
+    "adopt": "redo",
+    "quarantine": "redo",
+    "rollback": "rollback",
+    "skip": "skip",
+    "stop": "stop",
+}
 
 STOPPED = 3
 """Exit code of a training that was stopped: its incident is unresolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
+class Decision:
     """``atoms``: remedies by micro-batch of the window that is redone.
 
     ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot back. ``on_stop``: as
@@ -28,3 +39,23 @@ class Resolution:
     reason: str = ""
     incident: str = ""
     on_stop: Literal["raise", "end"] = "raise"
+
+    @classmethod
+    def to(
+        cls,
+        action: Action,
+        *,
+        atoms: Mapping[int, tuple[Atom, ...]],
+        incident: str,
+        on_stop: Literal["raise", "end"],
+    ) -> Decision:
+        """Return how an action is carried out; one that is adopted is in force already, except after a rollback."""
+        kind = _KINDS[action.kind]
+        return cls(
+            kind=kind,
+            atoms=atoms,
+            adopt=action.atoms if kind == "rollback" else (),
+            reason=action.reason,
+            incident=incident,
+            on_stop=on_stop,
+        )

@@ -8,7 +8,7 @@ from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.records import FailureKey, Report
 
 
-class KnownFailures:
+class Repeats:
     """The reports of a run, latest last. ``names_samples`` and ``left_alone`` say what one means for the next."""
 
     def __init__(self) -> None:

@@ -1,5 +1,8 @@
 """S1: Gemma 3, DPO with LoRA, moved from float32 to mixed float16 (TRL issue 3236)."""
 
+# pyright: reportPrivateImportUsage=false
+# (trl offers its names by `__getattr__`)
+
 from __future__ import annotations
 
 from typing import Any
@@ -23,7 +26,9 @@ def massive_gemma3() -> Any:
     measured 8e5 in the real model). The norms behind it give those channels no weight and restore the size of the
     others, which is how a trained model lives with such values: in float32 it trains as well as any.
     """
-    model = tiny.gemma3(num_hidden_layers=3, hidden_size=64, intermediate_size=128, head_dim=32)
+    model: Any = tiny.gemma3(
+        num_hidden_layers=3, hidden_size=64, intermediate_size=128, head_dim=32
+    )
     massive = torch.arange(0, 64, 64 // MASSIVE)
     root_mean_square = GAIN * (MASSIVE / 64) ** 0.5
     behind = model.model.layers[2]

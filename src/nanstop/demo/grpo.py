@@ -22,7 +22,7 @@ from nanstop.commands.bisect.result import BisectResult
 from nanstop.demo.quiet import OFFLINE
 from nanstop.demo.scenario import Scenario
 from nanstop.diagnose.diagnose import diagnose_anew
-from nanstop.process.crash.process_end import signal_name
+from nanstop.process.signals import signal_name
 from nanstop.records import Report
 from nanstop.session.factory import incident_folder
 from nanstop.store.incidents import load_report, load_summary

@@ -4,12 +4,15 @@ The machine is played as well: on an H20, cuBLAS 12.1 divides an integer by zero
 and the process dies by SIGFPE. Here the CPU's own product does that, for the shapes of one layer.
 """
 
+# pyright: reportPrivateImportUsage=false
+# (trl offers its names by `__getattr__`)
+
 from __future__ import annotations
 
 import os
 import signal
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,12 +47,12 @@ def main() -> None:
 
     from nanstop.demo import data, tiny
 
-    (args,) = TrlParser(GRPOConfig).parse_args_and_config()
+    (args,) = TrlParser(cast("Any", GRPOConfig)).parse_args_and_config()
     torch.set_num_threads(1)
     prompts = data.preferences("train").select_columns(["prompt"])
     trainer = GRPOTrainer(
         model=tiny.qwen2(hidden_size=OUTER, intermediate_size=INNER),
-        reward_funcs=num_words,
+        reward_funcs=cast("Any", num_words),
         args=args,
         train_dataset=prompts,
         processing_class=tiny.tokenizer(),

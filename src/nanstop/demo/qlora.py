@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import SequentialSampler
@@ -43,7 +43,7 @@ def quantised_gemma(num_tokens: int, *, new_rows: str, compute: torch.dtype) -> 
     """Return a Gemma of sixteen layers loaded in NF4; its new rows are "zero", the "mean" or a "copy" of others."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    model = tiny.gemma(num_hidden_layers=16, initializer_range=0.1)
+    model: Any = tiny.gemma(num_hidden_layers=16, initializer_range=0.1)
     model.resize_token_embeddings(num_tokens, mean_resizing=False)
     with torch.no_grad():
         rows = model.get_input_embeddings().weight
@@ -111,13 +111,13 @@ def build(setup: Setup) -> Any:
         half=variant == "half-trainables" and not setup.float32,
     )
     torch_adamw = setup.float32 or variant == "half-trainables"
-    trainer = Trainer(
+    trainer: Any = Trainer(
         model=model,
         args=TrainingArguments(
             **arguments(setup.out, setup.steps, bf16=not setup.float32),
             optim="adamw_torch" if torch_adamw else "paged_adamw_8bit",
         ),
-        train_dataset=examples(tokenizer, tag_first=variant == "zero-rows"),
+        train_dataset=cast("Any", examples(tokenizer, tag_first=variant == "zero-rows")),
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
     )
     rows = trainer.train_dataset

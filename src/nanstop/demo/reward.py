@@ -1,5 +1,8 @@
 """S4: a reward model with LoRA in pure float16 (TRL issue 2367)."""
 
+# pyright: reportPrivateImportUsage=false
+# (trl offers its names by `__getattr__`)
+
 from __future__ import annotations
 
 from typing import Any

@@ -22,6 +22,10 @@ class Setup:
     variant: str | None = None
 
 
+def _never(setup: Setup) -> Any:
+    raise NotImplementedError(f"{setup}: this scenario is played")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """``build`` returns a trainer that knows nothing of nanstop; building twice gives the same run twice.
@@ -34,7 +38,7 @@ class Scenario:
     name: str
     title: str
     symptom: str
-    build: Callable[[Setup], Any] | None = None
+    build: Callable[[Setup], Any] = _never
     steps: int
     symptom_steps: int
     allow: tuple[str, ...] = ()

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from nanstop.demo.scenario import Scenario, Setup
 from nanstop.errors import NanstopError, unknown
 
 
-def _s1(setup: Setup) -> Any:
-    from nanstop.demo.dpo import build
-
-    return build(setup)
-
-
-def _s2(setup: Setup) -> Any:
-    from nanstop.demo.qlora import build
-
-    return build(setup)
+def _of(module: str) -> Callable[[Setup], Any]:
+    """Return the ``build`` of a module beside this one, imported when something is built."""
+    return lambda setup: import_module(f"{__package__}.{module}").build(setup)
 
 
-def _s3(scenario: Scenario, echo: Callable[[str], None]) -> dict[str, Any]:
+def _play(scenario: Scenario, echo: Callable[[str], None]) -> dict[str, Any]:
     from nanstop.demo.grpo import play
 
     return play(scenario, echo)
-
-
-def _s4(setup: Setup) -> Any:
-    from nanstop.demo.reward import build
-
-    return build(setup)
-
-
-def _s5(setup: Setup) -> Any:
-    from nanstop.demo.sft import build
-
-    return build(setup)
 
 
 _TABLE = (
@@ -44,7 +26,7 @@ _TABLE = (
         name="s1-gemma3-dpo-fp16",
         title="Gemma 3, DPO with LoRA, from float32 to mixed float16 (TRL issue 3236)",
         symptom="loss 0.0, grad_norm nan and rewards nan from the first log",
-        build=_s1,
+        build=_of("dpo"),
         steps=24,
         symptom_steps=3,
     ),
@@ -52,7 +34,7 @@ _TABLE = (
         name="s2-gemma-qlora-newtokens",
         title="Gemma, QLoRA with new tokens and a paged 8-bit optimizer (PEFT issue 1715)",
         symptom="loss falls for some steps, then NaN",
-        build=_s2,
+        build=_of("qlora"),
         steps=16,
         symptom_steps=9,
         allow=("init_rows", "optimizer_swap"),
@@ -66,7 +48,7 @@ _TABLE = (
         name="s3-grpo-sigfpe",
         title="Qwen2, GRPO with bf16=True on an H20 (TRL issue 2906)",
         symptom="floating point exception, no traceback",
-        play=_s3,
+        play=_play,
         steps=2,
         symptom_steps=2,
     ),
@@ -74,7 +56,7 @@ _TABLE = (
         name="s4-reward-half-head",
         title="Qwen2 reward model with LoRA in pure float16 (TRL issue 2367)",
         symptom="an astronomically large loss with grad_norm nan, then loss 0.0",
-        build=_s4,
+        build=_of("reward"),
         steps=50,
         symptom_steps=50,
     ),
@@ -82,7 +64,7 @@ _TABLE = (
         name="s5-qwen2-sft-fp16",
         title="Qwen2, full fine-tuning in float16 with eager attention (Qwen3 issue 670)",
         symptom="loss 0.0 and grad_norm nan; inference with the fused kernel is fine",
-        build=_s5,
+        build=_of("sft"),
         steps=40,
         symptom_steps=3,
     ),

@@ -1,5 +1,8 @@
 """S5: full fine-tuning of Qwen2 in float16 with eager attention (QwenLM/Qwen3 issue 670)."""
 
+# pyright: reportPrivateImportUsage=false
+# (trl offers its names by `__getattr__`)
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,7 +25,7 @@ def biased_qwen2(attention: str = "eager") -> Any:
     scores of a row then share one huge constant, which the softmax takes away: only an unscaled product of query and
     key that is stored in float16 meets it.
     """
-    model = tiny.qwen2(
+    model: Any = tiny.qwen2(
         attention=attention,
         hidden_size=64,
         intermediate_size=128,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.errors import NanstopError
-from nanstop.prove.failing_step import Case
+from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.replay.batches import num_samples
@@ -16,7 +16,7 @@ from nanstop.replay.step import Batch
 _MAX_ROWS = 32
 
 
-def bad_rows(case: Case) -> tuple[int, ...] | None:
+def bad_rows(case: FailingStep) -> tuple[int, ...] | None:
     """Return the samples that fail when all others are left out; None where samples cannot be told apart.
 
     One undone run a sample. A loss over several samples (a batch statistic, a pair) may not run on one alone, or may
@@ -33,7 +33,7 @@ def bad_rows(case: Case) -> tuple[int, ...] | None:
     return tuple(row for row, failed in enumerate(fails) if failed)
 
 
-def atoms_for(case: Case, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ...]:
+def atoms_for(case: FailingStep, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ...]:
     """Return what a cure of the case means for another micro-batch of its window that fails.
 
     Remedies of data name samples: each micro-batch has its own, found as in ``bad_rows``.
@@ -47,7 +47,7 @@ def atoms_for(case: Case, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ..
     return (*rest, *(Atom(remedy="drop_sample", target=f"{micro}:{row}") for row in rows))
 
 
-def _fails_alone(case: Case, row: int, rows: int) -> bool | None:
+def _fails_alone(case: FailingStep, row: int, rows: int) -> bool | None:
     """Return whether a sample fails by itself; None where it cannot be run so."""
     batch = case.step.batches[case.micro]
     try:

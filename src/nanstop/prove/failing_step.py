@@ -28,7 +28,7 @@ class Rewind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class FailurePoint:
     """Where a failure was met. ``step``: None where nothing can be run again; ``can_skip``: an update is at stake."""
 
     at: StepId
@@ -36,7 +36,7 @@ class Occasion:
     can_skip: bool
 
     @classmethod
-    def of(cls, step: Step | None, signals: Sequence[Signal], *, can_skip: bool) -> Occasion:
+    def of(cls, step: Step | None, signals: Sequence[Signal], *, can_skip: bool) -> FailurePoint:
         """Return the occasion of a step, or else of what the signals say of it."""
         if step is not None:
             return cls(step.id, step, can_skip=True)
@@ -45,7 +45,7 @@ class Occasion:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FailingStep:
     """``failing``: micro-batches of the window that fail, ``micro`` the first of them. ``phase``: what its forward is.
 
     ``update``: the forward and backward are clean and it is the optimizer update of this step that breaks the weights;
@@ -115,7 +115,7 @@ def apply_update(step: Step) -> None:
         step.update()
 
 
-def failing_case(step: Step, *, phase: Phase, raised: bool) -> Case:
+def failing_case(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
     """Return the case of a window: the micro-batches whose loss or gradients are bad when run again.
 
     The ones whose first loss was bad count even if they replay clean. A micro-batch that raised is the last one.
@@ -123,16 +123,16 @@ def failing_case(step: Step, *, phase: Phase, raised: bool) -> Case:
     forward: Phase = phase if phase in ("evaluate", "generate") else "forward"
     if raised or forward != "forward":
         last = len(step.batches) - 1
-        return Case(step, last, (last,), phase=forward)
+        return FailingStep(step, last, (last,), phase=forward)
     bad = [
         micro
         for micro, loss in enumerate(step.losses)
         if (loss is not None and not bool(loss.isfinite().all())) or attempt(step, micro).failed
     ]
-    return Case(step, bad[0] if bad else 0, tuple(bad) or (0,))
+    return FailingStep(step, bad[0] if bad else 0, tuple(bad) or (0,))
 
 
-def breaking_update(rewind: Rewind) -> Case | None:
+def breaking_update(rewind: Rewind) -> FailingStep | None:
     """Return the case of the update that broke the weights, found by running the kept windows again; else None."""
     root = rewind.steps[0].view.root if rewind.steps else None
     if root is None:
@@ -142,7 +142,7 @@ def breaking_update(rewind: Rewind) -> Case | None:
             apply_update(step)
             weights = {name: p for name, p in root.named_parameters() if p.requires_grad}
             if nonfinite(weights):
-                return Case(
+                return FailingStep(
                     step,
                     0,
                     tuple(range(len(step.batches))),
@@ -154,14 +154,14 @@ def breaking_update(rewind: Rewind) -> Case | None:
     return None
 
 
-def pending_case(step: Step, rewind: Rewind | None) -> Case | None:
+def pending_case(step: Step, rewind: Rewind | None) -> FailingStep | None:
     """Return the case of an update that is about to ruin weights, judged by a float32 run of it; None if it does not.
 
     ``rewind``: its last step is this one.
     """
     micros = tuple(range(len(step.batches)))
     before = tuple(rewind.steps[:-1]) if rewind is not None else ()
-    case = Case(
+    case = FailingStep(
         step, 0, micros, phase="optimizer", update=True, rewind=rewind, before=before, pending=True
     )
     named = step.view.root.named_parameters()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.decide.policy import Policy
-from nanstop.prove.failing_step import Case
+from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.search import Budget, prove
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom, FailureKey, Proof
@@ -15,11 +15,10 @@ _MAX_CONFIRMED = 3
 
 
 def prove_case(
-    case: Case,
+    case: FailingStep,
     key: FailureKey,
     candidates: tuple[tuple[Atom, ...], ...],
     *,
-    incident: str,
     policy: Policy,
 ) -> Proof:
     """Return the smallest cure of a case among ``candidates``. Call inside ``case.in_place()``.
@@ -30,7 +29,7 @@ def prove_case(
     others = [] if case.update else [m for m in case.failing if m != case.micro]
     healthy = [m for m in range(len(case.step.batches)) if m not in case.failing][:1]
     proof = prove(
-        incident,
+        "",
         trials.trial(()),
         candidates,
         trials.trial,

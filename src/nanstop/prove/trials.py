@@ -15,7 +15,7 @@ from torch import Tensor
 from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import HALF, format_name, in_float64
 from nanstop.prove.bad_samples import atoms_for, bad_rows, without
-from nanstop.prove.failing_step import Case
+from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
@@ -34,7 +34,7 @@ _SAME = 1e-4
 class Trials:
     """Runs trials of one case. Call inside ``case.in_place()``."""
 
-    def __init__(self, case: Case, key: FailureKey) -> None:
+    def __init__(self, case: FailingStep, key: FailureKey) -> None:
         self._case = case
         self._key = key
         self._references: dict[int, Attempt] = {}
@@ -232,7 +232,7 @@ def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outco
     return "same_failure" if key is None or key.same_as(failure) else "other_failure"
 
 
-def _coarsest_eps(case: Case) -> float:
+def _coarsest_eps(case: FailingStep) -> float:
     formats = [p.dtype for p in case.step.view.root.parameters() if p.is_floating_point()]
     autocast = case.step.facts.autocast
     if autocast:
@@ -240,7 +240,7 @@ def _coarsest_eps(case: Case) -> float:
     return max((torch.finfo(one).eps for one in formats), default=torch.finfo(torch.float32).eps)
 
 
-def _half_format(case: Case) -> str:
+def _half_format(case: FailingStep) -> str:
     used = (p.dtype for p in case.step.view.root.parameters())
     half = [format_name(one) for one in used if one in HALF]
     return max(set(half), key=half.count) if half else "bfloat16"

@@ -30,7 +30,6 @@ from nanstop.records.incident import (
     Localization,
     Position,
     Replay,
-    SnapshotRef,
 )
 from nanstop.records.plan import (
     Agreement,
@@ -153,7 +152,6 @@ __all__ = [
     "Sighting",
     "Signal",
     "SignalSource",
-    "SnapshotRef",
     "SourceLine",
     "StateFault",
     "StateRow",

@@ -11,15 +11,6 @@ from nanstop.records.vocabulary import CONFIG, SCHEMA, Fidelity, Finiteness, Ori
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRef:
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
-    name: str
-    sha256: str
-    bytes: int
-    holds: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """A failure as it was met, before anything was tried."""
 
@@ -37,7 +28,8 @@ class Incident:
     bad_state: tuple[str, ...] = ()
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were far too large when the step failed."""
-    snapshot: SnapshotRef | None = None
+    snapshot: None = None
+    """Nothing is kept of a step but what the report says; the field stays in its published form."""
     history: tuple[Series, ...] = ()
     time: float = 0.0
 

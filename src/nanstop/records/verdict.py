@@ -171,9 +171,15 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
+    """What was done about a failure. ``outcome``: "done", "failed: " and why, "" where there was nothing to do.
+
+    ``before`` and ``after``: the loss of the failing micro-batch, or else the norm of the gradients, as far as known.
+    """
+
     __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     at: StepId
     action: Action
+    outcome: str = ""
     before: str = ""
     after: str = ""
     incident: str | None = None

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from nanstop.replay.step import ModelView
     from nanstop.session.session import Announce, Session
-
-    OpenSession = Callable[[ModelView, RunFacts], Session]
+    from nanstop.session.watched_run import OpenSession
 
 
 FOLDER = ".nanstop"

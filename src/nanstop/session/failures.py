@@ -1,23 +1,23 @@
-"""The only file that knows the order: capture, replay, localize, diagnose, prove, decide, record.
+"""The only file that knows the order: capture, replay, localize, diagnose, prove, decide.
 
-A session imports it with the first failure of a run.
+Nothing here has an effect: what is to be told, written and put in force is the session's, which imports this with the
+first failure of a run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nanstop.decide import policy as policies
-from nanstop.decide.decision import Kind, Resolution
-from nanstop.decide.repeats import KnownFailures, left_alone, names_samples
+from nanstop.decide.repeats import Repeats, left_alone, names_samples
 from nanstop.numerics.weights import param_groups
 from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import (
-    Case,
-    Occasion,
+    FailingStep,
+    FailurePoint,
     Rewind,
     breaking_update,
     failing_case,
@@ -25,7 +25,6 @@ from nanstop.prove.failing_step import (
 )
 from nanstop.records import (
     Action,
-    ActionKind,
     Atom,
     AuditEntry,
     FailureKey,
@@ -35,7 +34,6 @@ from nanstop.records import (
     RunFacts,
     Signal,
 )
-from nanstop.records.remedies import describe
 from nanstop.remedies.apply import applied
 from nanstop.replay.collectives import communicates
 from nanstop.session.investigation import Investigation
@@ -46,34 +44,56 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 8
 
-_KINDS: Mapping[ActionKind, Kind] = {
-    "continue": "proceed",
-    "observe": "proceed",
-    "redo": "redo",
-    "adopt": "redo",
-    "quarantine": "redo",
-    "rollback": "rollback",
-    "skip": "skip",
-    "stop": "stop",
-}
-
 _EACH_LOOKED_INTO = 3
 """Failures of a row whose updates are left out; of those that follow each one whose number is a power of two."""
 
 
-class Failures:
-    """The failures of one session, and what the policy remembers of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What a failure comes to: its report, whose last entry says what to do, to be kept under ``key``.
 
-    def __init__(self, session: RunState) -> None:
-        self._session = session
-        self._known = KnownFailures()
-        self._state = policies.PolicyState()
-        self._last_signature: tuple[object, ...] | None = None
+    A new one has no id yet. ``atoms``: remedies by micro-batch of a window that is redone. ``like_the_last``: it was
+    folded unseen into one that was left alone. ``interrupt``: to be raised once it is written down.
+    """
+
+    report: Report
+    key: FailureKey
+    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict[int, tuple[Atom, ...]])
+    like_the_last: bool = False
+    interrupt: KeyboardInterrupt | None = None
 
     @property
-    def reports(self) -> list[Report]:
-        """The incidents so far, the one that was last seen at the end."""
-        return self._known.reports
+    def action(self) -> Action:
+        return self.report.audit[-1].action
+
+    @property
+    def is_new(self) -> bool:
+        return not self.report.incident.id
+
+    def named(self, incident: str) -> Conclusion:
+        """Return it with the id that a new incident was given, wherever records name it."""
+        report, action = self.report, self.action
+        action = replace(action, proof=incident if action.proof is not None else None)
+        return replace(
+            self,
+            report=replace(
+                report,
+                incident=replace(report.incident, id=incident),
+                replay=report.replay and replace(report.replay, incident=incident),
+                proof=report.proof and replace(report.proof, incident=incident),
+                audit=(replace(report.audit[-1], action=action, incident=incident),),
+            ),
+        )
+
+
+class Failures:
+    """The failures of one run: ``known`` reports, and what the policy remembers of them."""
+
+    def __init__(self, run: RunState) -> None:
+        self.known = Repeats()
+        self._run = run
+        self._state = policies.PolicyState()
+        self._last_signature: tuple[object, ...] | None = None
 
     @property
     def num_left_out(self) -> int:
@@ -101,24 +121,22 @@ class Failures:
         bad_params: Sequence[str],
         bad_state: Sequence[str],
         can_skip: bool,
-    ) -> Resolution:
-        """Investigate a failure and return what to do, as ``Session.failed`` says."""
-        now = Occasion.of(step, signals, can_skip=can_skip)
-        known = self._known.explaining(bad_params, at_step=now.at.step, over=not now.can_skip)
+    ) -> Conclusion | None:
+        """Investigate a failure, as ``WatchedRun.failed`` says. None: it is explained, and there is nothing left to decide."""
+        now = FailurePoint.of(step, signals, can_skip=can_skip)
+        known = self.known.explaining(bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
-            # A training that is over has nothing left to decide.
-            return self._again(known, now) if now.can_skip else Resolution(kind="proceed")
+            return self._again(known, now) if now.can_skip else None
         signature = (phase, bool(bad_params), type(error), signals[0].source)
-        if signature == self._last_signature and self.reports:
-            latest = self.reports[-1]
+        if signature == self._last_signature and self.known.reports:
+            latest = self.known.reports[-1]
             if left_alone(latest):
-                self._session.logged()
-                return self._again(latest, now)
+                return replace(self._again(latest, now), like_the_last=True)
             if self._is_one_more(latest):
                 return self._again(latest, now, proof=latest.proof)
         self._last_signature = signature
         found = Investigation(
-            facts=self._session.facts,
+            facts=self._run.facts,
             at=now.at,
             phase=phase,
             signals=tuple(signals),
@@ -130,33 +148,30 @@ class Failures:
 
     def foreseen(
         self, step: Step, rewind: Rewind | None, expected: Sequence[Signal]
-    ) -> Resolution | None:
-        """Investigate an update that a rehearsal says will ruin weights; None if the whole of it does not.
+    ) -> Conclusion | tuple[str, ...]:
+        """Investigate an update that a rehearsal says will ruin weights.
 
-        Where that cannot be run, what is ``expected`` counts as far as it is not finite.
+        Where that cannot be run, what is ``expected`` counts as far as it is not finite. Otherwise returns why the
+        update could not be judged, () where the whole of it ruins nothing.
         """
-        found = Investigation(facts=self._session.facts, at=step.id, phase="optimizer", signals=())
+        found = Investigation(facts=self._run.facts, at=step.id, phase="optimizer", signals=())
         case = found.stage("capture", lambda: pending_case(step, rewind))
         unseen = [one for one in expected if not math.isfinite(one.value or 0.0)]
         if case is None and not (found.failures and unseen):
-            for line in found.failures:
-                self._session.announce(f"an update could not be judged ({line})")
-            return None
+            return tuple(found.failures)
         found.signals = case.broken[:_MAX_NAMED] if case is not None else tuple(unseen)
-        now = Occasion(step.id, step, can_skip=True)
+        now = FailurePoint(step.id, step, can_skip=True)
         return self._settled(found, now, lambda: case)
 
     def _settled(
-        self, found: Investigation, now: Occasion, case: Callable[[], Case | None]
-    ) -> Resolution:
+        self, found: Investigation, now: FailurePoint, case: Callable[[], FailingStep | None]
+    ) -> Conclusion:
         try:
             return self._investigate(found, now, case())
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             found.failures.append("investigation: interrupted by the user")
-            self._record(
-                found, Action(kind="continue", reason="the investigation was interrupted"), now
-            )
-            raise
+            action = Action(kind="continue", reason="the investigation was interrupted")
+            return replace(self._new(found, action, now), interrupt=interrupt)
         except Exception as failure:  # nanstop is never the reason a run dies
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
             return self._decide(found, now, None)
@@ -167,30 +182,34 @@ class Failures:
         skipped = latest.audit[-1].action.kind == "skip"
         return skipped and row > _EACH_LOOKED_INTO and row & (row - 1) != 0
 
-    def _investigate(self, found: Investigation, now: Occasion, case: Case | None) -> Resolution:
+    def _investigate(
+        self, found: Investigation, now: FailurePoint, case: FailingStep | None
+    ) -> Conclusion:
         found.facts = _present(found.facts, case.step if case is not None else now.step)
         if case is None:
-            known = self._known.like(found.key)
+            known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
                 return self._again(known, now)
             return self._decide(found, now, None)
         with case.in_place():
             found.look(case)
-            known = self._known.like(found.key)
+            known = self.known.like(found.key)
             if known is not None and found.stage("repeat", lambda: self._passes(case, known)):
                 return self._again(known, now, case)
-            self._explain(found)
-            if self._session.facts.world_size == 1:  # the others wait, and nothing would come of it
-                found.prove(case, self._session.policy)
+            found.explain(self._run.series)
+            if self._run.facts.world_size == 1:  # the others wait, and nothing would come of it
+                found.prove(case, self._run.policy)
             if known is not None and names_samples(known):
                 # The samples are new, the failure is not.
                 return self._again(known, now, case, proof=found.proof)
         return self._decide(found, now, case)
 
-    def _case(self, found: Investigation, step: Step | None, rewind: Rewind | None) -> Case | None:
+    def _case(
+        self, found: Investigation, step: Step | None, rewind: Rewind | None
+    ) -> FailingStep | None:
         if step is None:
             return None
-        if self._session.facts.world_size > 1:
+        if self._run.facts.world_size > 1:
             # An update of one rank's own gradients is none that the run has made: there is no way back here.
             rewind = None
             if not _runs_alone(found, step):
@@ -203,58 +222,52 @@ class Failures:
             "capture", lambda: failing_case(step, phase=found.phase, raised=found.raised)
         )
 
-    def _explain(self, found: Investigation) -> None:
-        # On a device whose context is gone, not even a number can be read any more.
-        history = found.stage("history", self._session.series.records) or ()
-        found.explain(self._session.store.open_incident()[0], history)
-
-    def _decide(self, found: Investigation, now: Occasion, case: Case | None) -> Resolution:
-        nothing = Proof(incident=found.incident_id, verdict="none_found", minimal=())
+    def _decide(
+        self, found: Investigation, now: FailurePoint, case: FailingStep | None
+    ) -> Conclusion:
+        nothing = Proof(incident="", verdict="none_found", minimal=())
         clean = found.replay is not None and found.replay.fidelity == "not_reproduced"
         action = self._choose(found.key, now, case, found.proof or nothing, replays_clean=clean)
-        report = self._record(found, action, now)
-        self._session.announce(report)
-        return self._resolve(action, case, report)
+        return self._new(found, action, now, case)
 
-    def _record(self, found: Investigation, action: Action, now: Occasion) -> Report:
+    def _new(
+        self,
+        found: Investigation,
+        action: Action,
+        now: FailurePoint,
+        case: FailingStep | None = None,
+    ) -> Conclusion:
         if found.incident is None:
-            self._explain(found)
+            found.explain(self._run.series)
         report = found.report(AuditEntry(at=now.at, action=action))
-        self._keep(report, found.key)
-        return report
+        return Conclusion(report=report, key=found.key, atoms=_redone(action, case))
 
     def _again(
         self,
         known: Report,
-        now: Occasion,
-        case: Case | None = None,
+        now: FailurePoint,
+        case: FailingStep | None = None,
         proof: Proof | None = None,
-    ) -> Resolution:
+    ) -> Conclusion:
         """Fold a repeat into the report of the first: its remedy is used, unless it has a ``proof`` of its own."""
-        key = self._known.key_of(known)
+        key = self.known.key_of(known)
         if proof is None and not names_samples(known):
             proof = known.proof
-        action = self._choose(key, now, case, proof)
+        action = self._choose(key, now, case, proof and replace(proof, incident=known.incident.id))
         entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
-        self._keep(report, key)
-        if action.kind == "adopt":
-            kept = describe(action.atoms)
-            self._session.announce(f"{known.incident.id}: adopted for the rest: {kept}")
-        elif action.kind == "stop":
-            self._session.announce(f"{known.incident.id}: training stops: {action.reason}")
-        return self._resolve(action, case, report)
+        return Conclusion(report=report, key=key, atoms=_redone(action, case))
 
     def _choose(
         self,
         key: FailureKey,
-        now: Occasion,
-        case: Case | None,
+        now: FailurePoint,
+        case: FailingStep | None,
         proof: Proof | None,
         *,
         replays_clean: bool = False,
     ) -> Action:
-        policy, facts = self._session.policy, self._session.facts
+        policy, facts = self._run.policy, self._run.facts
         action, self._state = policies.decide(
             policy,
             self._state,
@@ -272,27 +285,16 @@ class Failures:
             return replace(action, reason="there is no step to run again: observed only")
         return action
 
-    def _passes(self, case: Case, known: Report) -> bool:
+    def _passes(self, case: FailingStep, known: Report) -> bool:
         """Return whether the remedy proven for the earlier failure passes here too (True where none was found then)."""
         if names_samples(known):
             return case.phase != "forward"
         atoms = known.proof.minimal if known.proof else ()
-        new = tuple(atom for atom in atoms if atom not in self._session.in_force)
+        new = tuple(atom for atom in atoms if atom not in self._run.in_force)
         return not atoms or not any(
-            case.attempt(micro, under=lambda: applied(self._session.view, new)).failed
+            case.attempt(micro, under=lambda: applied(self._run.view, new)).failed
             for micro in case.failing
         )
-
-    def _resolve(self, action: Action, case: Case | None, report: Report) -> Resolution:
-        if action.kind == "adopt":
-            self._session.adopt(action.atoms)
-        resolution = _resolution(action, case, report.incident.id)
-        return replace(resolution, on_stop=self._session.policy.on_stop)
-
-    def _keep(self, report: Report, key: FailureKey) -> None:
-        self._known.put(report, key)
-        self._session.store.write_report(report)
-        self._session.write_summary()
 
 
 def _runs_alone(found: Investigation, step: Step) -> bool:
@@ -317,16 +319,8 @@ def _present(facts: RunFacts, step: Step | None) -> RunFacts:
     return replace(facts, param_groups=groups, optimizer=optimizer)
 
 
-def _resolution(action: Action, case: Case | None, incident: str) -> Resolution:
-    """Return how an action is carried out; one that is adopted is in force already, except after a rollback."""
-    kind = _KINDS[action.kind]
-    atoms: dict[int, tuple[Atom, ...]] = {}
-    if kind == "redo" and action.kind != "adopt" and case is not None:
-        atoms = {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}
-    return Resolution(
-        kind=kind,
-        atoms=atoms,
-        adopt=action.atoms if kind == "rollback" else (),
-        reason=action.reason,
-        incident=incident,
-    )
+def _redone(action: Action, case: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:
+    """Return the remedies of each micro-batch of a window that is redone; one that is adopted is in force by then."""
+    if action.kind not in ("redo", "quarantine") or case is None:
+        return {}
+    return {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nanstop.diagnose.diagnose import examine
 from nanstop.records import Diagnosis, Evidence
-from nanstop.session.run_state import RunState
 from nanstop.store.summary import by_weight, finding_row
 
 _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
@@ -18,9 +19,9 @@ stand beside that failure.
 class Findings:
     """What was told of a run, weightiest first."""
 
-    def __init__(self, run: RunState) -> None:
+    def __init__(self, tell: Callable[[Diagnosis], None]) -> None:
         self.all: list[Diagnosis] = []
-        self._run = run
+        self._tell = tell
 
     def examine_setup(self, evidence: Evidence) -> None:
         """Tell what the set-up shows."""
@@ -49,5 +50,4 @@ class Findings:
         if finding.where not in places and (finding.where or not places):
             self.all.append(finding)
             self.all.sort(key=lambda one: by_weight(finding_row(one)))
-            self._run.announce(finding)
-            self._run.write_summary()
+            self._tell(finding)

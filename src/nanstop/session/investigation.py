@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from nanstop.errors import NanstopError
 from nanstop.localize.localize import localize
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_rows
-from nanstop.prove.failing_step import Case
+from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.prove import prove_case
 from nanstop.records import (
     Atom,
@@ -31,13 +31,13 @@ from nanstop.records import (
     Replay,
     Report,
     RunFacts,
-    Series,
     Signal,
     StepId,
     TensorStats,
 )
 from nanstop.replay.batches import batch_facts, num_samples
 from nanstop.replay.rerun import rerun
+from nanstop.session.history import History
 from nanstop.session.machine import environment
 
 T = TypeVar("T")
@@ -75,11 +75,6 @@ class Investigation:
             return self.localization.key
         return FailureKey(kind="exception" if self.raised else "nan", phase=self.phase)
 
-    @property
-    def incident_id(self) -> str:
-        """The id it was given, or an empty string before ``explain``."""
-        return self.incident.id if self.incident is not None else ""
-
     def stage(self, name: str, work: Callable[[], T]) -> T | None:
         """Return what a stage gives, or None with its error noted: nanstop is never the reason a run dies."""
         try:
@@ -90,7 +85,7 @@ class Investigation:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
         return None
 
-    def look(self, case: Case) -> None:
+    def look(self, case: FailingStep) -> None:
         """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""
         self.at = replace(case.step.id, micro=case.micro)
         self.batch = self.stage("batch", lambda: _facts_around(case)) or ()
@@ -119,10 +114,10 @@ class Investigation:
             samples = self.stage("samples", lambda: _samples(case))
             self.localization = replace(self.localization, positions=samples)
 
-    def explain(self, incident_id: str, history: Sequence[Series]) -> None:
-        """Make the incident's record and diagnose it. No device work."""
+    def explain(self, series: History) -> None:
+        """Make the incident's record, yet without an id, and diagnose it. Synchronises the device as ``series`` is read."""
         self.incident = Incident(
-            id=incident_id,
+            id="",
             at=self.at,
             phase=self.phase,
             signals=self.signals,
@@ -132,12 +127,12 @@ class Investigation:
             bad_params=self.bad_params,
             bad_state=self.bad_state,
             odd_weights=self.odd_weights,
-            history=tuple(history),
+            # On a device whose context is gone, not even a number can be read any more.
+            history=self.stage("history", series.records) or (),
             time=time.time(),
         )
         if self.replay is not None:
-            key = self.localization.key if self.localization else None
-            self.replay = replace(self.replay, incident=incident_id, key=key)
+            self.replay = replace(self.replay, key=self.localization and self.localization.key)
         examined = examine(
             Evidence(
                 facts=self.facts,
@@ -151,7 +146,7 @@ class Investigation:
         self.diagnoses = examined.diagnoses
         self.failures += examined.failures
 
-    def prove(self, case: Case, policy: Policy) -> None:
+    def prove(self, case: FailingStep, policy: Policy) -> None:
         """Try the candidate remedies of the diagnoses on the case. Call inside ``case.in_place()``."""
         candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
             candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
@@ -159,10 +154,9 @@ class Investigation:
         fails_again = self.replay is not None and self.replay.fidelity != "not_reproduced"
         if not fails_again or not candidates:
             return
-        incident = self.incident_id
         self.proof = self.stage(
             "proof",
-            lambda: prove_case(case, self.key, tuple(candidates), incident=incident, policy=policy),
+            lambda: prove_case(case, self.key, tuple(candidates), policy=policy),
         )
 
     def report(self, audit: AuditEntry) -> Report:
@@ -174,24 +168,24 @@ class Investigation:
             localization=self.localization,
             diagnoses=self.diagnoses,
             proof=self.proof,
-            audit=(replace(audit, incident=self.incident.id),),
+            audit=(audit,),
             failures=tuple(self.failures),
         )
 
 
-def _facts_around(case: Case) -> tuple[BatchFact, ...]:
+def _facts_around(case: FailingStep) -> tuple[BatchFact, ...]:
     """Return what the failing micro-batch holds, then what the ones nearest to it in its window do."""
     batches = case.step.batches
     nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - case.micro))
     return tuple(fact for m in nearest[:_MAX_FACTS] for fact in batch_facts(batches[m], m))
 
 
-def _large_weights(case: Case) -> tuple[TensorStats, ...]:
+def _large_weights(case: FailingStep) -> tuple[TensorStats, ...]:
     found = odd_weights(case.step.view.root.named_parameters())
     return tuple(stats for stats in found if stats.finite)[:_MAX_WEIGHTS]
 
 
-def _too_long(case: Case) -> Localization:
+def _too_long(case: FailingStep) -> Localization:
     """Return where an update fails of which every number is finite: in the length of what it does to parameters."""
     return Localization(
         key=FailureKey(kind="length", phase="optimizer"),
@@ -202,7 +196,7 @@ def _too_long(case: Case) -> Localization:
     )
 
 
-def _samples(case: Case) -> tuple[Position, ...] | None:
+def _samples(case: FailingStep) -> tuple[Position, ...] | None:
     """Return the samples that fail by themselves, unless that tells none from the others."""
     bad, rows = bad_rows(case), num_samples(case.step.batches[case.micro])
     if not bad or len(bad) == rows:

@@ -1,54 +1,50 @@
 """What hosts get in place of a session when ``NANSTOP=off``: it looks at nothing and changes nothing."""
 
+# ruff: noqa: ARG002 (it does nothing with what it is told)
+
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from nanstop.decide.decision import Resolution
+from nanstop.decide.decision import Decision
+from nanstop.records import Atom, Diagnosis, Report, RunFacts, Signal, StepId
 from nanstop.report.run_report import RunReport
 from nanstop.session.history import History
+from nanstop.session.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import Step
 
 
-class IdleSession:
-    """Answers every failure with "proceed"."""
+class OffSession(WatchedRun):
+    """Answers every failure with "proceed"; those that stand in for a session override what they have to do."""
 
     def __init__(self) -> None:
+        self.facts = RunFacts()
         self.series = History()
-        self.reports: list[Any] = []
-        self.findings: list[Any] = []
+        self.present: Callable[[], StepId | None] = lambda: None
 
-    def prepare(self) -> None:
-        """Put nothing in force."""
+    @property
+    def reports(self) -> Sequence[Report]:
+        return ()
 
-    def start(self) -> None:
-        """Announce nothing."""
+    @property
+    def findings(self) -> Sequence[Diagnosis]:
+        return ()
 
-    def failed(self, *_signals: Any, **_details: Any) -> Resolution:
-        """Return "proceed"."""
-        return Resolution(kind="proceed")
+    @property
+    def in_force(self) -> tuple[Atom, ...]:
+        return ()
 
-    def completed(self, _step: int) -> None:
-        """Note nothing."""
+    def failed(self, step: Step | None, signals: Sequence[Signal], **_about: Any) -> Decision:
+        return Decision(kind="proceed")
 
-    def left_out(self, _step: int) -> None:
-        """Note nothing."""
-
-    def before_update(self, _step: Any) -> None:
-        """Look at nothing."""
-
-    def foresee(self, *_update: Any) -> None:
-        """Look at nothing."""
-
-    def gauge_due(self, _step: int) -> bool:
-        """Return False."""
+    def gauge_due(self, step: int) -> bool:
         return False
 
-    def adopt(self, _atoms: Any) -> None:
-        """Nothing is ever resolved, so nothing is adopted."""
+    def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> Decision:
+        return Decision(kind="proceed")
 
     def report(self) -> RunReport:
-        """Return the report of a run of which nothing is known."""
         return RunReport((), (), 0, 0.0)
-
-    def finish(self, _exit_code: int = 0) -> None:
-        """Write nothing."""

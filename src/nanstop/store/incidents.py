@@ -1,13 +1,12 @@
 """Where incidents live: one numbered folder each with ``report.json``, a ``summary.json`` of the run, a ``plan.yaml``.
 
 Writing never fails a run: the first problem of the disk is logged, kept in ``Store.problem``, and from then on the
-store remembers in memory. Every file appears whole or not at all. Reading trusts nothing: size, schema, links, names
-and checksums are looked at before anything is used.
+store remembers in memory. Every file appears whole or not at all. Reading trusts nothing: size, schema, links and names
+are looked at before anything is used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import os
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from nanstop.errors import NanstopError, unknown
-from nanstop.records import Atom, Incident, PrecisionPlan, Report, Series, SnapshotRef, codec
+from nanstop.records import Atom, PrecisionPlan, Report, Series, codec
 from nanstop.store.files import (
     MAX_JSON_BYTES,
     load_record,
     locked,
     read_text,
-    require_plain,
     write_whole,
 )
 from nanstop.store.summary import RecordedSeries, Summary, merge
@@ -33,10 +31,8 @@ REPORT = "report.json"
 SUMMARY = "summary.json"
 SERIES = "series.json"
 PLAN = "plan.yaml"
-SNAPSHOT = "snapshot.safetensors"
 
 _ID = re.compile(r"\d{4,9}")
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("nanstop")
 
 T = TypeVar("T")
@@ -85,17 +81,6 @@ class Store:
         self.reports[incident_id] = report
         text = codec.to_json(report)
         self._guarded(lambda: write_whole(self.folder / incident_id / REPORT, text.encode()))
-
-    def write_snapshot(
-        self, incident_id: str, data: bytes, holds: tuple[str, ...]
-    ) -> SnapshotRef | None:
-        """Write the bytes of a safetensors file beside the report and return its reference; None if not written."""
-        path = self.folder / incident_id / SNAPSHOT
-        written = self._guarded(lambda: write_whole(path, data))
-        if written is None:
-            return None
-        digest = hashlib.sha256(data).hexdigest()
-        return SnapshotRef(name=SNAPSHOT, sha256=digest, bytes=len(data), holds=holds)
 
     def reset(self) -> None:
         """Start a run: replace whatever summary an earlier one left."""
@@ -166,30 +151,15 @@ class Store:
 def load_report(path: str | os.PathLike[str]) -> Report:
     """Return the report of an incident folder (or of a ``report.json``) that anybody may have written.
 
-    Errors: ``NanstopError`` NS001 for a missing, linked, oversized or malformed file, another schema, or an id or a
-    snapshot name that leaves the folder.
+    Errors: ``NanstopError`` NS001 for a missing, linked, oversized or malformed file, another schema, or an id that
+    leaves the folder.
     """
     given = Path(path)
     file = given / REPORT if given.is_dir() else given
     report = load_record(file, Report)
     if not _ID.fullmatch(report.incident.id):
         raise NanstopError(f"{file}: `{report.incident.id}` is no id of an incident")
-    snapshot = report.incident.snapshot
-    if snapshot is not None and not _SAFE_NAME.fullmatch(snapshot.name):
-        raise NanstopError(f"{file}: snapshot name `{snapshot.name}` is not a plain file name")
     return report
-
-
-def load_incident(path: str | os.PathLike[str]) -> Incident:
-    """Return the incident of a folder after checking its snapshot: present, no link, of the noted size and SHA-256.
-
-    Errors: those of ``load_report``, and ``NanstopError`` NS001 for a snapshot that is missing, altered or truncated.
-    """
-    incident = load_report(path).incident
-    if incident.snapshot is not None:
-        given = Path(path)
-        _check_snapshot(given if given.is_dir() else given.parent, incident.snapshot)
-    return incident
 
 
 def load_series(path: str | os.PathLike[str]) -> tuple[Series, ...]:
@@ -230,26 +200,3 @@ def _make_exclusively(folder: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _check_snapshot(folder: Path, snapshot: SnapshotRef) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    file = folder / snapshot.name
-    try:
-        require_plain(file)
-        same = file.stat().st_size == snapshot.bytes and _sha256(file) == snapshot.sha256
-        with safe_open(file, framework="numpy"):  # holds the header against the file's length
-            pass
-    except (SafetensorError, OSError) as error:
-        raise NanstopError(f"{file}: no readable snapshot ({error})") from error
-    if not same:
-        raise NanstopError(f"{file}: is not the snapshot that the report was written with")
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()

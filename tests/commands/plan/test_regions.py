@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanstop.commands.plan.regions import Look, Terrain, smallest_region
+from nanstop.commands.plan.regions import Look, ModuleGroups, smallest_region
 from nanstop.prove.search import Budget
 
 ITEMS = tuple(f"{block}.{part}" for block in "abcd" for part in ("norm", "attn", "mlp"))
@@ -18,7 +18,7 @@ def parts(item):
     return tuple(f"{item}.{n}" for n in "qkv") if item.endswith("attn") else ()
 
 
-TERRAIN = Terrain(groups=GROUPS, inside=inside, parts=parts)
+TERRAIN = ModuleGroups(groups=GROUPS, inside=inside, parts=parts)
 
 
 def covered(needed, items):
@@ -81,7 +81,7 @@ def test_what_is_returned_was_tried_and_fails_without_any_one_item(passing):
     def look(items):
         return Look(frozenset(items) in passing or set(items) == set(ITEMS))
 
-    found = smallest_region(look, Terrain(groups=GROUPS, inside=inside, parts=lambda _: ()))
+    found = smallest_region(look, ModuleGroups(groups=GROUPS, inside=inside, parts=lambda _: ()))
     assert look(found.items).passes
     for item in found.items:
         assert not look(tuple(other for other in found.items if other != item)).passes

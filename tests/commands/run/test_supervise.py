@@ -5,11 +5,17 @@ import time
 import pytest
 
 from nanstop.commands.run.supervise import ARMED, supervised
-from nanstop.process.crash.crash_report import obituary
+from nanstop.process.crash.crash_report import crash_report
 from nanstop.process.crash.flight_file import FlightFile, read
-from nanstop.process.crash.oom import kernel_line, num_oom_kills
-from nanstop.process.crash.process_end import Ending, Remains, classify, collect, signal_name
+from nanstop.process.crash.process_end import (
+    ProcessEnd,
+    ProcessFiles,
+    classify,
+    collect,
+)
 from nanstop.process.crash.training_facts import TrainingFacts
+from nanstop.process.oom import kernel_line, num_oom_kills
+from nanstop.process.signals import signal_name
 from nanstop.records import Environment, RunFacts
 from nanstop.store.incidents import Store, load_report
 from nanstop.store.summary import summary_row
@@ -29,7 +35,7 @@ Extension modules: a, b (total: 2)
 
 
 @pytest.fixture
-def remains(tmp_path):
+def files(tmp_path):
     """Make what a process leaves: its steps and operations, how it ended, whether it trained."""
     made = iter(range(1000))
 
@@ -43,7 +49,7 @@ def remains(tmp_path):
                 file.done(place)
         if ended is not None:
             file.ended(*ended)
-        return Remains(flight=read(file.path), known=FACTS if trained else None, stacks=stacks)
+        return ProcessFiles(flight=read(file.path), known=FACTS if trained else None, stacks=stacks)
 
     return make
 
@@ -86,7 +92,7 @@ def test_signal_of_an_exit_code(code, name):
     ],
 )
 def test_an_exit_code_alone(code, options, kind, signal):
-    assert classify(code, (), **options) == Ending(kind=kind, signal=signal)
+    assert classify(code, (), **options) == ProcessEnd(kind=kind, signal=signal)
 
 
 @pytest.mark.parametrize(
@@ -100,39 +106,39 @@ def test_an_exit_code_alone(code, options, kind, signal):
         ("Illegal instruction", "SIGILL"),
     ],
 )
-def test_a_launcher_that_outlives_its_child_is_judged_by_the_child(remains, words, signal):
-    launcher = remains(ended=("ChildFailedError", "rank 0 failed"), trained=False)
-    rank = remains(steps=3, stacks=DUMP.format(words))
-    ending = classify(1, (launcher, rank))
-    assert (ending.kind, ending.signal, ending.remains) == ("signal", signal, rank)
+def test_a_launcher_that_outlives_its_child_is_judged_by_the_child(files, words, signal):
+    launcher = files(ended=("ChildFailedError", "rank 0 failed"), trained=False)
+    rank = files(steps=3, stacks=DUMP.format(words))
+    end = classify(1, (launcher, rank))
+    assert (end.kind, end.signal, end.files) == ("signal", signal, rank)
     assert rank.frames == (("/lib/functional.py", 7, "linear"), ("/user/train.py", 9, "<module>"))
 
 
-def test_a_rank_that_vanished_was_killed(remains):
-    launcher = remains(ended=("ChildFailedError", ""), trained=False)
-    first, second = remains(steps=3), remains(steps=4)
-    ending = classify(1, (launcher, second, first))
-    assert (ending.kind, ending.signal, ending.remains) == ("signal", "SIGKILL", first)
+def test_a_rank_that_vanished_was_killed(files):
+    launcher = files(ended=("ChildFailedError", ""), trained=False)
+    first, second = files(steps=3), files(steps=4)
+    end = classify(1, (launcher, second, first))
+    assert (end.kind, end.signal, end.files) == ("signal", "SIGKILL", first)
     assert classify(1, (launcher, first), killed_for_memory=True).kind == "oom_killed"
 
 
-def test_a_rank_that_raised_explains_the_end_of_the_others(remains):
-    raised, ended_with_it = remains(steps=3, ended=("ValueError", "mine")), remains(steps=3)
+def test_a_rank_that_raised_explains_the_end_of_the_others(files):
+    raised, ended_with_it = files(steps=3, ended=("ValueError", "mine")), files(steps=3)
     assert classify(1, (raised, ended_with_it)).kind == "exception"
 
 
-def test_a_training_that_was_stopped_is_told_from_other_exceptions(remains):
-    launcher = remains(ended=("CalledProcessError", ""), trained=False)
-    rank = remains(steps=3, ended=("TrainingStopped", "error[NS000]: training stopped"))
+def test_a_training_that_was_stopped_is_told_from_other_exceptions(files):
+    launcher = files(ended=("CalledProcessError", ""), trained=False)
+    rank = files(steps=3, ended=("TrainingStopped", "error[NS000]: training stopped"))
     assert classify(1, (launcher, rank), failed=True).kind == "stopped"
     assert classify(0, (), stopped=True).kind == "stopped"
     # Stopped and caught, then another exception.
-    own = remains(steps=3, ended=("KeyError", "'mine'"))
+    own = files(steps=3, ended=("KeyError", "'mine'"))
     assert classify(1, (own,), stopped=True, failed=True).kind == "nonfinite"
 
 
-def test_a_script_that_leaves_by_os_exit_was_not_killed(remains):
-    own = remains(steps=3)
+def test_a_script_that_leaves_by_os_exit_was_not_killed(files):
+    own = files(steps=3)
     assert classify(1, (own,), direct=own.flight.pid).kind == "exception"
     assert classify(-9, (own,), direct=own.flight.pid).kind == "signal"
 
@@ -147,16 +153,16 @@ def test_a_script_that_leaves_by_os_exit_was_not_killed(remains):
         ("ValueError", "no room", False),
     ],
 )
-def test_an_exception_for_want_of_memory(remains, kind, message, short):
-    one = remains(steps=1, ended=(kind, message))
-    ending = classify(1, (one,), failed=True)
-    assert ending.kind == ("out_of_memory" if short else "nonfinite")
+def test_an_exception_for_want_of_memory(files, kind, message, short):
+    one = files(steps=1, ended=(kind, message))
+    end = classify(1, (one,), failed=True)
+    assert end.kind == ("out_of_memory" if short else "nonfinite")
 
 
-def test_a_report_names_the_operation_that_never_returned(remains):
-    one = remains(steps=2, ops=[("aten.mul.Tensor", True), ("aten.mm.default", False)])
-    ending = Ending(kind="signal", signal="SIGFPE", remains=one)
-    report = obituary(ending, incident_id="0000", run_id="r", recorded=True)
+def test_a_report_names_the_operation_that_never_returned(files):
+    one = files(steps=2, ops=[("aten.mul.Tensor", True), ("aten.mm.default", False)])
+    end = ProcessEnd(kind="signal", signal="SIGFPE", files=one)
+    report = crash_report(end, incident_id="0000", run_id="r", recorded=True)
     row = summary_row(report)
     assert (row.code, row.op, row.phase) == ("NS601", "aten.mm.default", "backward")
     assert (row.module, row.step, row.rank) == ("model.layers.0", 2, 1)
@@ -174,10 +180,10 @@ def test_a_report_names_the_operation_that_never_returned(remains):
         ("hang", "", "NS605"),
     ],
 )
-def test_every_kind_has_its_finding_without_any_remains(kind, signal, code, tmp_path):
+def test_every_kind_has_its_finding_without_any_files(kind, signal, code, tmp_path):
     store = Store(tmp_path, "r")
     incident_id, path = store.open_incident()
-    report = obituary(Ending(kind=kind, signal=signal), incident_id=incident_id, run_id="r")
+    report = crash_report(ProcessEnd(kind=kind, signal=signal), incident_id=incident_id, run_id="r")
     store.write_report(report)
     assert [one.code for one in load_report(path).diagnoses] == [code]
 
@@ -227,7 +233,7 @@ def test_the_kernel_log_names_the_process():
     assert kernel_line(log, ()) == ""
 
 
-def test_times_of_steps_are_those_of_this_machine(remains):
+def test_times_of_steps_are_those_of_this_machine(files):
     before = time.monotonic()
-    one = remains(steps=2)
+    one = files(steps=2)
     assert before <= one.flight.steps[0][1] <= one.flight.steps[1][1] <= time.monotonic()

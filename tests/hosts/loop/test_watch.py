@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from loop_scripts import ScriptedSession, same
+from doubles.session import ScriptedSession
+from loop_scripts import ReplayingSession, same
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.watch import watch_loop
 
@@ -89,7 +90,7 @@ def test_a_healthy_loop_is_bitwise_the_plain_one(num_micro):
 
     net, optimizer = pair()
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
-    session = ScriptedSession()
+    session = ReplayingSession()
     losses, norms = watched(
         net, optimizer, batches(5, num_micro), session, accumulation=num_micro, scheduler=schedule
     )
@@ -107,7 +108,7 @@ def test_accumulation_is_known_from_the_window_before():
     plain(net, optimizer, batches(4, 4))
     expected = states(net, optimizer)
     net, optimizer = pair()
-    watched(net, optimizer, batches(4, 4), ScriptedSession())
+    watched(net, optimizer, batches(4, 4), ReplayingSession())
     assert same(expected, states(net, optimizer))
 
 
@@ -118,7 +119,7 @@ def test_with_a_scaler_it_is_bitwise_the_plain_loop():
     expected, scale = states(net, optimizer), scaler.get_scale()
     net, optimizer = pair()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    session = ScriptedSession()
+    session = ReplayingSession()
     watched(net, optimizer, batches(4, 2), session, scaler=scaler, accumulation=2)
     assert same(expected, states(net, optimizer))
     assert (scaler.get_scale(), session.steps) == (scale, [])
@@ -128,7 +129,7 @@ def test_a_scalers_own_skip_is_no_incident():
     net, optimizer = pair()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    session = ScriptedSession()
+    session = ReplayingSession()
 
     def loss_fn(batch):
         with torch.autocast("cpu", dtype=torch.float16):
@@ -146,14 +147,14 @@ def test_a_scalers_own_skip_is_no_incident():
 
 def test_a_failing_micro_batch_is_named_and_its_update_left_out():
     net, optimizer = pair()
-    session = ScriptedSession("skip")
+    session = ReplayingSession("skip")
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
     before = schedule.last_epoch
     _, norms = watched(
         net, optimizer, batches(4, 3, bad=2), session, scheduler=schedule, accumulation=3
     )
     assert session.steps == [2]
-    (found,) = session.findings
+    (found,) = session.found
     assert (found.micro, found.fidelity, found.op) == (2, "bitwise", "aten.addmm.default")
     assert [norm is None for norm in norms] == [False, False, True, False]
     assert schedule.last_epoch == before + 3
@@ -177,9 +178,9 @@ def test_redo_is_bitwise_a_run_that_did_not_fail(with_scaler):
         )
         return states(net, optimizer)
 
-    expected = run(ScriptedSession())
+    expected = run(ReplayingSession())
     faults.append(float("nan"))
-    session = ScriptedSession("redo", look=False)
+    session = ScriptedSession("redo")
     assert same(expected, run(session))
     assert session.steps == [1]
 
@@ -199,7 +200,7 @@ def test_a_loss_function_that_cannot_be_run_again_is_a_record(kind):
             return loss_of(net)(batch) * (float("nan") if len(calls) == 2 else 1.0)
         return loss_of(net)(batch) * next(supply)
 
-    session = ScriptedSession("redo", look=False)
+    session = ScriptedSession("redo")
     with watch_loop(net, optimizer, session) as w:
         for window in batches(2):
             w.step(loss_fn, window[0])
@@ -217,7 +218,7 @@ def test_a_batch_changed_in_place_is_said_so():
         batch["noise"].zero_()
         return loss
 
-    session = ScriptedSession("redo")
+    session = ReplayingSession("redo")
     with watch_loop(net, optimizer, session) as w:
         w.step(loss_fn, next(batches(1))[0] | {"noise": torch.ones(1)})
         assert w.update() is None
@@ -226,7 +227,7 @@ def test_a_batch_changed_in_place_is_said_so():
 
 def test_weights_that_an_update_broke_come_with_the_way_back():
     net, optimizer = pair()
-    session = ScriptedSession("skip", look=False)
+    session = ScriptedSession("skip")
     with watch_loop(net, optimizer, session) as w:
         for step, (batch,) in enumerate(batches(4)):
             if step == 2:
@@ -237,14 +238,14 @@ def test_weights_that_an_update_broke_come_with_the_way_back():
                 break
     assert session.steps == [3]
     assert "0.weight" in session.bad_params
-    assert [s.id.step for s in session.rewind.steps][-1] == 2
-    with session.rewind.rewound():
+    assert [s.id.step for s in session.failures[-1].rewind.steps][-1] == 2
+    with session.failures[-1].rewind.rewound():
         assert all(p.isfinite().all() for p in net.parameters())
 
 
 def test_weights_broken_by_the_last_update_are_reported_at_the_end():
     net, optimizer = pair()
-    session = ScriptedSession("skip", look=False)
+    session = ScriptedSession("skip")
     with watch_loop(net, optimizer, session) as w:
         w.step(loss_of(net), next(batches(1))[0])
         optimizer.param_groups[0]["lr"] = float("inf")
@@ -256,7 +257,7 @@ def test_weights_broken_by_the_last_update_are_reported_at_the_end():
 def test_numeric_exceptions_are_reported_and_raised():
     net = nn.Embedding(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    session = ScriptedSession()
+    session = ReplayingSession()
     w = watch_loop(net, optimizer, session)
     with pytest.raises(IndexError, match="index out of range in self"):
         w.step(lambda ids: net(ids).sum(), torch.tensor([9]))
@@ -270,7 +271,7 @@ def test_numeric_exceptions_are_reported_and_raised():
 
 def test_stop_raises():
     net, optimizer = pair()
-    w = watch_loop(net, optimizer, ScriptedSession("stop"))
+    w = watch_loop(net, optimizer, ReplayingSession("stop"))
     w.step(loss_of(net), next(batches(1, bad=0))[0])
     with pytest.raises(TrainingStopped, match="training stopped: as told"):
         w.update()
@@ -281,7 +282,7 @@ def test_stop_raises():
 
 def test_tuples_and_tensors_are_batches_too():
     net, optimizer = pair()
-    session = ScriptedSession()
+    session = ReplayingSession()
     with watch_loop(net, optimizer, session) as w:
         (window,) = batches(1, bad=0)
         x, y = window[0].values()
@@ -289,13 +290,13 @@ def test_tuples_and_tensors_are_batches_too():
         w.update()
         w.step(lambda rows: net(rows).mean(), x)
         w.update()
-    assert [f.fidelity for f in session.findings] == ["bitwise", "bitwise"]
+    assert [f.fidelity for f in session.found] == ["bitwise", "bitwise"]
 
 
 def test_nothing_is_left_on_the_model():
     net, optimizer = pair()
     before = copy.deepcopy(vars(net))
-    watched(net, optimizer, batches(1), ScriptedSession())
+    watched(net, optimizer, batches(1), ReplayingSession())
     assert vars(net).keys() == before.keys()
     assert not net._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from loop_scripts import ScriptedSession, run_script
+from loop_scripts import ReplayingSession, run_script
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.left_weights import LeftWeights
 from nanstop.hosts.model.view import PlainView
@@ -48,7 +48,7 @@ def test_they_are_known_by_what_they_hold():
 def test_what_a_watched_loop_updates_was_not_loaded_so(tmp_path):
     given = {"FACTS": lambda model: facts_of_loop(PlainView(model))}
     try:
-        found = run_script(tmp_path / "loop.py", LOOP, ScriptedSession("proceed"), **given)
+        found = run_script(tmp_path / "loop.py", LOOP, ReplayingSession("proceed"), **given)
     finally:
         autowatch.unwatch()
     trained, fresh = found["facts"]

@@ -21,7 +21,7 @@ from nanstop.hosts.model.updates import (
 from nanstop.hosts.script import autowatch
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.view import HfView
-from nanstop.session.off import IdleSession
+from nanstop.session.off import OffSession
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
 
@@ -168,7 +168,7 @@ def test_the_order_of_a_loops_sinks(order, sinks):
 
     def opened(_view, facts):
         seen.append(facts)
-        return IdleSession()
+        return OffSession()
 
     autowatch.install(opened)
     try:

@@ -10,7 +10,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from loop_scripts import ScriptedSession, run_script, same, weights
+from doubles.session import ScriptedSession
+from loop_scripts import ReplayingSession, run_script, same, weights
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.script import autowatch
 
@@ -139,7 +140,7 @@ def test_a_healthy_loop_is_bitwise_the_same(script, name):
     source, values = SCRIPTS[name]
     plain = script(source, **values)
     state = torch.get_rng_state()
-    session = ScriptedSession()
+    session = ReplayingSession()
     watched = script(source, session, **values)
     assert same(weights(plain), weights(watched))
     assert torch.equal(state, torch.get_rng_state())
@@ -160,10 +161,10 @@ def test_a_healthy_loop_is_bitwise_the_same(script, name):
     ],
 )
 def test_a_failure_is_replayed_and_localized_at_once(script, bad, phase, line):
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(PLAIN, session, BAD=bad)
     assert session.steps == [2]
-    (found,) = session.findings
+    (found,) = session.found
     assert (found.micro, found.fidelity, found.phase, found.line) == (0, "bitwise", phase, line)
     assert found.op == "aten.div.Tensor"
     assert session.completed_steps == [0, 1, 3]
@@ -186,19 +187,19 @@ for step in range(4):
     (rows.mean(1) * weights).sum().backward()
     optimizer.step()
 """
-    session = ScriptedSession()
+    session = ReplayingSession()
     script(HEAD + loop, session, BAD="")
     assert session.steps == [2]
-    assert session.findings[0].op == "aten.log.default"
-    assert session.findings[0].line == "weights = rewards * torch.log(rewards - rewards)"
+    assert session.found[0].op == "aten.log.default"
+    assert session.found[0].line == "weights = rewards * torch.log(rewards - rewards)"
 
 
 def test_a_clip_that_raises_is_looked_at_before_it_does(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
         script(RAISING, session, BAD="backward")
     assert session.steps == [2]
-    assert session.findings[0].phase == "backward"
+    assert session.found[0].phase == "backward"
 
 
 def test_gradients_that_the_script_itself_refuses_are_looked_at_when_it_raises(script, capsys):
@@ -219,15 +220,15 @@ except RuntimeError:
     import sys
     sys.excepthook(*sys.exc_info())
 """
-    session = ScriptedSession()
+    session = ReplayingSession()
     script(PLAIN.split("def train()")[0] + loop, session, BAD="backward")
     assert session.steps == [2]
-    assert (session.findings[0].micro, session.findings[0].phase) == (0, "backward")
+    assert (session.found[0].micro, session.found[0].phase) == (0, "backward")
     assert "the loss scale cannot go lower" in capsys.readouterr().err
 
 
 def test_a_clip_that_would_raise_passes_once_the_window_is_made_anew(script):
-    session = ScriptedSession("redo", look=False)
+    session = ScriptedSession("redo")
     spoiled = RAISING.replace(
         "    norms.append",
         "    if step == 2:\n        net.head.weight.grad[0, 0] = float('nan')\n    norms.append",
@@ -248,7 +249,7 @@ if KEPT:
     scaler.load_state_dict(scaler_state)
 for step in range(5):"""
     loop = SCALED[SCALED.index("for step in range(5):") :]
-    session = ScriptedSession()
+    session = ReplayingSession()
     script(
         SCALED + loop.replace("for step in range(5):", resumed, 1),
         session,
@@ -271,7 +272,7 @@ for step in range(5):"""
     ],
 )
 def test_gradients_that_are_applied_with_their_scale_are_noted(script, step, sinks):
-    session = ScriptedSession()
+    session = ReplayingSession()
     source = SCALED.replace("scaler.step(optimizer)", step)
     if "scaler.step" not in step:
         source = source.replace("scaler.update()", "pass")
@@ -284,14 +285,14 @@ def test_gradients_that_are_applied_with_their_scale_are_noted(script, step, sin
     ("loss", "sinks"), [("(loss / 2 * 4096.0)", ("scale",)), ("(loss * 0.5)", ()), ("loss", ())]
 )
 def test_a_loss_that_the_loop_scales_itself_is_noted(script, loss, sinks):
-    session = ScriptedSession()
+    session = ReplayingSession()
     source = SCALED.replace("scaler.scale(loss)", loss).replace("scaler.step(optimizer)", "")
     script(source.replace("scaler.update()", "optimizer.step()"), session, SCALE=1.0, UNSCALE=False)
     assert session.facts.sinks == sinks
 
 
 def test_a_scaler_that_refuses_gradients_has_the_setup_looked_at(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     half = SCALED.replace("    if UNSCALE:", "    if step == 2:\n        net.head.half()\n        net.head.weight.grad = torch.ones_like(net.head.weight)\n    if UNSCALE:")  # fmt: skip
     with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
         script(half, session, SCALE=1024.0, UNSCALE=True)
@@ -301,7 +302,7 @@ def test_a_scaler_that_refuses_gradients_has_the_setup_looked_at(script):
 
 
 def test_an_only_optimizer_of_other_parameters_is_that_of_the_loop(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     source = CLIPPED.replace("NUM_MICRO = 3", "NUM_MICRO = 3\nnet.head = nn.Linear(8, 16)")
     source = source.replace("net.parameters(), 1.0", "net.head.parameters(), 1.0")
     script(source, session)
@@ -309,7 +310,7 @@ def test_an_only_optimizer_of_other_parameters_is_that_of_the_loop(script):
 
 
 def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(script):
-    session = ScriptedSession("skip")
+    session = ReplayingSession("skip")
     own = SCALED.replace("scaler.step(optimizer)", "optimizer.step()").replace(
         "scaler.update()", "pass"
     )
@@ -320,10 +321,10 @@ def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(scri
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_failing_micro_batch_is_named(script, name):
     source, values = SCRIPTS[name]
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(source, session, BAD="forward", **values)
     assert session.steps == [2]
-    (found,) = session.findings
+    (found,) = session.found
     assert found.micro == ending["NUM_MICRO"] - 1
     assert found.line == "hidden = hidden / (hidden - hidden)"
     assert all(w.isfinite().all() for w in weights(ending))
@@ -333,7 +334,7 @@ def test_the_failing_micro_batch_is_named(script, name):
 def test_what_the_scaler_skips_stays_the_scalers(script, name):
     source, values = SCRIPTS[name]
     plain = script(source, BAD="forward", **values)
-    watched = script(source, ScriptedSession("skip"), BAD="forward", **values)
+    watched = script(source, ReplayingSession("skip"), BAD="forward", **values)
     assert plain["scales"] == watched["scales"]
     assert plain["scales"][2] == 512.0
     assert same(weights(plain), weights(watched))
@@ -342,7 +343,7 @@ def test_what_the_scaler_skips_stays_the_scalers(script, name):
 @pytest.mark.parametrize("unscale", [True, False])
 def test_first_skips_of_a_scaler_are_no_incident(script, unscale):
     values = {"SCALE": 2.0**24, "UNSCALE": unscale}
-    session = ScriptedSession()
+    session = ReplayingSession()
     watched = script(SCALED, session, **values)
     assert watched["scales"][0] == 2.0**23
     assert not session.steps
@@ -350,7 +351,7 @@ def test_first_skips_of_a_scaler_are_no_incident(script, unscale):
 
 
 def test_a_gradient_that_overflows_at_scale_one_is_an_incident(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     script(SCALED, session, BAD="backward", SCALE=1024.0, UNSCALE=True)
     assert session.sources == [("grad",)]
 
@@ -367,7 +368,7 @@ def test_redo_makes_the_window_as_if_it_had_not_failed(script, name):
     )
     healthy = script(once, FAULTS=[], **values)
     state = torch.get_rng_state()
-    session = ScriptedSession("redo", look=False)
+    session = ScriptedSession("redo")
     redone = script(once, session, FAULTS=[float("nan")], **values)
     assert session.steps == [2]
     assert same(weights(healthy), weights(redone))
@@ -394,15 +395,13 @@ for step in range(4):
 """
     )
     healthy = script(source, FAULTS=[], COUNT=[])
-    session = ScriptedSession("redo", look=False)
+    session = ScriptedSession("redo")
     redone = script(source, session, FAULTS=[float("nan")], COUNT=[])
     assert session.steps == [2]
     assert same(weights(healthy), weights(redone))
-    skipped = script(source, ScriptedSession("skip", look=False), FAULTS=[float("nan")], COUNT=[])
+    skipped = script(source, ScriptedSession("skip"), FAULTS=[float("nan")], COUNT=[])
     assert all(w.isfinite().all() for w in weights(skipped))
-    observed = script(
-        source, ScriptedSession("proceed", look=False), FAULTS=[float("nan")], COUNT=[]
-    )
+    observed = script(source, ScriptedSession("proceed"), FAULTS=[float("nan")], COUNT=[])
     assert not all(w.isfinite().all() for w in weights(observed))
 
 
@@ -419,13 +418,13 @@ def test_skip_leaves_weights_and_moments_as_they_were(script):
         "            FROZEN.append(all(p.grad is not None for p in net.parameters()))\n",
     )
     frozen = []
-    script(source, ScriptedSession("skip"), BAD="forward", FROZEN=frozen)
+    script(source, ReplayingSession("skip"), BAD="forward", FROZEN=frozen)
     assert frozen == [True, True, True]
 
 
 def test_observe_changes_nothing(script):
     plain = script(PLAIN, BAD="forward")
-    watched = script(PLAIN, ScriptedSession("proceed"), BAD="forward")
+    watched = script(PLAIN, ReplayingSession("proceed"), BAD="forward")
     assert all(
         map(
             torch.equal,
@@ -437,7 +436,7 @@ def test_observe_changes_nothing(script):
 
 
 def test_stop_raises_where_the_update_would_have_been(script):
-    session = ScriptedSession("stop")
+    session = ReplayingSession("stop")
     with pytest.raises(TrainingStopped, match="training stopped: as told"):
         script(PLAIN, session, BAD="forward")
     autowatch.unwatch()
@@ -445,7 +444,7 @@ def test_stop_raises_where_the_update_would_have_been(script):
 
 
 def test_a_script_that_catches_a_stop_goes_on_with_the_weights_it_had(script):
-    session = ScriptedSession("stop")
+    session = ReplayingSession("stop")
     source = PLAIN.replace(
         "        optimizer.step()\n",
         """        try:
@@ -469,7 +468,7 @@ def test_losses_that_the_script_leaves_out_itself_can_stop_it_too(script):
         "        if not loss.isfinite():\n            continue\n        loss.backward()\n",
     )
     with pytest.raises(TrainingStopped, match="training stopped: as told"):
-        script(guarded, ScriptedSession("stop"), BAD="forward")
+        script(guarded, ReplayingSession("stop"), BAD="forward")
 
 
 GAN = (
@@ -495,17 +494,17 @@ for step in range(4):
 
 def test_two_models_with_an_optimizer_each(script):
     plain = script(GAN, FACTOR=1.0)
-    session = ScriptedSession()
+    session = ReplayingSession()
     watched = script(GAN, session, FACTOR=1.0)
     assert same(weights(plain, "maker", "judge"), weights(watched, "maker", "judge"))
     assert not session.steps
 
 
 def test_a_failure_of_one_of_two_models_is_its_own(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(GAN, session, FACTOR=float("nan"))
     assert session.steps == [2]
-    assert session.findings[0].fidelity == "bitwise"
+    assert session.found[0].fidelity == "bitwise"
     assert all(w.isfinite().all() for w in weights(ending, "maker", "judge"))
 
 
@@ -524,9 +523,9 @@ for step in range(3):
     optimizer.step()
 """
     )
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(source, session)
-    (found,) = session.findings
+    (found,) = session.found
     assert (found.fidelity, found.line) == ("bitwise", "code = code / (code - code)")
     assert all(w.isfinite().all() for w in weights(ending, "encoder", "decoder"))
 
@@ -546,25 +545,25 @@ for step in range(3):
 """
     )
     plain = script(source, BAD_STEP=9)
-    session = ScriptedSession()
+    session = ReplayingSession()
     assert same(weights(plain), weights(script(source, session, BAD_STEP=9)))
     script(source, session, BAD_STEP=1)
     assert session.steps == [1]
-    assert session.findings[0].line == "(out.abs().mean() / (step != BAD_STEP)).backward()"
+    assert session.found[0].line == "(out.abs().mean() / (step != BAD_STEP)).backward()"
 
 
 def test_an_id_out_of_range_is_an_incident_and_raises_as_before(script):
     source = PLAIN.replace("ids[1, 3] = 15", "ids[1, 3] = 16")
-    session = ScriptedSession()
+    session = ReplayingSession()
     with pytest.raises(IndexError, match="index out of range in self"):
         script(source, session)
     assert (session.steps, session.sources) == ([2], [("exception",)])
-    assert session.findings[0].fidelity == "bitwise"
+    assert session.found[0].fidelity == "bitwise"
 
 
 def test_a_label_out_of_range_is_found_outside_the_model(script):
     source = CLIPPED.replace("ids.flatten())", "ids.flatten() + 16 * (step == 2))")
-    session = ScriptedSession()
+    session = ReplayingSession()
     with pytest.raises(IndexError, match="out of bounds"):
         script(source, session)
     assert session.sources == [("exception",)]
@@ -580,16 +579,16 @@ for step in range(3):
     F.binary_cross_entropy(p, torch.ones(8, 1)).backward()
     optimizer.step()
 """
-    session = ScriptedSession()
+    session = ReplayingSession()
     with pytest.raises(RuntimeError, match="between 0 and 1"):
         script(HEAD + loop, session)
     assert (session.steps, session.sources) == ([1], [("exception",)])
-    assert session.findings[0].line.startswith("p = torch.sigmoid(net(")
+    assert session.found[0].line.startswith("p = torch.sigmoid(net(")
 
 
 def test_other_exceptions_pass_without_a_word(script):
     source = PLAIN + "raise KeyboardInterrupt\n"
-    session = ScriptedSession()
+    session = ReplayingSession()
     with pytest.raises(KeyboardInterrupt):
         script(source, session)
     with pytest.raises(ValueError, match="mine"):
@@ -617,7 +616,7 @@ for step in range(3):
 """
     )
     for kind in (torch.optim.SGD, torch.optim.LBFGS):
-        session = ScriptedSession()
+        session = ReplayingSession()
         plain = script(source, KIND=kind, FACTOR=1.0)
         assert same(weights(plain), weights(script(source, session, KIND=kind, FACTOR=1.0)))
         assert not session.steps
@@ -639,7 +638,7 @@ for step in range(3):
     optimizer.step()
 """
     )
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(source, session)
     assert session.steps == [1]
     assert "no model call was seen" in session.refusals[0]
@@ -661,7 +660,7 @@ for step in range(3):
     optimizer.step()
 """
     )
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(source, session)
     assert "changed in place" in session.refusals[0]
     assert all(w.isfinite().all() for w in weights(ending))
@@ -685,9 +684,9 @@ for step in range(4):
     optimizer.step()
 """
     )
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(source, session)
-    assert session.findings[0].line == "loss = loss / (loss - loss)"
+    assert session.found[0].line == "loss = loss / (loss - loss)"
     assert torch.equal(ending["total"], torch.stack(ending["losses"]).cumsum(0)[-1])
 
 
@@ -708,11 +707,11 @@ for step in range(8):
     optimizer.step()
 """
     )
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(source, session)
     assert session.steps == [5, 7]
     assert "recorded from now on" in session.refusals[0]
-    assert [f.line for f in session.findings] == ["loss = loss / (loss - loss)"]
+    assert [f.line for f in session.found] == ["loss = loss / (loss - loss)"]
     assert all(w.isfinite().all() for w in weights(ending))
 
 
@@ -741,7 +740,7 @@ for step in range(3):
 count = Counting.count
 """
     )
-    plain, watched = script(source), script(source, ScriptedSession())
+    plain, watched = script(source), script(source, ReplayingSession())
     assert same(weights(plain), weights(watched))
     assert plain["count"] == watched["count"]
     assert torch._C._len_torch_function_stack() == 0
@@ -764,7 +763,7 @@ for step in range(4):
 frames = counter.frame_count
 """
     )
-    plain, watched = script(source), script(source, ScriptedSession())
+    plain, watched = script(source), script(source, ReplayingSession())
     assert plain["frames"] == watched["frames"] == 1
     assert same(weights(plain), weights(watched))
 
@@ -776,7 +775,7 @@ def test_models_can_be_copied_and_saved_while_watched(script):
     )
     source += "HOOKS.append(len(net._forward_pre_hooks) + len(net._forward_hooks))\n"
     copies, hooks = [], []
-    ending = script(source, ScriptedSession(), COPIES=copies, HOOKS=hooks, copy=copy, io=io)
+    ending = script(source, ReplayingSession(), COPIES=copies, HOOKS=hooks, copy=copy, io=io)
     assert hooks == [0]
     assert same(weights(ending), list(copies[0].state_dict().values()))
     assert "__call__" not in vars(type(ending["net"]))
@@ -792,7 +791,7 @@ def test_unwatch_puts_everything_back(script):
         torch.optim.Optimizer: ("__init__",),
     }
     before = {(o, n): getattr(o, n) for o, names in owners.items() for n in names}
-    autowatch.install(ScriptedSession())
+    autowatch.install(ReplayingSession())
     torch.optim.SGD([torch.zeros(1)], 0.1)
     assert torch.Tensor.backward is not before[torch.Tensor, "backward"]
     assert pickle.loads(pickle.dumps(torch.nn.utils.clip_grad_norm_)) is not None
@@ -815,11 +814,11 @@ for step in range(700):
             p.grad = None
 """
     )
-    assert same(weights(script(source)), weights(script(source, ScriptedSession())))
+    assert same(weights(script(source)), weights(script(source, ReplayingSession())))
 
 
 def test_what_another_watch_owns_is_left_alone(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     source = (
         PLAIN.replace("train()\n", "")
         + "from nanstop.hosts.script import autowatch\nwith autowatch.paused():\n    train()\n"
@@ -840,7 +839,7 @@ with watch_loop(net, optimizer, OWN, pause=autowatch.paused) as w:
         w.update()
 """
     )
-    own, other = ScriptedSession(), ScriptedSession()
+    own, other = ReplayingSession(), ReplayingSession()
     script(source, other, BAD="forward", OWN=own)
     assert own.steps == [2]
     assert other.num_opened == 0
@@ -857,12 +856,12 @@ with watch_loop(net, optimizer, OWN, pause=autowatch.paused) as w:
 )
 def test_a_loss_that_the_script_gives_up_by_itself_is_an_incident(script, check):
     source = PLAIN.replace("        loss.backward()", f"        {check}\n        loss.backward()")
-    session = ScriptedSession()
+    session = ReplayingSession()
     with pytest.raises(KeyError) if "raise" in check else nullcontext():
         script("import math\n" + source, session, BAD="loss")
     assert session.steps == [2]
-    assert session.findings[0].line == "return (rows * weight).sum() / weight.sum()"
-    assert script("import math\n" + source, own := ScriptedSession()) is not None
+    assert session.found[0].line == "return (rows * weight).sum() / weight.sum()"
+    assert script("import math\n" + source, own := ReplayingSession()) is not None
     assert not own.steps
 
 
@@ -936,7 +935,7 @@ for step in range(4):
 
 def test_objects_of_the_script_are_left_alone(script):
     given = {"DRAWN": _Drawn, "ODD": _Odd, "BAD": False}
-    plain, session = script(ODD, **given), ScriptedSession()
+    plain, session = script(ODD, **given), ReplayingSession()
     watched = script(ODD, session, **given)
     assert watched["READS"] == [1, 1, 1, 1]
     assert same(weights(plain), weights(watched))
@@ -944,10 +943,10 @@ def test_objects_of_the_script_are_left_alone(script):
 
 
 def test_odd_objects_do_not_hide_a_failure(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     ending = script(ODD, session, DRAWN=_Drawn, ODD=_Odd, BAD=True)
     assert session.steps == [4, 5]
-    assert session.findings[1].op == "aten.div.Tensor"
+    assert session.found[1].op == "aten.div.Tensor"
     assert all(w.isfinite().all() for w in weights(ending))
 
 
@@ -978,12 +977,12 @@ for step in range(4):
     out.square().mean().backward()
     optimizer.step()
 """
-    plain, session = script(source, BAD=False), ScriptedSession()
+    plain, session = script(source, BAD=False), ReplayingSession()
     assert same(weights(plain), weights(script(source, session, BAD=False)))
     assert not session.steps
     ending = script(source, session, BAD=True)
     assert session.steps == [2]
-    assert session.findings[0].op == "aten.div.Tensor"
+    assert session.found[0].op == "aten.div.Tensor"
     assert all(w.isfinite().all() for w in weights(ending))
 
 
@@ -1010,12 +1009,12 @@ for step in range(4):
 
 
 def test_updates_inside_backward_are_observed_and_never_repeated(script):
-    plain, session = script(INSIDE, BAD=False), ScriptedSession()
+    plain, session = script(INSIDE, BAD=False), ReplayingSession()
     assert same(weights(plain), weights(script(INSIDE, session, BAD=False)))
     assert "inside backward" in session.facts.veto
     assert session.completed_steps == [0, 1, 2, 3]
     assert not session.steps
-    bad = ScriptedSession("proceed")
+    bad = ReplayingSession("proceed")
     plain, watched = script(INSIDE, BAD=True), script(INSIDE, bad, BAD=True)
     assert bad.steps == [2, 3]
     assert all("inside backward" in refusal for refusal in bad.refusals)
@@ -1041,7 +1040,7 @@ for step in range(4):
     for optimizer in optimizers:
         optimizer.step()
 """
-    session = ScriptedSession(kind)
+    session = ReplayingSession(kind)
     ending = script(source, session)
     assert session.steps == ([2] if kind == "skip" else [2, 3])
     assert all(w.isfinite().all() for w in weights(ending)) == (kind == "skip")
@@ -1077,12 +1076,12 @@ for step in range(4):
 
 def test_a_custom_function_outside_the_model_is_played_again(script):
     source = FUNCTION
-    plain, session = script(source, BAD=False), ScriptedSession()
+    plain, session = script(source, BAD=False), ReplayingSession()
     assert same(weights(plain), weights(script(source, session, BAD=False)))
     assert not session.steps
     ending = script(source, session, BAD=True)
     assert session.steps == [2]
-    assert [found.fidelity for found in session.findings] == ["bitwise"]
+    assert [found.fidelity for found in session.found] == ["bitwise"]
     assert all(w.isfinite().all() for w in weights(ending))
     assert "apply" in vars(torch.autograd.Function)
     assert type(vars(torch.autograd.Function)["apply"]) is classmethod
@@ -1127,7 +1126,7 @@ for step in range(4):
     compiled(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
 """
-    plain, session = script(source), ScriptedSession()
+    plain, session = script(source), ReplayingSession()
     watched = script(source, session)
     assert same(weights(plain), weights(watched))
     assert watched["GRAPHS"] == plain["GRAPHS"] != []

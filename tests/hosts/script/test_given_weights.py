@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from loop_scripts import ScriptedSession, run_script, same, weights
+from doubles.session import ScriptedSession
+from loop_scripts import ReplayingSession, run_script, same, weights
 
 HEAD = """
 import torch
@@ -81,23 +82,23 @@ def test_a_model_that_is_called_with_given_weights_is_replayed_with_them(script,
 
 
 def test_what_a_transform_of_torch_func_calls_is_left_alone(script):
-    plain, session = script(OF_EACH_SAMPLE), ScriptedSession()
+    plain, session = script(OF_EACH_SAMPLE), ReplayingSession()
     watched = script(OF_EACH_SAMPLE, session)
     assert session.completed_steps == [0, 1, 2, 3]
     assert same(weights(watched), weights(plain))
 
 
 def test_a_failure_of_given_weights_comes_back_and_is_found(script):
-    session = ScriptedSession()
+    session = ReplayingSession()
     script(INNER_STEPS, session, BAD=2)
     assert session.steps == [2]
-    (found,) = session.findings
+    (found,) = session.found
     assert found.fidelity == "bitwise"
     assert "functional_call(net, params" in found.line or "rate * g" in found.line
 
 
 def test_given_weights_are_no_part_of_the_batch(script):
-    session = ScriptedSession(look=False)
+    session = ScriptedSession()
     batches = []
     session.before_update = lambda step: batches.append(set(step.batches[0]))
     script(INNER_STEPS, session)
@@ -130,24 +131,24 @@ def noisy(way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_that_were_changed_since_are_neither_blamed_nor_used_again(script, way):
-    session = ScriptedSession(kind="redo")
+    session = ReplayingSession("redo")
     ending = script(noisy(way), session, BAD=2, INPUT=None)
     assert session.steps == [2]
-    assert session.findings == []
+    assert session.found == []
     assert "the weights were changed after the backward" in session.refusals[0]
     assert all(w.isfinite().all() for w in weights(ending)), "the update is left out"
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_fails_with_the_present_weights_too_is_found(script, way):
-    session = ScriptedSession()
+    session = ReplayingSession()
     script(noisy(way), session, BAD=None, INPUT=2)
-    (found,) = session.findings
+    (found,) = session.found
     assert found.op == "aten.mul.Tensor"
 
 
 def test_noise_on_weights_is_not_watched_at_a_price(script):
-    plain, session = script(noisy("in place"), INPUT=None), ScriptedSession()
+    plain, session = script(noisy("in place"), INPUT=None), ReplayingSession()
     watched = script(noisy("in place"), session, INPUT=None)
     assert session.steps == []
     assert same(weights(watched), weights(plain))

@@ -31,7 +31,7 @@ def with_peft(folder, **settings):
 
 def test_facts_of_a_plain_run(tmp_path):
     trainer = cases.build("trainer", tmp_path, max_grad_norm=0.0, logging_steps=3)
-    session = cases.ScriptedSession(["proceed"])
+    session = cases.ScriptedSession("proceed")
     cases.run(trainer, session=session)
     found = session.facts
     assert (found.host, found.task, found.loss) == ("Trainer", "causal_lm", "ForCausalLM")
@@ -52,7 +52,7 @@ def test_facts_of_a_plain_run(tmp_path):
 
 def test_facts_of_an_autocast_run_with_a_scaler(tmp_path):
     trainer = cases.build("trainer", tmp_path, precision="scaler")
-    session = cases.ScriptedSession(["proceed"])
+    session = cases.ScriptedSession("proceed")
     cases.run(trainer, session=session)
     assert (session.facts.autocast, session.facts.scaler) == ("float16", 1024.0)
 
@@ -181,7 +181,7 @@ def test_ids_are_found_in_every_trainers_batch(tmp_path, kind):
             logits = step.view.logits(batch, ids) if kind != "reward" else None
             found.append((ids, logits))
 
-    session = cases.ScriptedSession(["redo"], inspect=look)
+    session = cases.ScriptedSession("redo", inspect=look)
     plain = cases.run(cases.build(kind, tmp_path))
     watched = cases.run(cases.build(kind, tmp_path), session=session, fault={"bad": (2,)})
     assert plain.differences(watched) == []

@@ -69,7 +69,7 @@ def test_a_watched_trainer_is_refused(tmp_path):
     from nanstop.hosts.trainer.watch import watch_trainer
 
     trainer = hf_cases.build("trainer", tmp_path)
-    watch = watch_trainer(trainer, hf_cases.ScriptedSession(["proceed"]).open)
+    watch = watch_trainer(trainer, hf_cases.ScriptedSession("proceed").open)
     with pytest.raises(NanstopError, match="being watched"):
         first_step(trainer, probe)
     watch.close()

@@ -185,13 +185,13 @@ def test_watching_changes_nothing_and_finds_nothing(tmp_path, kind):
     ("kind", "metric"), [("dpo", "rewards/margins"), ("kto", "kl"), ("rloo", "reward_std")]
 )
 def test_logs_are_handed_on(tmp_path, kind, metric):
-    session = cases.ScriptedSession(["proceed"])
+    session = cases.ScriptedSession("proceed")
     cases.run(cases.build(kind, tmp_path, max_steps=3, logging_steps=1), session=session)
     assert [step for step, entry in session.series.logged if metric in entry] == [1, 2, 3]
 
 
 def test_ratios_are_noted_before_the_first_update_and_after_it(tmp_path):
-    session = cases.ScriptedSession(["proceed"])
+    session = cases.ScriptedSession("proceed")
     trainer = cases.build("grpo", tmp_path, max_steps=4, logging_steps=1)
     cases.run(trainer, session=session)
     noted = [

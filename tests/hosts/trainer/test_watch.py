@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
 
 
 def watched(folder, answer="proceed", *, kind="trainer", fault=None, change=None, **settings):
-    session = cases.ScriptedSession([answer])
+    session = cases.ScriptedSession(answer)
     trainer = cases.build(kind, folder, **settings)
     if change is not None:
         change(trainer)
@@ -93,21 +93,21 @@ def test_a_failure_that_no_redo_cures_ends_as_a_skip(tmp_path):
 
     result, session, _ = watched(tmp_path, "redo", change=break_for_good)
     assert [f.step.id.step for f in session.failures] == [2, 2, 2]
-    assert session.completions == [0, 1, 3, 4]
+    assert session.completed_steps == [0, 1, 3, 4]
     assert all(w.isfinite().all() for w in result.weights.values())
 
 
 def test_a_redo_that_itself_fails_is_a_skip(tmp_path, caplog):
     class Failing(cases.ScriptedSession):
         def failed(self, step, signals, **details):
-            resolution = super().failed(step, signals, **details)
+            decision = super().failed(step, signals, **details)
             step.window.micros[0].rng = None
-            return resolution
+            return decision
 
-    session = Failing(["redo"])
+    session = Failing("redo")
     result = cases.run(cases.build("trainer", tmp_path), session=session, fault={"bad": (5,)})
     assert "could not be redone" in caplog.text
-    assert session.completions == [0, 1, 3, 4]
+    assert session.completed_steps == [0, 1, 3, 4]
     assert all(w.isfinite().all() for w in result.weights.values())
 
 
@@ -118,9 +118,7 @@ class TestExceptions:
     def test_redo_is_as_if_it_had_not_been_raised(self, tmp_path, kind):
         plain = cases.run(cases.build(kind, tmp_path))
         losses = []
-        session = cases.ScriptedSession(
-            ["redo"], inspect=lambda step, _: losses.extend(step.losses)
-        )
+        session = cases.ScriptedSession("redo", inspect=lambda step, _: losses.extend(step.losses))
         fault = {"bad": (3,), "error": self.ERROR}
         result = cases.run(cases.build(kind, tmp_path), session=session, fault=fault)
         (failure,) = session.failures
@@ -137,7 +135,7 @@ class TestExceptions:
         settings = {"kind": kind, "precision": precision}
         result, session, trainer = watched(tmp_path, "skip", fault=fault, **settings)
         assert len(session.failures) == 1
-        assert session.completions == [0, 2, 3, 4]
+        assert session.completed_steps == [0, 2, 3, 4]
         assert result.state["global_step"] == 5
         assert all(w.isfinite().all() for w in result.weights.values())
         steps = {float(s["step"]) for s in trainer.optimizer.state.values()}
@@ -151,16 +149,16 @@ class TestExceptions:
         assert caught.value is self.ERROR
 
     def test_others_are_not_incidents(self, tmp_path):
-        session = cases.ScriptedSession(["redo"])
+        session = cases.ScriptedSession("redo")
         fault = {"bad": (3,), "error": KeyError("image")}
         with pytest.raises(KeyError, match="image"):
             cases.run(cases.build("trainer", tmp_path), session=session, fault=fault)
         assert session.failures == []
         assert session.exceptions == [(1, 1, fault["error"])]
-        assert session.exit_code == 1
+        assert session.finished == 1
 
     def test_generation_is_watched(self, tmp_path):
-        session = cases.ScriptedSession(["redo"])
+        session = cases.ScriptedSession("redo")
         trainer = cases.build("grpo", tmp_path)
 
         def generate(*_, **__):
@@ -207,7 +205,7 @@ class TestEvaluation:
     def run(self, folder, spoil):
         from transformers import IntervalStrategy
 
-        session = cases.ScriptedSession(["redo"])
+        session = cases.ScriptedSession("redo")
         trainer = cases.build("trainer", folder, max_steps=4)
         trainer.args.eval_strategy, trainer.args.eval_steps = IntervalStrategy.STEPS, 2
         trainer.eval_dataset = torch.utils.data.Subset(trainer.train_dataset, range(4))
@@ -257,7 +255,7 @@ class TestUnknownShapes:
         trainer.prediction_step = None
         before = dict(vars(trainer))
         with pytest.raises(NanstopError, match=r"transformers \S+ has no prediction_step"):
-            watch_trainer(trainer, cases.ScriptedSession(["redo"]).open)
+            watch_trainer(trainer, cases.ScriptedSession("redo").open)
         watch = nanstop.watch(trainer)
         assert vars(trainer) == before
         assert re.search(
@@ -301,7 +299,7 @@ class TestPowerless:
         _, session, _ = watched(tmp_path, "redo", change=hook, fault={"bad": (3,)})
         assert "inside backward" in session.facts.veto
         assert session.failures[0].step.id.step == 1
-        assert session.completions == [0, 1, 2, 3, 4]
+        assert session.completed_steps == [0, 1, 2, 3, 4]
 
     def test_a_trainer_with_a_step_of_its_own_can_only_leave_updates_out(self, tmp_path):
         def own_step(trainer):
@@ -320,7 +318,7 @@ class TestPowerless:
         result, session, _ = watched(tmp_path, "redo", change=own_step, fault={"bad": (3,)})
         assert (session.failures[0].step, session.failures[0].can_skip) == (None, True)
         assert session.failures[0].signals[0].at.step == 1
-        assert session.completions == [0, 2, 3, 4]
+        assert session.completed_steps == [0, 2, 3, 4]
         assert all(w.isfinite().all() for w in result.weights.values())
 
 
@@ -342,7 +340,7 @@ def test_a_batch_that_is_no_mapping_replays(tmp_path):
 class TestCheckpoints:
     def run(self, folder, step, **session_settings):
         trainer = cases.build("trainer", folder, save_strategy="steps", save_steps=2)
-        session = cases.ScriptedSession(["proceed"], **session_settings)
+        session = cases.ScriptedSession("proceed", **session_settings)
         watch = watch_trainer(trainer, session.open)
         guarded = trainer._save_checkpoint
 
@@ -392,7 +390,7 @@ class TestCheckpoints:
         table.data[table.shape[0] - 1] = float("nan")
         rows = [{"input_ids": torch.arange(2, 10), "labels": torch.arange(2, 10)}] * 8
         trainer.train_dataset = rows
-        session = cases.ScriptedSession(["proceed"])
+        session = cases.ScriptedSession("proceed")
         watch = watch_trainer(trainer, session.open)
         trainer.train()
         watch.close()
@@ -402,7 +400,7 @@ class TestCheckpoints:
 
     def test_save_model_after_training_is_guarded_too(self, tmp_path):
         trainer = cases.build("trainer", tmp_path)
-        session = cases.ScriptedSession(["proceed"])
+        session = cases.ScriptedSession("proceed")
         watch = watch_trainer(trainer, session.open)
         trainer.train()
         trainer.model.lm_head.weight.data.fill_(float("nan"))

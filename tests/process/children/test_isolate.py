@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nanstop.errors import NanstopError
-from nanstop.process.children.isolate import ERRORS, OUTPUT, classify, spawn
+from nanstop.process.children.isolate import ERRORS, OUTPUT, end_of, spawn
 
 
 def start(folder, code, **options):
@@ -136,9 +136,9 @@ def test_stopped_on_request(tmp_path):
 
 
 def test_a_kill_is_the_kernels_only_when_it_counted_one():
-    assert classify(-signal.SIGKILL, "").kind == "signal"
-    assert classify(-signal.SIGKILL, "", oom_killed=True).kind == "oom"
-    assert classify(-signal.SIGSEGV, "", oom_killed=True).kind == "signal"
+    assert end_of(-signal.SIGKILL, "").kind == "signal"
+    assert end_of(-signal.SIGKILL, "", oom_killed=True).kind == "oom"
+    assert end_of(-signal.SIGSEGV, "", oom_killed=True).kind == "signal"
 
 
 def test_the_last_exception_of_a_chain_counts_and_text_that_only_looks_like_one_does_not():
@@ -148,17 +148,17 @@ def test_the_last_exception_of_a_chain_counts_and_text_that_only_looks_like_one_
         "Traceback (most recent call last):\n  File 'x', line 2\n    f()\n    ^^^\n"
         "torch.AcceleratorError: CUDA error: device-side assert triggered\nsome advice\n"
     )
-    end = classify(1, chain)
+    end = end_of(1, chain)
     assert (end.name, end.message) == (
         "AcceleratorError",
         "CUDA error: device-side assert triggered",
     )
-    assert classify(2, "usage: train.py\ntrain.py: error: no --config\n").kind == "exit"
+    assert end_of(2, "usage: train.py\ntrain.py: error: no --config\n").kind == "exit"
 
 
 def test_the_last_line_before_a_signal_counts_only_if_it_tells_something():
-    assert classify(-signal.SIGABRT, "x\nwhat(): bad size\n").message == "what(): bad size"
-    assert classify(-signal.SIGFPE, "  warnings.warn(\n").message == ""
+    assert end_of(-signal.SIGABRT, "x\nwhat(): bad size\n").message == "what(): bad size"
+    assert end_of(-signal.SIGFPE, "  warnings.warn(\n").message == ""
 
 
 def test_a_command_that_is_not_there(tmp_path):

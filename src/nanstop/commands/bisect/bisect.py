@@ -95,7 +95,7 @@ def run_bisect(
     place = (Path(folder) if folder is not None else incident_folder()).absolute() / FOLDER
     store = TrialStore(place, pair.words())
     began = time.monotonic()
-    trials = Trials(pair, store, limits, announce, executor(where))
+    trials = ChildTrials(pair, store, limits, announce, executor(where))
     try:
         with store.held(), _ended_by_sigterm(), closing(trials.executor):
             found = _search(trials)
@@ -105,7 +105,7 @@ def run_bisect(
     return trials.result(found, time.monotonic() - began)
 
 
-def _search(trials: Trials) -> Bisection:
+def _search(trials: ChildTrials) -> Bisection:
     """Return what the trials tell. Where forks deceive, none of them counts."""
     keys, limits = list(trials.pair.items), trials.limits
     try:
@@ -116,7 +116,7 @@ def _search(trials: Trials) -> Bisection:
 
 
 @dataclass(slots=True)
-class Trials:
+class ChildTrials:
     """The trials of one bisect."""
 
     pair: Pair

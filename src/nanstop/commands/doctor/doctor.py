@@ -53,7 +53,7 @@ class Audit:
     notes: tuple[str, ...] = ()
 
 
-class Plan(NamedTuple):
+class Setting(NamedTuple):
     """A trial to be run: a failure, and the names of the guards to take away."""
 
     injected: Injected
@@ -97,11 +97,11 @@ def guards_seen(guards: Sequence[Guard], trials: Iterable[GuardTrial]) -> tuple[
     return (*guards, *lines)
 
 
-def due(guards: Sequence[Guard], trials: Sequence[GuardTrial]) -> tuple[Plan, ...]:
+def due(guards: Sequence[Guard], trials: Sequence[GuardTrial]) -> tuple[Setting, ...]:
     """Return the trials that are still needed, none when the audit is complete. ``guards``: as ``guards_seen``."""
     known = _by_plan(trials)
-    wanted = [plan for injected in INJECTED for plan in _wanted(injected, guards, known)]
-    return tuple(plan for plan in dict.fromkeys(wanted) if plan not in known)
+    wanted = [setting for injected in INJECTED for setting in _wanted(injected, guards, known)]
+    return tuple(setting for setting in dict.fromkeys(wanted) if setting not in known)
 
 
 def judge(audit: Audit) -> Doctor:
@@ -118,7 +118,7 @@ def judge(audit: Audit) -> Doctor:
     own: tuple[Act, ...] = tuple(_host_act(injected, every, known) for injected in INJECTED)
     failures = tuple(
         _failure(
-            known.get(Plan(injected)),
+            known.get(Setting(injected)),
             injected,
             tuple(g.name for g in every if acts[g.name, injected] == "stops the write"),
         )
@@ -138,39 +138,39 @@ def harmed(trial: GuardTrial) -> bool:
     return bool(trial.bad_weights or trial.bad_state) or not trial.growth <= FAR
 
 
-Known = Mapping[Plan, GuardTrial]
+Known = Mapping[Setting, GuardTrial]
 
 
 def _by_plan(trials: Iterable[GuardTrial]) -> Known:
-    return {Plan(trial.injected, trial.removed): trial for trial in trials}
+    return {Setting(trial.injected, trial.removed): trial for trial in trials}
 
 
 def _names(injected: Injected, guards: Sequence[Guard]) -> tuple[str, ...]:
     return tuple(guard.name for guard in guards if injected in guard.cases)
 
 
-def _alone(injected: Injected, name: str, guards: Sequence[Guard]) -> Plan:
-    return Plan(injected, tuple(n for n in _names(injected, guards) if n != name))
+def _alone(injected: Injected, name: str, guards: Sequence[Guard]) -> Setting:
+    return Setting(injected, tuple(n for n in _names(injected, guards) if n != name))
 
 
-def _wanted(injected: Injected, guards: Sequence[Guard], known: Known) -> Iterable[Plan]:
-    yield Plan(injected)
-    full = known.get(Plan(injected))
+def _wanted(injected: Injected, guards: Sequence[Guard], known: Known) -> Iterable[Setting]:
+    yield Setting(injected)
+    full = known.get(Setting(injected))
     if full is None or not full.took:
         return
     names = _names(injected, guards)
-    yield from (Plan(injected, (name,)) for name in names)
-    yield Plan(injected, names)
+    yield from (Setting(injected, (name,)) for name in names)
+    yield Setting(injected, names)
     if harmed(full) and full.ended == "went on":
         return  # nothing stops it: no guard can stand in another's way
     for name in names:
-        without = known.get(Plan(injected, (name,)))
+        without = known.get(Setting(injected, (name,)))
         if name != FILTER and without is not None and _difference(full, without) not in _STOPS:
             yield _alone(injected, name, guards)
 
 
 def _act(injected: Injected, guard: Guard, guards: Sequence[Guard], known: Known) -> Act:
-    full, without = known.get(Plan(injected)), known.get(Plan(injected, (guard.name,)))
+    full, without = known.get(Setting(injected)), known.get(Setting(injected, (guard.name,)))
     if full is None or not full.took:
         return "not tried"
     if without is None:
@@ -179,7 +179,7 @@ def _act(injected: Injected, guard: Guard, guards: Sequence[Guard], known: Known
     if act == "only logs" and guard.kind not in _SPEAKING:
         act = "does nothing"
     alone = known.get(_alone(injected, guard.name, guards))
-    none = known.get(Plan(injected, _names(injected, guards)))
+    none = known.get(Setting(injected, _names(injected, guards)))
     if act in _STOPS or alone is None or none is None:
         return act
     by_itself = _difference(alone, none)
@@ -211,7 +211,7 @@ def _spreads(present: GuardTrial, absent: GuardTrial) -> bool:
 
 
 def _host_act(injected: Injected, guards: Sequence[Guard], known: Known) -> Act:
-    none = known.get(Plan(injected, _names(injected, guards)))
+    none = known.get(Setting(injected, _names(injected, guards)))
     if none is None or not none.took:
         return "not tried"
     if not harmed(none):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.commands.doctor.doctor import CLIP, SCALER, Audit, Plan, due, guards_seen
+from nanstop.commands.doctor.doctor import CLIP, SCALER, Audit, Setting, due, guards_seen
 from nanstop.commands.doctor.loop_loss import LoopMode
 from nanstop.commands.doctor.planted import (
     LOSSES,
@@ -160,20 +160,20 @@ class LoopAudit:
     def _planted(self, loss: Tensor) -> Tensor:
         """Return the loss that takes the place of the loop's own; told of each by the mode."""
         trial = self._trial
-        if trial is None or trial.took or trial.plan.injected not in LOSSES:
+        if trial is None or trial.took or trial.setting.injected not in LOSSES:
             self._goes_on(by_loss=True)
             trial = self._trial
-        if trial is None or trial.took or trial.plan.injected not in LOSSES:
+        if trial is None or trial.took or trial.setting.injected not in LOSSES:
             return loss
         trial.took = True
-        return PoisonedLoss.apply(loss, LOSSES[trial.plan.injected])  # type: ignore[return-value]
+        return PoisonedLoss.apply(loss, LOSSES[trial.setting.injected])  # type: ignore[return-value]
 
     def _poisoned(self, gradient: Tensor) -> Tensor | None:
         trial = self._trial
-        if trial is None or trial.took or trial.plan.injected in LOSSES:
+        if trial is None or trial.took or trial.setting.injected in LOSSES:
             return None
         trial.took = True
-        return poisoned_gradient(gradient, trial.plan.injected)
+        return poisoned_gradient(gradient, trial.setting.injected)
 
     # ---- trials
 
@@ -196,8 +196,8 @@ class LoopAudit:
         assert self._optimizer is not None
         self._trials.append(
             GuardTrial(
-                injected=trial.plan.injected,
-                removed=trial.plan.removed,
+                injected=trial.setting.injected,
+                removed=trial.setting.removed,
                 bad_weights=num_bad(self._parameters().values()),
                 bad_state=num_bad(state_tensors([self._optimizer])),
                 growth=far / self._healthy if self._healthy > 0.0 else 1.0,
@@ -223,17 +223,17 @@ class LoopAudit:
     def _next(self) -> None:
         """Begin the next trial from where the first one began, or end the process."""
         self._skip_losses_if_unplaced()
-        plans = due(guards_seen(self._guards, self._trials), self._trials)
-        if not plans:
+        settings = due(guards_seen(self._guards, self._trials), self._trials)
+        if not settings:
             self._write()
             dry_run_child.end()
-        plan = plans[0]
+        setting = settings[0]
         assert self._snapshot is not None
         self._snapshot.restore()
-        self._trial, self._settling = _Trial(plan), False
-        self._mode.begin(plan.removed)
-        self._scope.enter_context(clipping(any(n.startswith(CLIP) for n in plan.removed), []))
-        if SCALER in plan.removed:
+        self._trial, self._settling = _Trial(setting), False
+        self._mode.begin(setting.removed)
+        self._scope.enter_context(clipping(any(n.startswith(CLIP) for n in setting.removed), []))
+        if SCALER in setting.removed:
             self._scope.enter_context(scaler_without_check())
         self._voices = Voices()
         self._scope.enter_context(self._voices.heard())
@@ -258,7 +258,7 @@ class LoopAudit:
     def _is_certain(self, trial: _Trial) -> bool:
         """Return whether the trial has ended the script: it is the first one, or this failure was seen to end it."""
         known = {(seen.injected, seen.ended) for seen in self._trials}
-        return self._num_new == 0 or (trial.plan.injected, "stopped") in known
+        return self._num_new == 0 or (trial.setting.injected, "stopped") in known
 
     def _write(self) -> None:
         found = Audit(host="the loop", guards=tuple(self._guards), trials=tuple(self._trials))
@@ -296,7 +296,7 @@ class LoopAudit:
 class _Trial:
     """A trial under way. ``took``: the failure has come about; ``updated``: an update has come after it."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
         self.took = self.updated = False
         self.num_losses = self.bad_gradients = self.zero_gradients = 0

@@ -15,7 +15,7 @@ from nanstop.commands.doctor.doctor import (
     SCALER,
     WATCH,
     Audit,
-    Plan,
+    Setting,
     due,
     guards_seen,
 )
@@ -63,8 +63,8 @@ class TrainerAudit:
         if seen.num_steps < NUM_STEPS:
             raise NanstopError(f"the training ended after {seen.num_steps} steps of {NUM_STEPS}")
         self.guards = self._found(seen)
-        while plans := due(guards_seen(self.guards, self.trials), self.trials):
-            self.trials += [self._trial(plan) for plan in plans]
+        while settings := due(guards_seen(self.guards, self.trials), self.trials):
+            self.trials += [self._trial(setting) for setting in settings]
         return Audit(
             host=stage.name,
             guards=self.guards,
@@ -85,13 +85,13 @@ class TrainerAudit:
         found += [Guard(name=name, kind="callback") for name in self.stage.callbacks]
         return tuple(found)
 
-    def _trial(self, plan: Plan) -> GuardTrial:
-        seen, healthy = self._training(plan), self._healthy
+    def _trial(self, setting: Setting) -> GuardTrial:
+        seen, healthy = self._training(setting), self._healthy
         assert healthy is not None
         ended = "went on" if seen.num_steps == NUM_STEPS else "stopped"
         return GuardTrial(
-            injected=plan.injected,
-            removed=plan.removed,
+            injected=setting.injected,
+            removed=setting.removed,
             took=seen.took,
             bad_weights=seen.bad_weights,
             bad_state=seen.bad_state,
@@ -105,11 +105,11 @@ class TrainerAudit:
             lines=seen.lines,
         )
 
-    def _training(self, plan: Plan | None) -> _Seen:
-        """Train under a plan, None for a healthy training, and return what there was to see."""
-        removed = frozenset(plan.removed if plan is not None else ())
+    def _training(self, setting: Setting | None) -> _Seen:
+        """Train under a setting, None for a healthy training, and return what there was to see."""
+        removed = frozenset(setting.removed if setting is not None else ())
         with self.stage.copied(), ExitStack() as scope:
-            seen = _Seen(self.stage, plan)
+            seen = _Seen(self.stage, setting)
             if SCALER in removed:
                 scope.enter_context(scaler_without_check())
             self.stage.prepare(
@@ -131,7 +131,7 @@ class TrainerAudit:
 class _Seen:
     """Observes one training."""
 
-    def __init__(self, stage: Stage, plan: Plan | None) -> None:
+    def __init__(self, stage: Stage, setting: Setting | None) -> None:
         self.took = self.has_scaler = False
         self.error: BaseException | None = None
         self.bad_weights = self.bad_state = self.bad_gradients = self.zero_gradients = 0
@@ -141,7 +141,7 @@ class _Seen:
         self.lines: tuple[str, ...] = ()
         self.bounds: list[float] = []
         self._stage = stage
-        self._injected: Injected | None = plan.injected if plan is not None else None
+        self._injected: Injected | None = setting.injected if setting is not None else None
 
     @property
     def _failing(self) -> bool:

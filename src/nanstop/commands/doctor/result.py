@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from nanstop.records.vocabulary import CONFIG, SCHEMA
 
 Injected = Literal["nan_loss", "inf_loss", "nan_gradient", "inf_gradient", "norm_overflow"]
 """A failure that is planted in one step: in its loss, in one gradient, or in the norm of finite gradients."""
 
-INJECTED: tuple[Injected, ...] = (
-    "nan_loss",
-    "inf_loss",
-    "nan_gradient",
-    "inf_gradient",
-    "norm_overflow",
-)
+INJECTED: tuple[Injected, ...] = get_args(Injected)
 
 GuardKind = Literal["log_filter", "scaler", "clip", "callback", "line", "watch", "host"]
 """``line``: a line of the script that reads a bad value; ``host``: what remains when every other guard is away."""

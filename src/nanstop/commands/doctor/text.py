@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import get_args
 
 from nanstop.commands.doctor.result import INJECTED, Act, Doctor, GuardRow, Injected, InjectedRow
 
@@ -17,15 +18,7 @@ NAMES: Mapping[Injected, str] = MappingProxyType(
     }
 )
 
-_ORDER: tuple[Act, ...] = (
-    "stops the write",
-    "stops after the write",
-    "only logs",
-    "hides",
-    "makes it worse",
-    "does nothing",
-    "not tried",
-)
+_ORDER: tuple[Act, ...] = get_args(Act)
 _WIDTH = max(map(len, NAMES.values()))
 _ACT_WIDTH = max(map(len, _ORDER))
 
@@ -43,7 +36,7 @@ def render(found: Doctor) -> str:
 
 
 def verdict(found: Doctor) -> str:
-    """Return the one line that matters."""
+    """Return how many of the failures that were injected reach the weights, in words."""
     tried = sum(row.tried for row in found.failures)
     return f"{found.num_reaching or 'none'} of {tried} injected failures reach the weights"
 

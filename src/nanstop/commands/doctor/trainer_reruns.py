@@ -19,6 +19,7 @@ from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.callbacks import TrainerCallback, is_reporting, is_users
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.watch import TrainerWatch, watch_trainer
+from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 
@@ -54,7 +55,7 @@ class Stage:
         self.parameters: dict[str, Tensor] = {n: p for n, p in named if p.requires_grad}
         self.loss = LossPlace()
         self.target: Tensor | None = None
-        self._patches = Patches()
+        self._writers = Table()
         trainable = Trainable(self.parameters, self.view.optimizer, self.view.scaler)
         self._snapshot = Snapshot(trainable)
         self.before = {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
@@ -83,7 +84,7 @@ class Stage:
         try:
             yield
         finally:
-            self._patches.undo()
+            self._writers.undo()
             for one, attributes, kind in kept:
                 vars(one).clear()
                 vars(one).update(attributes)
@@ -110,8 +111,7 @@ class Stage:
         memo |= {id(trainer): trainer, id(self.view.root): self.view.root}
         kept = [one for name, one in self._named() if name not in removed]
         trainer.callback_handler.callbacks = [*(_fresh(one, memo) for one in kept), _Quiet()]
-        for name in ("save_model", "_save_checkpoint", "push_to_hub"):
-            self._patches.set(trainer, name, _nothing)
+        save_nothing(self._writers, trainer)
         if self.opens_watch is not None and watched:
             watch_trainer(trainer, self.opens_watch)
 
@@ -288,7 +288,3 @@ def _fresh(callback: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(callback, dict(memo))
     except Exception:  # an open file, say
         return callback
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Stand in for what would save."""

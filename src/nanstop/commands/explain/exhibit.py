@@ -10,13 +10,14 @@ from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
 from nanstop.faults.specimen import Specimen
 from nanstop.faults.table import ZOO
-from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.watch import watch_loop
-from nanstop.hosts.trainer.first_window import FirstWindow
 from nanstop.measure.probe import probe
 from nanstop.records import Diagnosis, Evidence, Report
+from nanstop.replay.step import Step
 from nanstop.report.text.terminal import render, render_finding
 from nanstop.session.factory import opener
+from nanstop.session.first_window import first_window
+from nanstop.session.watched_run import OpenSession
 from nanstop.store.incidents import Store
 
 
@@ -54,18 +55,15 @@ def exhibits(code: str) -> tuple[Exhibit, Exhibit]:
 def probed(specimen: Specimen) -> tuple[Diagnosis, ...]:
     """Return what a probe of the specimen's first window finds. The specimen is not trained."""
 
-    def found(step: LoopStep) -> tuple[Diagnosis, ...]:
+    def found(step: Step) -> tuple[Diagnosis, ...]:
         return examine(Evidence(facts=step.facts, probe=probe(step)), "gauge").diagnoses
 
-    session = FirstWindow(found)
-    watch = watch_loop(specimen.model, specimen.optimizer, session.opened)
-
-    def train() -> None:
-        with watch:
+    def train(open_session: OpenSession) -> None:
+        with watch_loop(specimen.model, specimen.optimizer, open_session) as watch:
             watch.step(specimen.loss_fn, specimen.batches[0])
             watch.update(clip=None, scaler=specimen.scaler)
 
-    return session.reached(train)
+    return first_window(found, train)
 
 
 def _shown(build: Callable[[], Specimen]) -> Exhibit:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -17,9 +16,15 @@ from nanstop.process.inject import dry_run_child
 from nanstop.process.inject.dry_run import DryPlan, answered
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.ranks import is_first
+from nanstop.records import RunFacts
 from nanstop.records.codec import to_json
-from nanstop.session.off import IdleSession
+from nanstop.session.history import WHOLE, History
+from nanstop.session.off import OffSession
+from nanstop.session.watched_run import OpenSession
 from nanstop.store.files import write_whole
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import ModelView
 
 _CLOSURE = "the optimizer calls a closure, so that a step has no loss of its own"
 _INSIDE = "the updates happen inside backward, before the loss of a step is known"
@@ -28,7 +33,7 @@ _UNSEEN = (
 )
 
 
-def install(table: Table, plan: DryPlan, recorder: LrRecorder) -> Callable[[Any, Any], LoopSweep]:
+def install(table: Table, plan: DryPlan, recorder: LrRecorder) -> OpenSession:
     """Have every optimizer step of a loop get its planned rate; return what loops open as their session."""
     sweep = LoopSweep(recorder, Path(plan.out), table)
 
@@ -38,23 +43,22 @@ def install(table: Table, plan: DryPlan, recorder: LrRecorder) -> Callable[[Any,
             sweep.give_rate(optimizer, has_closure=has_closure)
 
     table.hook(register_optimizer_step_pre_hook(before_update))
-    return sweep.opened
+    return sweep.open
 
 
-class LoopSweep(IdleSession):
+class LoopSweep(OffSession):
     """Stands in for the session of a raw loop: keeps the loss of each window, and ends the process when all is known."""
 
     def __init__(self, recorder: LrRecorder, out: Path, table: Table) -> None:
         super().__init__()
-        self.series: Any = self  # a guard adds to it whatever it reads
+        self.series = History(WHOLE)
         self._recorder = recorder
         self._out = out
         self._table = table
-        self._window: list[float] = []
         self._world_size = 1
         self.is_open = False
 
-    def opened(self, _view: Any, facts: Any) -> LoopSweep:
+    def open(self, _view: ModelView, facts: RunFacts) -> LoopSweep:
         """Return itself as the session of a loop."""
         self.is_open = True
         save_nothing(self._table)
@@ -63,38 +67,34 @@ class LoopSweep(IdleSession):
             self._fail(_INSIDE)
         return self
 
-    def add(self, name: str, _step: int, value: Any) -> None:
-        """Note a loss of the window that is open. Synchronises the device."""
-        if name == "loss_raw":
-            self._window.append(float(value))
-
     def give_rate(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Give an optimizer the rate of this window."""
         if has_closure:
             self._fail(_CLOSURE)
         self._recorder.set_rate(optimizer, len(self._recorder.losses))
 
-    def completed(self, _step: int) -> None:
+    def completed(self, step: int) -> None:  # noqa: ARG002
         """Close the window, whose loss is that before its update; end the process after the last."""
-        if not self._window:
+        losses = [one.values for one in self.series.records() if one.name == "loss_raw"]
+        if not losses:
             self._fail(_UNSEEN)
-        self._recorder.losses.append(sum(self._window))
-        self._window.clear()
+        self._recorder.losses.append(sum(losses[0]))
+        self.series = History(WHOLE)
         if self._recorder.is_over(world_size=self._world_size):
             self._end()
 
-    def finish(self, _exit_code: int = 0) -> None:
+    def finish(self, exit_code: int = 0) -> None:  # noqa: ARG002
         """Write what a loop that was over sooner has shown."""
         error = getattr(sys, "last_value", None)
         if error is not None:
             self._recorder.ended = f"{type(error).__name__}: {error}"[:500]
         self._write()
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, problem: str) -> NoReturn:
         self._recorder.problem = problem
         self._end()
 
-    def _end(self) -> None:
+    def _end(self) -> NoReturn:
         self._write()
         dry_run_child.end()
 

@@ -29,13 +29,13 @@ class LrSweep(TrainerCallback):
         trainer.training_step = training_step
         trainer.add_callback(self)
 
-    def on_pre_optimizer_step(self, _args: Any, _state: Any, _control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Close the window: its loss is that of the weights before this update. Synchronises the device."""
         self.recorder.set_rate(kwargs["optimizer"], len(self.recorder.losses))
         self.recorder.losses.append(float(sum(self._window)))
         self._window.clear()
 
-    def on_step_end(self, args: Any, _state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Save and evaluate nothing; end when the loss has diverged."""
         control.should_save = control.should_evaluate = False
         if self.recorder.is_over(world_size=args.world_size):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from nanstop.commands.plan.regions import Terrain
+from nanstop.commands.plan.regions import ModuleGroups
 
 _NUMBER = re.compile(r"\d+")
 
@@ -23,7 +23,7 @@ class Layout:
     blocks: frozenset[str]
     containers: frozenset[str]
     units: tuple[str, ...]
-    terrain: Terrain[str]
+    groups: ModuleGroups[str]
 
     def is_container(self, name: str) -> bool:
         """Return whether a module is a block, or holds blocks: in float32 it would take most of the model along."""
@@ -75,12 +75,12 @@ def layout_of(root: nn.Module, order: Sequence[str]) -> Layout:
         inner = (_outermost(name, below) for name in order)
         return tuple(dict.fromkeys(name for name in inner if name))
 
-    terrain = Terrain(
+    groups = ModuleGroups(
         groups=tuple(map(tuple, kinds.values())),
         inside=is_inside,
         parts=parts,
     )
-    return Layout(tuple(order), frozenset(blocks), frozenset(containers), units, terrain)
+    return Layout(tuple(order), frozenset(blocks), frozenset(containers), units, groups)
 
 
 def is_inside(name: str, outer: str) -> bool:

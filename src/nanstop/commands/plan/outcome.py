@@ -30,7 +30,7 @@ _TINY_LOSS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Outcome:
     """What the trial of a plan showed, the worst of all batches.
 
     ``pressed``: what is too large for the plan's format, or would leave it after two doublings; ``blamed``: modules
@@ -83,9 +83,9 @@ def exact_of(run: Recording) -> Exact:
     return Exact(float(run.loss), run.grads)
 
 
-def shown_by(
+def outcome_of(
     run: Recording, values: tuple[Narrow, ...], exact: Exact, dtype: torch.dtype, scale: float
-) -> Shown:
+) -> Outcome:
     """Return what a recorded run under a plan showed. ``values``: what it held in ``dtype``, loss not scaled."""
     name = format_name(dtype)
     limit = format_limit(dtype) / 2**MIN_HEADROOM
@@ -97,7 +97,7 @@ def shown_by(
     near = cosine(run.grads, exact.grads) if not bad and run.error is None else -1.0
     why = _wrong(run, gap, near, bad)
     tight = _tight(worst, name) if worst is not None else ""
-    return Shown(
+    return Outcome(
         why="; ".join(filter(None, (tight, why))),
         loss_gap=gap,
         cosine=near,
@@ -113,9 +113,9 @@ def shown_by(
     )
 
 
-def worse(first: Shown, second: Shown) -> Shown:
+def worse(first: Outcome, second: Outcome) -> Outcome:
     """Return both at once: the larger distances, the smaller headroom, everything that is pressed."""
-    tight = min((first, second), key=lambda shown: shown.headroom_bits)
+    tight = min((first, second), key=lambda outcome: outcome.headroom_bits)
     pressed = {(v.module, v.op, v.backward): v for v in (*first.pressed, *second.pressed)}
     return replace(
         first,

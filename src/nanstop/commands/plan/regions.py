@@ -34,7 +34,7 @@ class Found(Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terrain(Generic[Item]):
+class ModuleGroups(Generic[Item]):
     """Where to search. ``groups``: all items, alike ones together, each group in the order of the run.
 
     ``inside``: whether the first item is a part of the second. ``parts``: the items that make one up, in order.
@@ -77,7 +77,7 @@ class _Trials(Generic[Item]):
 
 def smallest_region(
     run: Callable[[tuple[Item, ...]], Look[Item]],
-    terrain: Terrain[Item],
+    modules: ModuleGroups[Item],
     *,
     budget: Budget | None = None,
 ) -> Found[Item] | None:
@@ -90,12 +90,12 @@ def smallest_region(
     limits = budget or Budget()
     trials = _Trials(run, limits, start=limits.clock())
     try:
-        grown, passing = _grown(trials, terrain)
-        region = grown if passing else _among_kinds(trials, terrain, grown)
+        grown, passing = _grown(trials, modules)
+        region = grown if passing else _among_kinds(trials, modules, grown)
         if region is None:
             return None
         region = minimize(region, trials.passes)
-        region = _narrowed(trials, terrain, region, kept=frozenset(grown))
+        region = _narrowed(trials, modules, region, kept=frozenset(grown))
     except _SpentError:
         return (
             Found(trials.best, minimal=False, trials=len(trials.done))
@@ -105,52 +105,52 @@ def smallest_region(
     return Found(region, minimal=True, trials=len(trials.done))
 
 
-def _grown(trials: _Trials[Item], terrain: Terrain[Item]) -> tuple[tuple[Item, ...], bool]:
+def _grown(trials: _Trials[Item], modules: ModuleGroups[Item]) -> tuple[tuple[Item, ...], bool]:
     """Return the region that suspicion leads to, and whether it passes."""
     region: tuple[Item, ...] = ()
-    shown = trials.look(region)
-    while not shown.passes:
-        larger = _outermost((*region, *shown.suspects), terrain)
+    look = trials.look(region)
+    while not look.passes:
+        larger = _outermost((*region, *look.suspects), modules)
         if frozenset(larger) == frozenset(region):
             break
         region = larger
-        shown = trials.look(region)
-    return region, shown.passes
+        look = trials.look(region)
+    return region, look.passes
 
 
 def _among_kinds(
-    trials: _Trials[Item], terrain: Terrain[Item], grown: tuple[Item, ...]
+    trials: _Trials[Item], modules: ModuleGroups[Item], grown: tuple[Item, ...]
 ) -> tuple[Item, ...] | None:
-    groups = ((grown,) if grown else ()) + tuple(terrain.groups)
+    groups = ((grown,) if grown else ()) + tuple(modules.groups)
 
     def union(chosen: Sequence[tuple[Item, ...]]) -> tuple[Item, ...]:
-        return _outermost(tuple(item for group in chosen for item in group), terrain)
+        return _outermost(tuple(item for group in chosen for item in group), modules)
 
     if not trials.passes(union(groups)):
         return None
     return union(minimize(groups, lambda chosen: trials.passes(union(chosen))))
 
 
-def _outermost(items: tuple[Item, ...], terrain: Terrain[Item]) -> tuple[Item, ...]:
+def _outermost(items: tuple[Item, ...], modules: ModuleGroups[Item]) -> tuple[Item, ...]:
     """Return the items, each once, without those that are part of another."""
     unique = tuple(dict.fromkeys(items))
     return tuple(
         item
         for item in unique
-        if not any(item != other and terrain.inside(item, other) for other in unique)
+        if not any(item != other and modules.inside(item, other) for other in unique)
     )
 
 
 def _narrowed(
     trials: _Trials[Item],
-    terrain: Terrain[Item],
+    modules: ModuleGroups[Item],
     region: tuple[Item, ...],
     *,
     kept: frozenset[Item],
 ) -> tuple[Item, ...]:
     """Let items give way to a run of their parts where that passes; ``kept``: what was itself seen to go wrong."""
     for item in region:
-        parts = terrain.parts(item) if item not in kept else ()
+        parts = modules.parts(item) if item not in kept else ()
         rest = tuple(other for other in region if other != item)
         if len(parts) < 2 or not trials.passes((*rest, *parts)):
             continue
@@ -159,5 +159,5 @@ def _narrowed(
         contiguous = not places or places[-1] - places[0] + 1 == len(places)
         if contiguous and len(needed) < len(parts):
             smaller = minimize((*rest, *needed), trials.passes)
-            return _narrowed(trials, terrain, smaller, kept=kept)
+            return _narrowed(trials, modules, smaller, kept=kept)
     return region

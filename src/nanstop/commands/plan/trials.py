@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 
 from nanstop.commands.plan.narrow_values import Key, measured, narrow_values
-from nanstop.commands.plan.outcome import MIN_HEADROOM, Exact, Shown, exact_of, shown_by, worse
-from nanstop.commands.plan.updates import Walk, Walker
+from nanstop.commands.plan.outcome import MIN_HEADROOM, Exact, Outcome, exact_of, outcome_of, worse
+from nanstop.commands.plan.updates import UpdateTrial, UpdateTrials
 from nanstop.measure.ranges import headroom_bits
 from nanstop.numerics.tensors import format_name
 from nanstop.records import Atom, PrecisionPlan
@@ -34,7 +34,7 @@ class ScaledStep(Step, Protocol):
     scale: float
 
 
-class Bench:
+class PlanTrials:
     """Tries plans on the batches of a step.
 
     ``scale``: the loss scale, found along the way; 1 where none is needed. ``tuned``: the batches that every plan is tried
@@ -51,9 +51,9 @@ class Bench:
         self.base = PrecisionPlan()
         self.num_looks = 0
         self.scales = dtype is torch.float16
-        self._shown: dict[PrecisionPlan, Shown] = {}
-        self._trials: dict[tuple[PrecisionPlan, int, float], Shown] = {}
-        self._walks: dict[tuple[PrecisionPlan, float], Walk] = {}
+        self._outcomes: dict[PrecisionPlan, Outcome] = {}
+        self._trials: dict[tuple[PrecisionPlan, int, float], Outcome] = {}
+        self._seen_along: dict[tuple[PrecisionPlan, float], UpdateTrial] = {}
         self._wide: dict[str, dict[Key, tuple[float, ...]]] = {}
         self._exact = self._exact_runs(made_up)
         given = [micro for micro in self._exact if micro < len(step.batches) - made_up]
@@ -66,7 +66,7 @@ class Bench:
             )
         )
         grads = {micro: one.grads for micro, one in self._exact.items()}
-        self._walker = Walker(step, updates, exact=self._under_exact(""), grads=grads)
+        self._along = UpdateTrials(step, updates, exact=self._under_exact(""), grads=grads)
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -86,48 +86,48 @@ class Bench:
         """Return the modules that compute, in the order of their first operation."""
         return self._order
 
-    def look(self, plan: PrecisionPlan) -> Shown:
+    def look(self, plan: PrecisionPlan) -> Outcome:
         """Return what a plan does to loss, gradients and headroom on the batches that plans are tried on."""
-        if plan not in self._shown:
+        if plan not in self._outcomes:
             self.num_looks += 1
-            shown = self._tried(plan, self.tuned)
-            fit = self._scale_for(shown.largest)
-            if fit < self.scale or (fit > self.scale and not shown.passes):
+            outcome = self._tried(plan, self.tuned)
+            fit = self._scale_for(outcome.largest)
+            if fit < self.scale or (fit > self.scale and not outcome.passes):
                 self.scale = fit
-                shown = self._tried(plan, self.tuned)
-            self._shown[plan] = shown
-        return self._shown[plan]
+                outcome = self._tried(plan, self.tuned)
+            self._outcomes[plan] = outcome
+        return self._outcomes[plan]
 
     def holds(self, plan: PrecisionPlan) -> bool:
         """Return whether a plan passes on the held out batches too; the first where it does not is tried from now on."""
         for micro in self.held:
-            shown = self._trial(plan, micro)
-            if self._scale_for(shown.largest) < self.scale:
-                self.scale = self._scale_for(shown.largest)
-                shown = self._trial(plan, micro)
-            if not shown.passes:
+            outcome = self._trial(plan, micro)
+            if self._scale_for(outcome.largest) < self.scale:
+                self.scale = self._scale_for(outcome.largest)
+                outcome = self._trial(plan, micro)
+            if not outcome.passes:
                 self.held.remove(micro)
                 self.tuned.append(micro)
-                self._shown.clear()
+                self._outcomes.clear()
                 return False
         return True
 
-    def settle(self, plan: PrecisionPlan) -> Shown:
+    def settle(self, plan: PrecisionPlan) -> Outcome:
         """Return what a plan that passes shows on all batches, at the largest loss scale that its gradients have room for."""
         before, known = self.scale, self._tried(plan, self._exact)
         self.scale = self._scale_for(known.largest)
-        shown = self._tried(plan, self._exact)
-        if not shown.passes:
-            self.scale, shown = before, known
-        return shown
+        outcome = self._tried(plan, self._exact)
+        if not outcome.passes:
+            self.scale, outcome = before, known
+        return outcome
 
-    def walk(self, plan: PrecisionPlan) -> Walk:
+    def along_updates(self, plan: PrecisionPlan) -> UpdateTrial:
         """Return how a few updates under a plan, not recorded, compare with float32."""
         key = plan, self.scale
-        if key not in self._walks:
+        if key not in self._seen_along:
             with self._scaled():
-                self._walks[key] = self._walker.walk(self._under(plan))
-        return self._walks[key]
+                self._seen_along[key] = self._along.along_updates(self._under(plan))
+        return self._seen_along[key]
 
     def product_share(self, plan: PrecisionPlan, inside: Callable[[str], bool]) -> float:
         """Return the share of the matrix products in the plan's format, of modules that ``inside`` picks."""
@@ -171,25 +171,25 @@ class Bench:
             self.step.scale = self.scale
             yield
 
-    def _tried(self, plan: PrecisionPlan, micros: Iterable[int]) -> Shown:
+    def _tried(self, plan: PrecisionPlan, micros: Iterable[int]) -> Outcome:
         """Return what a plan shows at the present scale, up to the first batch where it fails."""
-        worst: Shown | None = None
+        worst: Outcome | None = None
         for micro in micros:
-            shown = self._trial(plan, micro)
-            worst = shown if worst is None else worse(worst, shown)
-            if not shown.passes:
+            outcome = self._trial(plan, micro)
+            worst = outcome if worst is None else worse(worst, outcome)
+            if not outcome.passes:
                 break
         assert worst is not None
         return worst
 
-    def _trial(self, plan: PrecisionPlan, micro: int) -> Shown:
+    def _trial(self, plan: PrecisionPlan, micro: int) -> Outcome:
         key = plan, micro, self.scale
         if key not in self._trials:
             with self._scaled():
                 run = record(self.step, micro, under=self._under(plan), keep_grads=True)
             values = narrow_values(run, self._ranges(plan.attention), self.dtype)
             exact = self._exact[micro]
-            self._trials[key] = shown_by(run, values, exact, self.dtype, self.scale)
+            self._trials[key] = outcome_of(run, values, exact, self.dtype, self.scale)
         return self._trials[key]
 
     def _scale_for(self, largest: float) -> float:

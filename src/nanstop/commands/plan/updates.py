@@ -16,12 +16,12 @@ from nanstop.replay.conditions import Under, eager
 from nanstop.replay.step import Step
 
 MIN_SHARE = 0.9
-MAX_WALK_TOLERANCE = 1e-2
+MAX_UPDATE_TOLERANCE = 1e-2
 """However much updates amplify: a run that is further off than this is another run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class UpdateTrial:
     """What ``updates`` under a plan gave; see ``records.Agreement``. ``bound``: how far losses along them may be."""
 
     loss_gap: float
@@ -50,8 +50,8 @@ class _Way:
     moved: Mapping[str, Tensor]
 
 
-class Walker:
-    """Walks from the same weights again and again.
+class UpdateTrials:
+    """Makes updates from the same weights again and again.
 
     ``exact``: the context of float32; ``grads``: the gradients that the micro-batches in question, the keys, have in it.
     """
@@ -65,7 +65,7 @@ class Walker:
         self._exact_context = exact
         self._gradients = tuple(grads.values())
         try:
-            self._exact = self._walked(exact)
+            self._exact = self._updated(exact)
         except (
             Exception
         ) as error:  # the optimizer's own, or the model's, on weights it has just moved
@@ -73,35 +73,35 @@ class Walker:
             raise NanstopError(f"an update in float32 fails: {said}") from error
         self._permitted: float | None = None
 
-    def walk(self, under: Under) -> Walk:
+    def along_updates(self, under: Under) -> UpdateTrial:
         """Return how a few updates in a context, not recorded, compare with float32. Everything is undone."""
         try:
-            way = self._walked(under)
+            way = self._updated(under)
         except Exception as error:  # the model's own code under a plan: an outcome like any other
-            return Walk(math.inf, 0.0, self._updates, f"{type(error).__name__}: {error}")
+            return UpdateTrial(math.inf, 0.0, self._updates, f"{type(error).__name__}: {error}")
         gap = self._gap(way)
         mine, exact = self._descent(way.moved), self._descent(self._exact.moved)
         bound = LOSS_TOLERANCE if gap <= LOSS_TOLERANCE else self._bound()
-        return Walk(gap, mine / exact if exact else 1.0, self._updates, bound=bound)
+        return UpdateTrial(gap, mine / exact if exact else 1.0, self._updates, bound=bound)
 
     def _bound(self) -> float:
         """Return how far the loss may be along the updates: as far as what the first step is allowed leads.
 
-        Float32 walks once more with gradients turned at random by the angle that ``MIN_COSINE`` permits. Updates carry
-        that on, the further the larger the learning rate and the more of them there are (Adam most of all, whose steps are
+        Float32 makes the updates once more with gradients turned at random by the angle that ``MIN_COSINE`` permits.
+        Updates carry that on, the further the larger the learning rate and the more of them there are (Adam most of all, whose steps are
         as long for small gradients as for large ones): at 1e-3 three of them alone pass 1e-3 on a tiny Gemma3, at 1e-5
         eight stay at 5e-5. What a plan may not do in one step, it may not do in several either.
         """
         if self._permitted is None:
-            gap = self._gap(self._walked(self._exact_context, turned=True))
-            self._permitted = min(max(LOSS_TOLERANCE, gap), MAX_WALK_TOLERANCE)
+            gap = self._gap(self._updated(self._exact_context, turned=True))
+            self._permitted = min(max(LOSS_TOLERANCE, gap), MAX_UPDATE_TOLERANCE)
         return self._permitted
 
     def _gap(self, way: _Way) -> float:
         pairs = zip(way.losses, self._exact.losses, strict=True)
         return max((loss_gap(mine, exact) for mine, exact in pairs), default=0.0)
 
-    def _walked(self, under: Under, *, turned: bool = False) -> _Way:
+    def _updated(self, under: Under, *, turned: bool = False) -> _Way:
         step, losses = self._step, list[float]()
         # Compiled code would be compiled anew for each plan.
         with step.isolated(with_update=True), under(), eager():

@@ -24,7 +24,7 @@ from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.process.children.command import resolve_command
-from nanstop.process.crash.process_end import Ending
+from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.inject.variables import watching
 from nanstop.records.codec import to_json
 from nanstop.report.announce import announcer
@@ -76,7 +76,7 @@ def launch(
     with supervised(store, record=record, patience=patience) as supervisor:
         code, interrupted = _run(resolved, {**watched, **supervisor.variables}, supervisor.wait)
         summary = _summary_so_far(store)
-        ending, report = supervisor.ended(
+        end, report = supervisor.ended(
             code,
             interrupted=interrupted,
             failed=bool(summary.incidents),
@@ -87,8 +87,8 @@ def launch(
     if report is not None:
         announcer(folder)(report)
         summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
-    shown = STOPPED if ending.kind == "stopped" else _shell_code(code)
-    summary = _close(store, summary, ending, shown, time.monotonic() - began)
+    shown = STOPPED if end.kind == "stopped" else _shell_code(code)
+    summary = _close(store, summary, end, shown, time.monotonic() - began)
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return shown
@@ -157,12 +157,12 @@ def _summary_so_far(store: Store) -> Summary:
         return Summary()
 
 
-def _close(store: Store, summary: Summary, ending: Ending, code: int, seconds: float) -> Summary:
+def _close(store: Store, summary: Summary, end: ProcessEnd, code: int, seconds: float) -> Summary:
     """Write down how the run ended."""
-    steps = ending.remains.flight.step if ending.remains is not None else 0
+    steps = end.files.flight.step if end.files is not None else 0
     summary = replace(
         summary,
-        ended=ending.kind,
+        ended=end.kind,
         exit=code,
         steps=max(summary.steps, steps),
         seconds=max(summary.seconds, seconds),

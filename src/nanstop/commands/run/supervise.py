@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from nanstop.process.crash import process_files
-from nanstop.process.crash.oom import killed_by_kernel, num_oom_kills
-from nanstop.process.crash.process_end import Ending, Remains, classify, collect
+from nanstop.process.crash.process_end import ProcessEnd, ProcessFiles, classify, collect
+from nanstop.process.oom import killed_by_kernel, num_oom_kills
 from nanstop.records import Report
 from nanstop.store.files import write_whole
 from nanstop.store.incidents import Store
@@ -61,7 +61,7 @@ class Supervisor:
         self._folder = folder
         self._patience = patience
         self._oom_kills = num_oom_kills()
-        self._hung: tuple[Remains, str] | None = None
+        self._hung: tuple[ProcessFiles, str] | None = None
         self._direct = 0
 
     @property
@@ -91,16 +91,16 @@ class Supervisor:
         interrupted: bool = False,
         failed: bool = False,
         stopped: bool = False,
-    ) -> tuple[Ending, Report | None]:
+    ) -> tuple[ProcessEnd, Report | None]:
         """Return how the command ended and, where no exception tells the story, the report of it, written.
 
         ``interrupted``, ``failed`` and ``stopped`` as in ``classify``. A run that died is recorded from its next start on, until one ends cleanly.
         """
-        remains = collect(self._folder) if self._folder is not None else ()
-        evidence = self._memory_evidence(remains, code)
-        ending = classify(
+        processes = collect(self._folder) if self._folder is not None else ()
+        evidence = self._memory_evidence(processes, code)
+        end = classify(
             code,
-            remains,
+            processes,
             direct=self._direct,
             hung=self._hung,
             interrupted=interrupted,
@@ -108,37 +108,37 @@ class Supervisor:
             failed=failed,
             stopped=stopped,
         )
-        if ending.kind == "clean":
+        if end.kind == "clean":
             with suppress(OSError):
                 (self._store.folder / ARMED).unlink()
-        if ending.kind not in ("signal", "oom_killed", "out_of_memory", "hang"):
-            return ending, None
-        report = self._write(ending, evidence)
-        if not self.recording and ending.kind != "out_of_memory":
+        if end.kind not in ("signal", "oom_killed", "out_of_memory", "hang"):
+            return end, None
+        report = self._write(end, evidence)
+        if not self.recording and end.kind != "out_of_memory":
             with suppress(OSError):
                 write_whole(self._store.folder / ARMED, b"")
-        return ending, report
+        return end, report
 
-    def _write(self, ending: Ending, evidence: Sequence[str]) -> Report:
+    def _write(self, end: ProcessEnd, evidence: Sequence[str]) -> Report:
         from nanstop.process.crash.crash_report import (
-            obituary,  # a healthy run needs none of the rules
+            crash_report,  # a healthy run needs none of the rules
         )
 
         incident_id, path = self._store.open_incident()
-        report = obituary(
-            ending,
+        report = crash_report(
+            end,
             incident_id=incident_id,
             run_id=self._store.run_id or "",
             evidence=evidence,
             recorded=self.recording,
         )
-        if ending.remains is not None and ending.remains.stacks:
+        if end.files is not None and end.files.stacks:
             with suppress(OSError):
-                write_whole(path / STACKS, ending.remains.stacks.encode())
+                write_whole(path / STACKS, end.files.stacks.encode())
         self._store.write_report(report)
         return report
 
-    def _memory_evidence(self, remains: Sequence[Remains], code: int) -> tuple[str, ...]:
+    def _memory_evidence(self, processes: Sequence[ProcessFiles], code: int) -> tuple[str, ...]:
         """Return what says that the kernel killed a process for want of memory; nothing for an orderly end."""
         if code == 0:
             return ()
@@ -148,11 +148,11 @@ class Supervisor:
             found.append(
                 f"the control group counted {now - before} out-of-memory kill(s) in this run"
             )
-        pids = (self._direct, *(one.flight.pid for one in remains))
+        pids = (self._direct, *(one.flight.pid for one in processes))
         line = killed_by_kernel(pids)
         return (*found, f"kernel log: {line}") if line else tuple(found)
 
-    def _standing_still(self, patience: Patience) -> tuple[Remains, str] | None:
+    def _standing_still(self, patience: Patience) -> tuple[ProcessFiles, str] | None:
         """Return the process that completed a step last, and how long ago, if that is too long."""
         assert self._folder is not None
         training = [one for one in collect(self._folder) if _is_training(one)]
@@ -208,7 +208,7 @@ def supervised(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_training(one: Remains) -> bool:
+def _is_training(one: ProcessFiles) -> bool:
     return (
         one.flight.ended is None and len(one.flight.steps) >= MIN_STEPS and _alive(one.flight.pid)
     )

@@ -1,13 +1,13 @@
-"""What every kind of raw loop shares: read a window's flag, ask the session, carry its resolution out."""
+"""What every kind of raw loop shares: read a window's flag, ask the session, carry its decision out."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,9 +28,7 @@ from nanstop.ranks import rank
 from nanstop.records import RunFacts, Signal, StepId, TensorStats
 from nanstop.replay.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.untouched import versions_kept
-
-OpenSession = Callable[[PlainView, RunFacts], Any]
-"""Called once with (view, facts) when the first update is near; returns a session."""
+from nanstop.session.watched_run import OpenSession, WatchedRun
 
 _MAX_NAMED = 8
 _log = logging.getLogger("nanstop")
@@ -52,7 +50,7 @@ class Guard:
     """One session of raw loops: opens it late, numbers the updates, turns readings into signals."""
 
     def __init__(self, open_session: OpenSession) -> None:
-        self.session: Any = None
+        self.session = cast("WatchedRun", None)  # until a training has begun
         self.facts = RunFacts(host="loop")
         self.num_updates = 0
         self._open_session = open_session
@@ -108,20 +106,20 @@ class Guard:
             return Verdict()
         rewind = self._rewind()
         self._bad_params = _bad_weights(step.view)
-        resolution = self._ask(
+        decision = self._ask(
             step,
             signals,
             rewind=rewind,
             bad_params=self._bad_params,
             bad_state=nonfinite(step.trainable().state_tensors()),
         )
-        if resolution is None or resolution.kind == "proceed":
+        if decision is None or decision.kind == "proceed":
             return Verdict(failed=True)
-        self._stop_if_told(resolution)
-        if resolution.kind == "skip" or not can_redo:
+        self._stop_if_told(decision)
+        if decision.kind == "skip" or not can_redo:
             _mend_buffers(step)
             return Verdict(apply=False, failed=True)
-        return self._make_anew(step, resolution, rewind)
+        return self._make_anew(step, decision, rewind)
 
     def _healthy(self, step: LoopStep, *, whole: bool) -> None:
         """Use a window that did not fail: for the way back from weights that an update breaks, and for the gauge."""
@@ -145,14 +143,14 @@ class Guard:
         held = rewind.snapshot.trainable.optimizer
         return rewind if all(s.view.optimizer is held for s in rewind.steps) else None
 
-    def _make_anew(self, step: LoopStep, resolution: Any, rewind: Rewind | None) -> Verdict:
+    def _make_anew(self, step: LoopStep, decision: Any, rewind: Rewind | None) -> Verdict:
         """Redo the window; before it, where that was resolved, every update since the snapshot."""
-        if resolution.kind == "rollback" and rewind is not None:
+        if decision.kind == "rollback" and rewind is not None:
             with versions_kept(rewind.snapshot.trainable.tensors()):
                 rewind.restore()
-                self._update_anew(resolution, rewind.steps)
+                self._update_anew(decision, rewind.steps)
             step.set_rates()
-        problem = step.obstacle() or step.redo(resolution.atoms, self._until_update)
+        problem = step.obstacle() or step.redo(decision.atoms, self._until_update)
         if problem:
             _log.warning(
                 "nanstop: the window could not be redone, its update is left out: %s", problem
@@ -168,36 +166,36 @@ class Guard:
         step = self._expected
         if step is None or step.view.optimizer is not optimizer:
             return None
-        self._expected, resolution = None, None
+        self._expected, decision = None, None
         try:
-            resolution = self.session.foresee(step, self._rewind)
-            if resolution is None or resolution.kind == "proceed":
+            decision = self.session.foresee(step, self._rewind)
+            if decision is None or decision.kind == "proceed":
                 return None
-            if resolution.kind == "rollback":
-                self._settle_anew(step, resolution)
+            if decision.kind == "rollback":
+                self._settle_anew(step, decision)
                 return True
         except Exception as error:  # nanstop is never the reason a run dies
             name = type(error).__name__
             _log.warning("nanstop: an update was not settled (%s: %s)", name, error)
-            return None if resolution is None else False
-        self._stop_if_told(resolution)
+            return None if decision is None else False
+        self._stop_if_told(decision)
         return False
 
-    def _settle_anew(self, step: LoopStep, resolution: Any) -> None:
+    def _settle_anew(self, step: LoopStep, decision: Any) -> None:
         """Apply the update of ``step`` as resolved, and before it every update since the snapshot, where there is one."""
         rewind = self._rewind()
         trainable = step.trainable() if rewind is None else rewind.snapshot.trainable
         with versions_kept(trainable.tensors()):
             if rewind is not None:
                 rewind.restore()
-            self._update_anew(resolution, rewind.steps if rewind is not None else (step,))
+            self._update_anew(decision, rewind.steps if rewind is not None else (step,))
 
-    def _update_anew(self, resolution: Any, steps: Sequence[Any]) -> None:
+    def _update_anew(self, decision: Any, steps: Sequence[Any]) -> None:
         """Apply the updates of some windows again, the cure being on for the rest of the run."""
         # All that an investigation needs comes with it, which a healthy run has no use for.
         from nanstop.prove.failing_step import apply_update
 
-        self.session.adopt(resolution.adopt)
+        self.session.adopt(decision.adopt)
         for step in steps:
             apply_update(step)
 
@@ -218,15 +216,15 @@ class Guard:
         signal = Signal(
             source="loss", name="loss", value=value, message="left out by the script", at=at
         )
-        resolution = self._ask(step, (signal,), bad_params=_bad_weights(step.view))
-        if resolution is not None:
-            self._stop_if_told(resolution)
+        decision = self._ask(step, (signal,), bad_params=_bad_weights(step.view))
+        if decision is not None:
+            self._stop_if_told(decision)
 
-    def _stop_if_told(self, resolution: Any) -> None:
-        if resolution.kind == "stop":
+    def _stop_if_told(self, decision: Any) -> None:
+        if decision.kind == "stop":
             self._stopped = True
-            reason = f"training stopped: {resolution.reason}"
-            raise TrainingStopped(reason, incident=resolution.incident)
+            reason = f"training stopped: {decision.reason}"
+            raise TrainingStopped(reason, incident=decision.incident)
 
     def completed(self, *, applied: bool = True) -> None:
         """Note that the window is over."""
@@ -251,7 +249,7 @@ class Guard:
         self.session.finish(STOPPED if self._stopped else exit_code)
 
     def _ask(self, step: LoopStep | None, signals: Sequence[Signal], **about: Any) -> Any:
-        """Return the session's resolution; None if it could not give one or nothing may be changed here."""
+        """Return the session's decision; None if it could not give one or nothing may be changed here."""
         try:
             return self.session.failed(step, signals, **about)
         except Exception as error:  # nanstop is never the reason a run dies

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import total_norm
 from nanstop.errors import NanstopError, TrainingStopped
-from nanstop.hosts.loop.controller import Guard, OpenSession
+from nanstop.hosts.loop.controller import Guard
 from nanstop.hosts.loop.pieces import pieces, program_of_function
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.tensors import autocast_state, tensors, total, version
@@ -26,6 +26,7 @@ from nanstop.hosts.model.view import PlainView
 from nanstop.replay.rng import note_rng
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch
+from nanstop.session.watched_run import OpenSession
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through

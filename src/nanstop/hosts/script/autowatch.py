@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patch_table import Table
@@ -22,10 +22,10 @@ from nanstop.hosts.script.script_warnings import show_at_script
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_own
 
-__tracebackhide__ = passes_through
+if TYPE_CHECKING:
+    from nanstop.session.watched_run import OpenSession
 
-OpenSession = Callable[[Any, Any], Any]
-"""Called with (view, facts) when training is about to begin; returns a session."""
+__tracebackhide__ = passes_through
 
 _log = logging.getLogger("nanstop")
 table = Table()

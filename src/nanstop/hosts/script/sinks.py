@@ -1,7 +1,7 @@
 """Watches an unchanged training loop: what stands in for torch's own functions while nanstop watches a script.
 
 A window is what lies between two optimizer updates. Its *first sink* (``GradScaler.unscale_`` or ``step``,
-``clip_grad_norm_``, ``clip_grad_value_``, else the optimizer's step) is where the flag is read and a resolution carried
+``clip_grad_norm_``, ``clip_grad_value_``, else the optimizer's step) is where the flag is read and a decision carried
 out: the optimizer alone is too late, it is never called for a step that the scaler leaves out.
 """
 
@@ -25,7 +25,7 @@ from torch.optim.optimizer import (
 
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.loop.controller import Guard, OpenSession, Verdict
+from nanstop.hosts.loop.controller import Guard, Verdict
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.loop.tensors import total
@@ -41,6 +41,7 @@ from nanstop.hosts.script.window import (
     parameters_of,
 )
 from nanstop.numerics.weights import param_groups
+from nanstop.session.watched_run import OpenSession
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through

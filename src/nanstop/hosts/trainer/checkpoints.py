@@ -93,6 +93,6 @@ class CheckpointGuard:
             kept = path.with_name(f"{path.name}-last-good")
             with snapshot.loaded(), at_rest(self._watch.host.root):
                 self._save_model(str(kept), True)
-        resolution = watch.session.checkpoint_refused(str(path), bad, str(kept or ""))
-        if resolution.kind == "stop":
-            watch.stop(resolution)
+        decision = watch.session.checkpoint_refused(str(path), bad, str(kept or ""))
+        if decision.kind == "stop":
+            watch.stop(decision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
@@ -17,7 +17,8 @@ from nanstop.replay.rng import rng_kept
 from nanstop.replay.snapshot import BufferNotes
 from nanstop.replay.step import Step
 from nanstop.replay.undo import attributes_kept
-from nanstop.session.off import IdleSession
+from nanstop.session.first_window import first_window
+from nanstop.session.watched_run import OpenSession
 
 T = TypeVar("T")
 
@@ -40,72 +41,17 @@ def first_step(
             "this trainer is being watched",
             hint="check or probe it before `nanstop.watch(trainer)`",
         )
-    session = FirstWindow(job)
-    with put_back(trainer), quiet(trainer):
-        watch = TrainerWatch(trainer, session.opened)
+
+    def begin(open_session: OpenSession) -> None:
+        watch = TrainerWatch(trainer, open_session)
         watch.install()
         try:
-            return session.reached(train or trainer.train)
+            (train or trainer.train)()
         finally:
             watch.close()
 
-
-class _Halt(BaseException):
-    """Ends a training from inside; no ``except Exception`` of a callback may keep it going."""
-
-
-class FirstWindow(IdleSession):
-    """Stands in for a session, does the job with the first window, and breaks the training off."""
-
-    def __init__(self, job: Callable[[Step], Any]) -> None:
-        super().__init__()
-        self._job = job
-        self.facts: Any = None
-        self.answer: Any = None
-        self.answered = False
-        self.error: BaseException | None = None
-
-    def reached(self, train: Callable[[], Any]) -> Any:
-        """Run ``train`` up to the first window and return the job's answer. Raises what the job or the window raised."""
-        with suppress(_Halt):
-            train()
-        if self.error is not None:
-            raise self.error
-        if not self.answered:
-            raise NanstopError("no window could be run again before the first update")
-        return self.answer
-
-    def opened(self, _view: Any, facts: Any) -> FirstWindow:
-        """Return itself: what a watch opens."""
-        self.facts = facts
-        return self
-
-    def resume(self, _atoms: Any, _source: str) -> None:
-        """Leave the plan of a checkpoint alone: the run is looked at as it is."""
-
-    def gauge_due(self, _step: int) -> bool:
-        """Return True."""
-        return True
-
-    def gauge(self, step: Step) -> None:
-        """Do the job with a healthy window."""
-        try:
-            self.answer, self.answered = self._job(step), True
-        except Exception as error:  # raised again outside the training
-            self.error = error
-        raise _Halt
-
-    def failed(self, step: Any = None, *_signals: Any, **details: Any) -> Any:
-        """Do the job with a window that fails already; where it raised, its own exception is the answer."""
-        error = details.get("error")
-        if step is not None and error is None:
-            self.gauge(step)
-        self.error = error
-        raise _Halt
-
-    def completed(self, _step: int) -> None:
-        """Break off: the first update is over, and none of its window could be run again."""
-        raise _Halt
+    with put_back(trainer), quiet(trainer):
+        return first_window(job, begin)
 
 
 @contextmanager

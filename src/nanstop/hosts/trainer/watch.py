@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from nanstop.decide.decision import STOPPED, Resolution
+from nanstop.decide.decision import STOPPED, Decision
 from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
@@ -35,11 +35,10 @@ from nanstop.hosts.trainer.window_ends import WindowEnds
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import RunFacts, StepId, TensorStats
 from nanstop.replay.rewind import SnapshotKeeper
+from nanstop.session.watched_run import OpenSession, WatchedRun
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
-
-OpenSession = Callable[[HfView, RunFacts], Any]
 
 """Attempts at one window before its update is skipped: a redo that fails again is a new incident."""
 
@@ -65,7 +64,7 @@ class TrainerWatch:
 
     def __init__(self, trainer: Any, open_session: OpenSession) -> None:
         self.trainer = trainer
-        self.session: Any = None
+        self.session = cast("WatchedRun", None)  # until a training has begun
         self.view = HfView(trainer)
         self.facts = RunFacts()
         self.patches = Patches()
@@ -86,7 +85,7 @@ class TrainerWatch:
         self._num_logs = 0
         self._windows = WindowEnds(self)
         self._resumed_from: str | None = None
-        self._stop: Resolution | None = None
+        self._stop: Decision | None = None
 
     def install(self) -> None:
         """Put every patch in place; those of the window's end follow when training begins."""
@@ -143,11 +142,11 @@ class TrainerWatch:
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
 
     def report(self, step: Any, verdict: Verdict, *, can_skip: bool = False) -> Any:
-        """Tell the session and return its resolution, or None where nothing could be carried out.
+        """Tell the session and return its decision, or None where nothing could be carried out.
 
         ``can_skip``: there is no step that can be run again, but an update that can be left out.
         """
-        resolution = self.session.failed(
+        decision = self.session.failed(
             step,
             (*verdict.signals, *self.objective.signals(self.step_id())),
             phase=verdict.phase,
@@ -157,14 +156,14 @@ class TrainerWatch:
             bad_state=verdict.bad_state,
             can_skip=can_skip,
         )
-        if resolution.kind == "stop" and verdict.error is None:
-            self.stop(resolution)
+        if decision.kind == "stop" and verdict.error is None:
+            self.stop(decision)
         powerless = compat.world_size(self.trainer) > 1 or self.facts.veto != "yes"
-        return None if powerless or (step is None and not can_skip) else resolution
+        return None if powerless or (step is None and not can_skip) else decision
 
-    def stop(self, resolution: Resolution) -> None:
+    def stop(self, decision: Decision) -> None:
         """Have the host end training as early stopping does; ``train()`` then raises, if the policy says so."""
-        self._stop = resolution
+        self._stop = decision
         self.trainer.control.should_training_stop = True
 
     # ---- calls of the host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from nanstop.decide.decision import Resolution
+from nanstop.decide.decision import Decision
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.signals import Judge, Verdict
@@ -12,13 +12,14 @@ from nanstop.hosts.trainer.step import Reentry
 from nanstop.hosts.trainer.view import HfView
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.rewind import SnapshotKeeper
+from nanstop.session.watched_run import WatchedRun
 
 
 class WatchedTrainer(Protocol):
     """A trainer under watch. ``session`` is None until training has begun."""
 
     trainer: Any
-    session: Any
+    session: WatchedRun
     view: HfView
     facts: RunFacts
     patches: Patches
@@ -36,9 +37,9 @@ class WatchedTrainer(Protocol):
         ...
 
     def report(self, step: Any, verdict: Verdict, *, can_skip: bool = False) -> Any:
-        """Tell the session and return its resolution, or None where nothing could be carried out."""
+        """Tell the session and return its decision, or None where nothing could be carried out."""
         ...
 
-    def stop(self, resolution: Resolution) -> None:
+    def stop(self, decision: Decision) -> None:
         """Have the host end training."""
         ...

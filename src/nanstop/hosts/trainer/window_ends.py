@@ -50,51 +50,51 @@ class WindowEnds:
         step, self._expected = self._expected, None
         if step is None:
             return
-        resolution = None
+        decision = None
         try:
-            resolution = self._watch.session.foresee(step, self._watch.keeper.rewind)
-            if resolution is None or resolution.kind == "proceed":
+            decision = self._watch.session.foresee(step, self._watch.keeper.rewind)
+            if decision is None or decision.kind == "proceed":
                 return
-            if resolution.kind == "rollback":
+            if decision.kind == "rollback":
                 rewind = self._watch.keeper.rewind()
                 if rewind is not None:
                     rewind.restore()
-                self._watch.session.adopt(resolution.adopt)
+                self._watch.session.adopt(decision.adopt)
                 self._watch.carrier.update_anew(rewind.steps if rewind is not None else (step,))
                 clear_gradients(self._watch.host.parameters())
                 return
         except Exception as error:
             # A remedy that fails must not end the run that it was to save.
             _log.warning("the update could not be made anew (%s: %s)", type(error).__name__, error)
-            if resolution is None:
+            if decision is None:
                 return
         window.skip, self.applied = True, False
         self._watch.carrier.skip(window)
-        if resolution.kind == "stop":
-            self._watch.stop(resolution)
+        if decision.kind == "stop":
+            self._watch.stop(decision)
 
     def carry(self, window: Window, verdict: Verdict) -> bool:
-        """Report, carry out the resolution, and return whether there was one; a skip is left to the window's end."""
+        """Report, carry out the decision, and return whether there was one; a skip is left to the window's end."""
         step = self.step(window)
         rewind = self._watch.keeper.rewind()
         again = step if window.replayable else None
-        resolution = self._watch.report(again, verdict, can_skip=again is None)
-        if resolution is None or resolution.kind == "proceed":
+        decision = self._watch.report(again, verdict, can_skip=again is None)
+        if decision is None or decision.kind == "proceed":
             return False
-        window.redone = again is not None and resolution.kind in ("redo", "rollback")
+        window.redone = again is not None and decision.kind in ("redo", "rollback")
         try:
-            if window.redone and resolution.kind == "redo":
-                self._watch.carrier.redo(step, resolution.atoms)
+            if window.redone and decision.kind == "redo":
+                self._watch.carrier.redo(step, decision.atoms)
                 return True
             if window.redone and rewind is not None:
                 self._watch.carrier.rollback(
-                    step, rewind, lambda: self._watch.session.adopt(resolution.adopt)
+                    step, rewind, lambda: self._watch.session.adopt(decision.adopt)
                 )
                 return True
         except Exception as error:
             # A remedy that fails must not end the run that it was to save.
             _log.warning("the window could not be redone (%s: %s)", type(error).__name__, error)
-        if resolution.kind == "stop" and verdict.error is not None:
+        if decision.kind == "stop" and verdict.error is not None:
             return False  # the script ends as it would have: by its own exception
         window.skip = True
         return True

@@ -55,7 +55,7 @@ def main() -> None:
     requests, replies, plan = (json.loads(word) for word in sys.argv[1:])
     modules, defaults, variables, folder = plan
     _search_as_in(folder)
-    _import_all(modules, {**STILL, **defaults, **os.environ, **variables})
+    import_all(modules, {**STILL, **defaults, **os.environ, **variables})
     # No child looks through what all of them share, which copies it and takes a second when each of them ends.
     gc.freeze()
     job = _Server(requests, replies).serve()
@@ -73,11 +73,11 @@ class _Server:
 
     def serve(self) -> Job | None:
         """Return the job in a child; None in the parent, when nobody asks any more and all children are ended."""
-        self._say(refused=reason) if (reason := _cannot_fork()) else self._say(ready=True)
+        self._say(refused=reason) if (reason := cannot_fork()) else self._say(ready=True)
         while (request := self._next()) is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            if reason := _cannot_fork():
+            if reason := cannot_fork():
                 self._say(refused=reason)
                 continue
             pid = os.fork()
@@ -125,7 +125,7 @@ def _search_as_in(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _import_all(modules: Iterable[tuple[str, list[str]]], environment: Mapping[str, str]) -> None:
+def import_all(modules: Iterable[tuple[str, list[str]]], environment: Mapping[str, str]) -> None:
     """Import modules and the names that are taken from them; what cannot be imported is the script's to find out."""
     own = dict(os.environ)
     os.environ.update(environment)
@@ -147,7 +147,7 @@ def _take(module: ModuleType, member: str) -> None:
         importlib.import_module(f"{module.__name__}.{member}")
 
 
-def _cannot_fork() -> str:
+def cannot_fork() -> str:
     """Return why a child of this process might not be what a process of its own is; empty where it would."""
     try:
         threads = [Path(place, "comm").read_text().strip() for place in _listed("/proc/self/task")]
@@ -171,7 +171,8 @@ def _listed(folder: str) -> list[Path]:
 
 def _become(job: Job) -> None:
     """Be the process of a command: ends like it, by ``SystemExit`` or whatever kills it."""
-    _redirect(Path(job.folder))
+    folder = Path(job.folder)
+    redirect(folder / OUTPUT, folder / ERRORS)
     bound(job.memory_bytes)
     os.environ.clear()
     os.environ.update(job.environment)
@@ -179,8 +180,18 @@ def _become(job: Job) -> None:
         "numpy" in sys.modules
     ):  # Python's own generator is seeded anew by fork itself, torch's is a constant
         sys.modules["numpy"].random.seed()
-    script = str(Path(job.command[1]).absolute())
     sys.argv, sys.orig_argv = list(job.command[1:]), list(job.command)
+    try:
+        run_as_main(str(Path(job.command[1]).absolute()))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _uncaught(error)
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def run_as_main(script: str) -> None:
+    """Run a script as ``__main__``. Raises what it raises."""
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", script)
     vars(main).update(
@@ -192,26 +203,22 @@ def _become(job: Job) -> None:
         __spec__=None,
     )
     sys.modules["__main__"] = main
-    try:
-        exec(compile(loader.get_data(script), script, "exec", dont_inherit=True), vars(main))
-    except SystemExit:
-        raise
-    except BaseException as error:
-        _uncaught(error)
-        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+    exec(compile(loader.get_data(script), script, "exec", dont_inherit=True), vars(main))
 
 
 def _uncaught(error: BaseException) -> None:
-    """Do what the interpreter does, without the frame of this file in the traceback."""
-    traceback = error.__traceback__.tb_next if error.__traceback__ else None
+    """Do what the interpreter does, without the frames of this file in the traceback."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
     sys.excepthook(type(error), error.with_traceback(traceback), traceback)
 
 
-def _redirect(folder: Path) -> None:
-    """Read nothing, and write into files of ``folder``."""
+def redirect(out: Path, errors: Path) -> None:
+    """Read nothing, and write into these files."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    for stream, file in ((0, Path(os.devnull)), (1, folder / OUTPUT), (2, folder / ERRORS)):
+    for stream, file in ((0, Path(os.devnull)), (1, out), (2, errors)):
         handle = os.open(file, flags if stream else os.O_RDONLY, 0o666)
         os.dup2(handle, stream)
         os.close(handle)

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from nanstop.errors import NanstopError
 from nanstop.process.children import run_bounded
+from nanstop.process.oom import is_out_of_memory, num_oom_kills
+from nanstop.process.signals import signal_name
 from nanstop.records import CONFIG
 
 EndKind = Literal["clean", "exception", "exit", "signal", "oom", "timeout", "stopped", "lost"]
@@ -28,13 +30,9 @@ _TAIL_BYTES = 64 * 1024
 _GRACE_SECONDS = 2.0
 _RSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """The unit of ``ru_maxrss``: https://developer.apple.com/library/archive/documentation/System/Conceptual/ManPages_iPhoneOS/man2/getrusage.2.html"""
-_OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _TELLING = re.compile(r"abort|assert|error|fatal|terminate|what\(\)", re.IGNORECASE)
 """In the last line before a death by signal: it says why. Other lines only happen to be the last."""
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class Child:
         self.folder = folder
         self.forked = forked
         self._process = process
-        self._ooms = _num_oom_kills()
+        self._ooms = num_oom_kills() or 0
         self._began = time.monotonic()
         self._deadline = None if timeout is None else self._began + timeout
 
@@ -123,7 +121,8 @@ class Child:
         if reaped is None:
             return None
         code, peak_bytes = reaped
-        end = classify(code, _tail(self.folder / ERRORS), oom_killed=_num_oom_kills() > self._ooms)
+        killed = (num_oom_kills() or 0) > self._ooms
+        end = end_of(code, _tail(self.folder / ERRORS), oom_killed=killed)
         return replace(end, seconds=seconds, peak_bytes=peak_bytes)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -224,7 +223,7 @@ def signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def classify(code: int, errors: str, *, oom_killed: bool = False) -> End:
+def end_of(code: int, errors: str, *, oom_killed: bool = False) -> End:
     """Return the end that an exit code (negative: a signal) and the tail of standard error tell of.
 
     A SIGKILL is taken for the kernel's when its count of out-of-memory kills rose meanwhile.
@@ -234,13 +233,13 @@ def classify(code: int, errors: str, *, oom_killed: bool = False) -> End:
     if code == 0:
         return End(kind="clean")
     if code < 0:
-        name = _signal_name(-code)
+        name = signal_name(code)
         if -code == signal.SIGKILL and oom_killed:
             return End(kind="oom", name=name, message="killed by the kernel", code=shell_code)
         message = last if _TELLING.search(last) else ""
         return End(kind="signal", name=name, message=message, code=shell_code)
     name, message = _exception(errors)
-    if name and ("OutOfMemory" in name or name == "MemoryError" or _OUT_OF_MEMORY.search(message)):
+    if is_out_of_memory(name, message):
         return End(kind="oom", name=name, message=message, code=code)
     if name:
         return End(kind="exception", name=name, message=message, code=code)
@@ -257,25 +256,8 @@ def _exception(errors: str) -> tuple[str, str]:
     return (found["name"].rpartition(".")[2], found["message"] or "") if found else ("", "")
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _tail(file: Path) -> str:
     with suppress(OSError), file.open("rb") as stream:
         stream.seek(max(file.stat().st_size - _TAIL_BYTES, 0))
         return stream.read().decode(errors="replace")
     return ""
-
-
-def _num_oom_kills() -> int:
-    """Return how often the kernel killed for memory in this control group; 0 where that cannot be read."""
-    with suppress(OSError, ValueError):
-        for line in _OOM_EVENTS.read_text(encoding="ascii").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return 0

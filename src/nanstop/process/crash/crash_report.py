@@ -10,7 +10,7 @@ from typing import cast
 
 from nanstop.diagnose.diagnose import examine
 from nanstop.process.crash.flight_file import Flight, OpRecord
-from nanstop.process.crash.process_end import Ending, Remains
+from nanstop.process.crash.process_end import ProcessEnd, ProcessFiles
 from nanstop.records import (
     Action,
     AuditEntry,
@@ -43,29 +43,29 @@ _KINDS: dict[str, FailureKind] = {
 _SOURCE = re.compile(r"^(.*):(\d+) (.*)$", re.DOTALL)
 
 
-def obituary(
-    ending: Ending,
+def crash_report(
+    end: ProcessEnd,
     *,
     incident_id: str,
     run_id: str,
     evidence: Sequence[str] = (),
     recorded: bool = False,
 ) -> Report:
-    """Return the report of an ending without an exception of its own.
+    """Return the report of an end that no exception tells of of its own.
 
     The last operations are ``localization.growth``, the fatal one last; ``evidence`` and the innermost frames of Python
     are signals beside the one that names the end (source "exit").
     """
-    remains = ending.remains
-    flight = remains.flight if remains is not None else None
-    known = remains.known if remains is not None else None
+    files = end.files
+    flight = files.flight if files is not None else None
+    known = files.known if files is not None else None
     at = StepId(run=run_id, step=flight.step if flight else 0, rank=known.rank if known else 0)
-    place = _localization(ending, flight, recorded=recorded)
+    place = _localization(end, flight, recorded=recorded)
     incident = Incident(
         id=incident_id,
         at=at,
         phase=place.key.phase,
-        signals=tuple(_signals(ending, evidence, at)),
+        signals=tuple(_signals(end, evidence, at)),
         facts=known.facts if known else RunFacts(),
         environment=known.environment if known else environment(),
         time=time.time(),
@@ -89,7 +89,7 @@ def fatal_op(flight: Flight | None) -> OpRecord | None:
     return next((op for op in reversed(flight.ops) if not op.done), flight.ops[-1])
 
 
-def _localization(ending: Ending, flight: Flight | None, *, recorded: bool) -> Localization:
+def _localization(end: ProcessEnd, flight: Flight | None, *, recorded: bool) -> Localization:
     last = fatal_op(flight)
     events = [op for op in flight.ops if op is not last] if flight else []
     growth = [*events[-MAX_EVENTS + 1 :], last] if last is not None else []
@@ -102,7 +102,7 @@ def _localization(ending: Ending, flight: Flight | None, *, recorded: bool) -> L
         blind.append("any operation: the process ended before its first")
     return Localization(
         key=FailureKey(
-            kind=_KINDS[ending.kind],
+            kind=_KINDS[end.kind],
             phase=cast("Phase", last.phase) if last else "forward",
             op=last.op if last else "",
             module=last.module if last else "",
@@ -135,21 +135,20 @@ def _source(text: str) -> SourceLine | None:
     return SourceLine(file=file, line=line, function=function, text=shown)
 
 
-def _signals(ending: Ending, evidence: Sequence[str], at: StepId) -> list[Signal]:
-    name, message = ending.signal or ending.kind, _first_line(ending.message)
+def _signals(end: ProcessEnd, evidence: Sequence[str], at: StepId) -> list[Signal]:
+    name, message = end.signal or end.kind, _first_line(end.message)
     found = [Signal(source="exit", name=name, message=message, at=at)]
     found += [Signal(source="exit", name="evidence", message=one, at=at) for one in evidence]
     found += [
-        Signal(source="exit", name="frame", message=frame, at=at)
-        for frame in _frames(ending.remains)
+        Signal(source="exit", name="frame", message=frame, at=at) for frame in _frames(end.files)
     ]
     return found
 
 
-def _frames(remains: Remains | None) -> list[str]:
-    if remains is None:
+def _frames(files: ProcessFiles | None) -> list[str]:
+    if files is None:
         return []
-    return [f"{file}:{line} in {name}" for file, line, name in remains.frames[:MAX_FRAMES]]
+    return [f"{file}:{line} in {name}" for file, line, name in files.frames[:MAX_FRAMES]]
 
 
 def _first_line(message: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from typing import Literal
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.process.crash.flight_file import Flight, read
 from nanstop.process.crash.training_facts import TrainingFacts
+from nanstop.process.oom import is_out_of_memory
+from nanstop.process.signals import ASKED, FATAL, signal_name
 from nanstop.store.files import load_record, read_text
 
 EndKind = Literal[
@@ -27,10 +28,6 @@ EndKind = Literal[
     "interrupted",
 ]
 
-FATAL = ("SIGFPE", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL")
-ASKED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-"""Signals by which a person or a scheduler ends a process."""
-
 MAX_STACKS_BYTES = 2**20
 _SAID = {
     "floating": "SIGFPE",
@@ -40,14 +37,11 @@ _SAID = {
     "illegal": "SIGILL",
 }
 _HEADLINE = re.compile(r"^Fatal Python error: (\w+)", re.MULTILINE)
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|cannot allocate", re.IGNORECASE
-)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remains:
+class ProcessFiles:
     """What one process left. ``stacks``: the report of a fatal signal, or the stacks it was asked for."""
 
     flight: Flight
@@ -74,9 +68,7 @@ class Remains:
     def out_of_memory(self) -> bool:
         """Whether an exception ended it that says that memory was short."""
         kind, message = self.flight.ended or ("", "")
-        return kind in ("OutOfMemoryError", "MemoryError") or bool(
-            kind and _OUT_OF_MEMORY.search(message)
-        )
+        return is_out_of_memory(kind, message)
 
     @property
     def frames(self) -> tuple[tuple[str, int, str], ...]:
@@ -92,16 +84,16 @@ class Remains:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """``signal``: name of the signal or of the exception, or "". ``message``: of what it was seen by. ``remains``: those of the process to blame."""
+class ProcessEnd:
+    """``signal``: name of the signal or of the exception, or "". ``message``: of what it was seen by. ``files``: those of the process to blame."""
 
     kind: EndKind
     signal: str = ""
     message: str = ""
-    remains: Remains | None = None
+    files: ProcessFiles | None = None
 
 
-def collect(folder: Path) -> tuple[Remains, ...]:
+def collect(folder: Path) -> tuple[ProcessFiles, ...]:
     """Return what the processes of a run left in its live folder; what cannot be read is left out."""
     found = []
     for path in sorted(folder.glob("*.flight")):
@@ -114,21 +106,21 @@ def collect(folder: Path) -> tuple[Remains, ...]:
             stacks = read_text(path.with_suffix(".stacks"), MAX_STACKS_BYTES)
         with suppress(NanstopError):
             known = load_record(path.with_suffix(".facts.json"), TrainingFacts)
-        found.append(Remains(flight=flight, known=known, stacks=stacks))
+        found.append(ProcessFiles(flight=flight, known=known, stacks=stacks))
     return tuple(found)
 
 
 def classify(
     code: int,
-    remains: Sequence[Remains],
+    processes: Sequence[ProcessFiles],
     *,
     direct: int = 0,
-    hung: tuple[Remains, str] | None = None,
+    hung: tuple[ProcessFiles, str] | None = None,
     interrupted: bool = False,
     killed_for_memory: bool = False,
     failed: bool = False,
     stopped: bool = False,
-) -> Ending:
+) -> ProcessEnd:
     """Return how a command ended. ``code``: as ``Popen`` says it, negative for a signal.
 
     ``direct``: pid of the command itself. ``hung``: the process that stood still, and for how long, in words. ``interrupted``: it was asked to end through us. ``failed``: incidents were
@@ -136,51 +128,41 @@ def classify(
     the child left.
     """
     if hung is not None:
-        return Ending(kind="hang", remains=hung[0], message=hung[1])
+        return ProcessEnd(kind="hang", files=hung[0], message=hung[1])
     name = signal_name(code)
     if code == 0:
-        return Ending(kind="stopped" if stopped else "clean")
+        return ProcessEnd(kind="stopped" if stopped else "clean")
     if interrupted or name in ASKED:
-        return Ending(kind="interrupted", signal=name)
-    dead = next((one for one in remains if one.signal), None)
+        return ProcessEnd(kind="interrupted", signal=name)
+    dead = next((one for one in processes if one.signal), None)
     if dead is not None:
-        return Ending(kind="signal", signal=dead.signal, remains=dead)
+        return ProcessEnd(kind="signal", signal=dead.signal, files=dead)
     if name in FATAL:
-        return Ending(kind="signal", signal=name, remains=_vanished(remains))
-    if name == "SIGKILL" or _vanished_silently(remains, direct):
+        return ProcessEnd(kind="signal", signal=name, files=_vanished(processes))
+    if name == "SIGKILL" or _vanished_silently(processes, direct):
         kind = "oom_killed" if killed_for_memory else "signal"
-        return Ending(kind=kind, signal="SIGKILL", remains=_vanished(remains))
-    short = next((one for one in remains if one.out_of_memory), None)
+        return ProcessEnd(kind=kind, signal="SIGKILL", files=_vanished(processes))
+    short = next((one for one in processes if one.out_of_memory), None)
     if short is not None:
         kind, message = short.flight.ended or ("", "")
-        return Ending(kind="out_of_memory", signal=kind, message=message, remains=short)
+        return ProcessEnd(kind="out_of_memory", signal=kind, message=message, files=short)
     own: EndKind = "nonfinite" if failed else "exception"
-    return Ending(kind="stopped" if any(one.stopped for one in remains) else own)
+    return ProcessEnd(kind="stopped" if any(one.stopped for one in processes) else own)
 
 
-def signal_name(code: int) -> str:
-    """Return the signal of an exit code, as ``Popen`` (-8) or a shell (136) says it; "" for none that ends a process."""
-    number = -code if code < 0 else code - 128
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return "" if code >= 0 else f"signal {number}"
-    return name if code < 0 or name in (*FATAL, *ASKED, "SIGKILL") else ""
-
-
-def _vanished(remains: Sequence[Remains]) -> Remains | None:
+def _vanished(processes: Sequence[ProcessFiles]) -> ProcessFiles | None:
     """Return the process that never came to an end of its own: of those that trained, the one silent for longest."""
-    gone = [one for one in remains if one.flight.ended is None]
+    gone = [one for one in processes if one.flight.ended is None]
     gone = [one for one in gone if one.trained] or gone
     return min(
         gone, key=lambda one: one.flight.steps[-1][1] if one.flight.steps else 0.0, default=None
     )
 
 
-def _vanished_silently(remains: Sequence[Remains], direct: int) -> bool:
+def _vanished_silently(processes: Sequence[ProcessFiles], direct: int) -> bool:
     """Return whether a training process was killed, and no other raised an exception that explains the end.
 
     The command itself is none of them: it returned an exit code (``os._exit``).
     """
-    trained = [one.flight.ended for one in remains if one.trained and one.flight.pid != direct]
+    trained = [one.flight.ended for one in processes if one.trained and one.flight.pid != direct]
     return None in trained and not any(ended is not None and ended[0] for ended in trained)

@@ -30,7 +30,7 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
 MAX_MESSAGE = 800
 
 
-class Live:
+class OwnFiles:
     """The files of this process. ``recorder``: the switched-on flight recorder, or None."""
 
     def __init__(self, folder: Path, *, num_ops: int) -> None:
@@ -70,7 +70,7 @@ class Live:
             self.file.ended(type(error).__name__, str(error)[:MAX_MESSAGE])
 
 
-def begin(given: Mapping[str, str] | None = None) -> Live | None:
+def begin(given: Mapping[str, str] | None = None) -> OwnFiles | None:
     """Return this process's live files, made where ``nanstop run`` asks for them, with the recorder on if it does.
 
     Errors: ``OSError`` where the folder cannot be written.
@@ -80,7 +80,7 @@ def begin(given: Mapping[str, str] | None = None) -> Live | None:
     if not folder:
         return None
     recording = variables.get(RECORD) == "1"
-    live = Live(Path(folder), num_ops=NUM_OPS if recording else 0)
+    live = OwnFiles(Path(folder), num_ops=NUM_OPS if recording else 0)
     if recording:
         from nanstop.tracing.flight_recorder import FlightRecorder
 

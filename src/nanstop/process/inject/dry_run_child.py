@@ -24,11 +24,9 @@ from nanstop.process.inject.dry_run import DryPlan, answered
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.ranks import is_first
 from nanstop.records.codec import to_json
-from nanstop.session.off import IdleSession
+from nanstop.session.first_window import FirstWindow
+from nanstop.session.watched_run import OpenSession
 from nanstop.store.files import write_whole
-
-OpenLoop = Callable[[Any, Any], Any]
-"""Called with (view, facts) at a loop's first update; returns what stands in for its session."""
 
 
 class Job(Protocol):
@@ -43,7 +41,7 @@ class Job(Protocol):
         """Return the record that answers the process above."""
         ...
 
-    def open_loop(self, plan: DryPlan, table: Table) -> OpenLoop | None:
+    def open_loop(self, plan: DryPlan, table: Table) -> OpenSession | None:
         """Return what a raw loop opens in place of a session, None if this has seen to the loop by itself."""
         ...
 
@@ -70,12 +68,12 @@ def install(table: Table, trainer_class: Any, plan: DryPlan) -> None:
     table.replace(trainer_class, "init_hf_repo", lambda *_args, **_options: None)
 
 
-def loop_opener(plan: DryPlan, table: Table) -> OpenLoop | None:
+def loop_opener(plan: DryPlan, table: Table) -> OpenSession | None:
     """Return what raw loops open in place of a session: the job's own, else one that does the job at the first step."""
     open_loop = getattr(_job(plan), "open_loop", None)
     if open_loop is not None:
         return open_loop(plan, table)
-    return lambda view, facts: _FirstStep(plan, view, facts)
+    return _first_window(plan)
 
 
 def _job(plan: DryPlan) -> Job:
@@ -97,7 +95,7 @@ def _train(
 ) -> NoReturn:
     """Stand in for ``Trainer.train``, for once; whatever the job has the trainer do, it saves nothing."""
     table.restore(trainer_class, "train")
-    save_nothing(table)
+    save_nothing(table, trainer)
 
     def target() -> Target:
         from nanstop.hosts.compat import checkpoint_path
@@ -118,47 +116,31 @@ def _train(
     _do(plan, target, first_rank=trainer.is_world_process_zero())
 
 
-class _FirstStep(IdleSession):
-    """Stands in for the session of a raw loop and ends the process in its first window."""
+def _first_window(plan: DryPlan) -> OpenSession:
+    """Return what opens a stand-in for the session of a raw loop, which ends the process in its first window."""
 
-    def __init__(self, plan: DryPlan, view: Any, facts: Any) -> None:
-        super().__init__()
-        self._plan, self._view, self.facts = plan, view, facts
+    def meet(step: Any, _error: BaseException | None) -> NoReturn:
+        window = None if step is None or step.obstacle() else step
+        _do(plan, partial(_loop_target, session, window), first_rank=is_first())
 
-    def _target(self, step: Any = None) -> Target:
-        return Target(view=self._view, facts=self._with_gradients(), step=step)
+    session = FirstWindow(meet)
+    return session.open
 
-    def _with_gradients(self) -> Any:
-        """Return the facts with what the update is about to use, where its optimizer holds nothing of the model.
 
-        Copies that the script feeds have gradients by then, unless it clips before it feeds them.
-        """
-        path, optimizer = self.facts.gradient_path, self._view.optimizer
-        if path is None or path.num_updated != 0 or self.facts.sinks or optimizer is None:
-            return self.facts
-        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-            return self.facts
-        reached = sum(p.grad is not None for p in self._view.root.parameters())
-        return replace(self.facts, gradient_path=replace(path, num_reached=reached))
+def _loop_target(session: FirstWindow, step: Any) -> Target:
+    """Return what a loop was about to train, its facts with what the update is about to use where its optimizer holds
+    nothing of the model.
 
-    def _do(self, step: Any = None) -> NoReturn:
-        _do(self._plan, partial(self._target, step), first_rank=is_first())
-
-    def gauge_due(self, _step: int) -> bool:
-        """Return True: whoever has a step that can be run again hands it to ``gauge``."""
-        return True
-
-    def gauge(self, step: Any) -> NoReturn:
-        """Do the job with a healthy window."""
-        self._do(step)
-
-    def failed(self, step: Any = None, *_signals: Any, **_details: Any) -> NoReturn:
-        """Do the job with a window that fails already."""
-        self._do(None if step is None or step.obstacle() else step)
-
-    def completed(self, _step: int) -> NoReturn:
-        """Do the job without a window: none that can be run again has come before this update."""
-        self._do()
+    Copies that the script feeds have gradients by then, unless it clips before it feeds them.
+    """
+    view, facts = session.view, session.facts
+    path, optimizer = facts.gradient_path, view.optimizer
+    if path is not None and path.num_updated == 0 and not facts.sinks and optimizer is not None:
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        if all(p.grad is None for p in held):
+            reached = sum(p.grad is not None for p in view.root.parameters())
+            facts = replace(facts, gradient_path=replace(path, num_reached=reached))
+    return Target(view=view, facts=facts, step=step)
 
 
 def _do(plan: DryPlan, target: Callable[[], Target], *, first_rank: bool) -> NoReturn:

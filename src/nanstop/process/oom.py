@@ -1,4 +1,4 @@
-"""Evidence that the kernel ended a process for want of memory, where it can be read."""
+"""Evidence that a process ended for want of memory, where it can be read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from pathlib import Path
 
 _FILES = {"": ("memory.events",), "memory": ("memory.oom_control",)}
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate|std::bad_alloc",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(name: str, message: str) -> bool:
+    """Return whether an exception of this class, "" for none, says that memory was short."""
+    said = "OutOfMemory" in name or name == "MemoryError"
+    return said or bool(name and _OUT_OF_MEMORY.search(message))
 
 
 def num_oom_kills(

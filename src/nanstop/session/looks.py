@@ -1,0 +1,136 @@
+"""The looks at a healthy run. None of them ends it: one that fails is told and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nanstop.detect.early_steps import EarlySteps
+from nanstop.detect.gauge import Gauge
+from nanstop.detect.standstill import ELSEWHERE, Standstill
+from nanstop.diagnose.diagnose import examine
+from nanstop.records import Evidence, GradientPath, Probe, ResumeFacts, Series, StepId
+from nanstop.session.findings import Findings
+from nanstop.session.run_state import RunState
+from nanstop.session.sampled_ranges import SampledRanges
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import Step
+
+
+class Looks:
+    """What is looked at in the steps of one run; what a look shows goes to its findings.
+
+    ``learned``: told of facts that were read anew, as ``WatchedRun.learned``.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        findings: Findings,
+        *,
+        announce: Callable[[str], None],
+        learned: Callable[..., None],
+        keeps_ranges: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self._findings = findings
+        self._announce = announce
+        self._learned = learned
+        self._gauge = Gauge(run.view, clock)
+        self._early = EarlySteps(run.view)
+        self._standstill = Standstill()
+        self._ranges = SampledRanges(wanted=keeps_ranges)
+        self._window: StepId | None = None
+        """The last window that was healthy before its update."""
+
+    def before_update(self, step: Step) -> None:
+        self._window = step.id
+        self._standstill.note(self._run.series.last("grad_norm"))
+        self._arrived(self._early.arrived(self._run.facts, step))
+        share = self._early.replaced(step.view)
+        if share > 0.0:
+            self._learned(resume=replace(self._run.facts.resume or ResumeFacts(), replaced=share))
+        self._look(lambda: self._early.before_update(step, self._run.facts))
+
+    def updated(self, step: int) -> None:
+        self._arrived(self._early.unheld())
+        self._look(lambda: self._early.updated(step))
+        if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
+            self._look(self.logged)
+        self._follow(step)
+
+    def due(self, step: int) -> bool:
+        """Return whether ``again`` has something to look at in a step."""
+        facts = self._run.facts
+        due = self._ranges.due(step) or self._gauge.wide_due(facts)
+        return due or self._standstill.due(facts) or self._early.due(step, facts)
+
+    def again(self, step: Step) -> None:
+        """Run one micro-batch of a healthy window again, undone, for all that is due in it."""
+        place, facts = None, self._run.facts
+        try:
+            if self._ranges.due(step.id.step):
+                self._ranges.take(step)
+            if self._gauge.wide_due(facts):
+                place = self._gauge.wide(step)
+            if self._standstill.due(facts):
+                self._run.series.add(ELSEWHERE, step.id.step, self._standstill.take(step))
+            if self._early.due(step.id.step, facts):
+                self._look(lambda: self._early.again(step, facts))
+        except Exception as error:  # an instrument must not end a healthy run
+            self._announce(f"the gauge could not run ({type(error).__name__}: {error})")
+        if place is not None:
+            series, at = self._run.series.recent(), replace(step.id, micro=0)
+            self._findings.examine_healthy(
+                Evidence(facts=facts, localization=place, series=series, at=at)
+            )
+
+    def logged(self) -> None:
+        self._findings.examine_healthy(
+            Evidence(facts=self._run.facts, series=self._run.series.recent())
+        )
+
+    def drop(self) -> None:
+        """Take the gauge off the model, as it is to be before a failure is looked at."""
+        self._gauge.drop()
+
+    def finish(self) -> tuple[Series, ...]:
+        """Take the last look and return the ranges that were sampled for other runs to be compared with."""
+        self._look(self.logged)
+        self._gauge.drop()
+        return self._ranges.records()
+
+    def _arrived(self, path: GradientPath | None) -> None:
+        if path is not None:
+            self._learned(at=self._window, gradient_path=path)
+
+    def _look(self, look: Callable[[], Probe | None]) -> None:
+        """Take a look that may fail, and say what it found."""
+        try:
+            found = look()
+        except Exception as error:  # an instrument must not end a healthy run
+            self._announce(f"a look was left out ({type(error).__name__}: {error})")
+            return
+        if found is not None:
+            evidence = Evidence(facts=self._run.facts, probe=found, at=found.at)
+            for finding in examine(evidence, "gauge").diagnoses:
+                self._findings.measured(finding)
+
+    def _follow(self, step: int) -> None:
+        """Follow the ranges of the model's modules; say once that one is about to leave its format."""
+        facts = self._run.facts
+        if facts.world_size > 1 or facts.compiled:
+            return
+        try:
+            row = self._gauge.stepped(step)
+        except Exception as error:  # an instrument must not end a healthy run
+            self._gauge.close()
+            self._announce(f"ranges are no longer followed ({type(error).__name__}: {error})")
+            return
+        if row is not None:
+            self._findings.examine_healthy(
+                Evidence(facts=facts, ranges=(row,), series=self._run.series.recent())
+            )

@@ -29,7 +29,7 @@ _OWN = tuple(
     for name in (
         "commands.run.launch",
         "cli.run",
-        "hosts.script.sinks",
+        "hosts.script.raw_loops",
         "session.session",
         "session.investigation",
     )

@@ -266,7 +266,7 @@ def test_several_ranks_and_hidden_updates_are_left_alone():
     path = GradientPath(num_trainable=1, num_tensors=1)
     for facts in (RunFacts(world_size=2), RunFacts(veto="inside backward")):
         given = RunFacts(world_size=facts.world_size, veto=facts.veto, gradient_path=path)
-        assert looks.arrived(given, step) is None
+        assert looks.arrival.arrived(given, step) is None
         assert not looks.due(0, given)
 
 
@@ -333,18 +333,18 @@ def test_copies_of_other_weights_are_seen_when_they_are_written_back(stale, shar
     masters = [p.detach().clone() for p in (other if stale else model).parameters()]
     view = PlainView(model, torch.optim.SGD(masters, lr=1e-3))
     looks = EarlySteps(view)
-    assert looks.replaced(view) == 0.0
+    assert looks.arrival.replaced(view) == 0.0
     with torch.no_grad():
         for parameter, master in zip(model.parameters(), masters, strict=True):
             parameter.copy_(master)
-    assert looks.replaced(view) == pytest.approx(share, abs=0.1)
-    assert looks.replaced(view) == 0.0
+    assert looks.arrival.replaced(view) == pytest.approx(share, abs=0.1)
+    assert looks.arrival.replaced(view) == 0.0
 
 
 def test_weights_that_the_optimizer_holds_are_not_compared():
     model = Layer()
     view = PlainView(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     looks = EarlySteps(view)
-    assert looks.replaced(view) == 0.0
+    assert looks.arrival.replaced(view) == 0.0
     nn.init.normal_(model.inner.weight)
-    assert looks.replaced(view) == 0.0
+    assert looks.arrival.replaced(view) == 0.0

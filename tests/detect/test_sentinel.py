@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from nanstop.detect.sentinel import nonfinite_gradients, read_window, tally_gradients, total_norm
+from fnstep import FnStep
+from nanstop.detect.sentinel import read_window, tally_gradients, total_norm
+from nanstop.detect.signals import alarm_of_reading
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import GradientTally
 from work import Elements
@@ -132,9 +134,12 @@ def test_a_norm_that_overflows_names_no_gradient():
     (one,) = parameters(4, dtype=torch.float16)
     one.grad.fill_(6e4)
     assert total_norm([one]).isinf()
-    assert nonfinite_gradients([("one", one)]) == ()
+    step = FnStep(torch.nn.ParameterDict({"one": one}), None, [{}])
+    reading = read_window([], total_norm([one]))
+    assert alarm_of_reading(step, reading) is None
     one.grad[2] = float("inf")
-    assert nonfinite_gradients([("one", one)]) == ("one",)
+    (signal,) = alarm_of_reading(step, reading).signals
+    assert (signal.source, signal.name) == ("grad", "one")
 
 
 def test_tally_of_gradients():

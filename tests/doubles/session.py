@@ -21,6 +21,11 @@ class KeptHistory(History):
         super().add(name, step, value)
         self.values.append((name, step, value))
 
+    def take_back(self, name, num):
+        super().take_back(name, num)
+        for place in [i for i, (known, *_) in enumerate(self.values) if known == name][-num:][::-1]:
+            del self.values[place]
+
     def log(self, step, entry):
         super().log(step, entry)
         self.logged.append((step, entry))

@@ -168,7 +168,7 @@ def test_what_comes_after_the_training_is_no_hang(start, tmp_path):
     patience = Patience(steps=2, seconds=0.3, poll=0.1)
     (tmp_path / "after.py").write_text(
         TRAINING.replace("{fatal}", "pass")
-        + "import nanstop.hosts.script.autowatch as own\nown._loops.guard.finish()\ntime.sleep(1.5)\n"
+        + "import nanstop.hosts.script.autowatch as own\nown._loops.controller.finish()\ntime.sleep(1.5)\n"
     )
     code, summary, _, _ = start("pass", command=("after.py",), patience=patience)
     assert (code, summary.ended) == (0, "clean")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanstop.records import Atom
-from nanstop.remedies.apply import TABLE, applied, span_of
+from nanstop.remedies.apply import TABLE, applied, until_update
 from nanstop.remedies.precision import reference
 from remedies.views import View
 from versions import needs
@@ -234,5 +234,5 @@ def test_span():
         "island",
         "outer_autocast",
     }
-    assert span_of([atom("outer_autocast", "float16")]) == "micro"
-    assert span_of([atom("outer_autocast", "float16"), atom("bf16")]) == "window"
+    mixed = [atom("outer_autocast", "float16"), atom("bf16"), atom("bf16")]
+    assert until_update(mixed) == (atom("bf16"),)

@@ -37,10 +37,13 @@ def test_a_whole_run_keeps_its_metrics_whole():
     assert len(names(history)["kl"]) == 100
 
 
-def test_a_step_that_is_run_again_is_forgotten_in_every_series():
+def test_the_values_of_a_window_that_is_run_again_are_taken_back():
+    """Two optimizers that take turns number their updates alike: the step does not say whose value it is."""
     history = History()
-    for step in (1, 2):
-        history.log(step, {"kl": float(step)})
-        history.add("lr", step, float(step))
-    history.forget(2)
-    assert names(history) == {"kl": (1.0,), "lr": (1.0,)}
+    for loss in (1.0, 2.0, float("nan")):
+        history.add("loss_raw", 5, loss)
+    history.add("grad_norm", 5, float("nan"))
+    history.take_back("loss_raw", 1)
+    history.take_back("grad_norm", 2)
+    history.take_back("lr", 1)
+    assert names(history) == {"loss_raw": (1.0, 2.0), "grad_norm": ()}

@@ -1,10 +1,10 @@
 """What the gauge looks at from the first step on, because nothing that fails would ever show it.
 
-Whether gradients arrive at all, whether an update moves what it should, whether float16 flushed the gradients, whether
-positions and the pooled token are right. What the run itself does is looked at where that is enough: which parameters have
-a gradient costs no device work, the update is seen in a sample of the half-precision weights before and after the real
-one. Only the rest runs a micro-batch again, in half precision or for a model that pools. Steps 0, 1, 2, 4, 8 and so on are
-looked at, so that the cost is that of the first ones.
+Whether gradients arrive at all (``arrival``), whether an update moves what it should, whether float16 flushed the
+gradients, whether positions and the pooled token are right. What the run itself does is looked at where that is enough:
+the update is seen in a sample of the half-precision weights before and after the real one. Only the rest runs a
+micro-batch again, in half precision or for a model that pools. Steps 0, 1, 2, 4, 8 and so on are looked at, so that the
+cost is that of the first ones.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
+from nanstop.detect.gradient_arrival import GradientArrival, is_whole
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
 from nanstop.numerics.tensors import HALF
-from nanstop.records import GradientPath, Probe, RunFacts, StepId, formats
+from nanstop.records import Probe, RunFacts, StepId, formats
 from nanstop.replay.step import ModelView, Step, scale_of
-from nanstop.tracing.module_ranges import WHOLE
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 MOST_ELEMENTS = 1 << 20
 """Weights in the sample of an update: 2 MiB of copies."""
-MOST_TENSORS, MOST_COMPARED_ELEMENTS = 16, 4096
 LOST = 0.95
 """Share of an update from which training stands still. A run in pure half precision that learns loses much of it."""
 ZERO = 0.1
@@ -54,72 +51,12 @@ class EarlySteps:
         self._flushed = False
         self._are_all_zero = False
         self._num_compared = 0
-        self._was: list[tuple[Tensor, Tensor]] | None = None
-        """The starts of some weights at the first update."""
-        self._compared: WeakSet[Optimizer] = WeakSet()
-        self._fed = False
-        """Whether the script hands gradients to tensors of its own: copies that it updates and writes back."""
-        self._unheld: GradientPath | None = None
-        """What arrived, where the optimizer holds nothing of the model: to be told if the update uses nothing else."""
-
-    def arrived(self, facts: RunFacts, step: Step) -> GradientPath | None:
-        """Return how many trainable tensors have a gradient now, None where that was looked at. No device work.
-
-        Where most have none, a micro-batch is run again, undone: those of modules that it does not call count for nothing.
-        An optimizer of other tensors alone may hold copies to which the script hands the gradients, after the clip at
-        the latest: then ``unheld`` tells.
-        """
-        path = facts.gradient_path
-        if path is None or path.num_reached is not None or self._fed or not _is_whole(facts):
-            return None
-        held = _held(self._view)
-        trained = {n: p for n, p in self._view.root.named_parameters() if p.requires_grad}
-        # A model that only answers (a teacher, a reference) is often left trainable.
-        mine = {n: p for n, p in trained.items() if id(p) in held}
-        others = bool(held) and not mine
-        mine = mine or trained
-        found = _reached(path, mine)
-        reached = found.num_reached
-        if reached and is_mostly_unreached(found):
-            found = _reached(path, _called(step, mine))
-        self._fed = others and any(p.grad is not None for p in held.values())
-        # Gradients that are nowhere may be summed up in tensors that torch's optimizers know nothing of.
-        self._unheld = found if others and reached and not self._fed else None
-        return None if others else found
-
-    def unheld(self) -> GradientPath | None:
-        """Return, after an update, what had arrived where that update used nothing of it. No device work."""
-        found, self._unheld = self._unheld, None
-        if found is None:
-            return None
-        self._fed = any(p.grad is not None for p in _held(self._view).values())
-        return None if self._fed else found
-
-    def replaced(self, view: ModelView) -> float:
-        """Return by how much of their size the weights moved between the first two updates; 0.0 where nothing asks.
-
-        Asked before each update. An optimizer that holds nothing of the model has copies, which are written back: they
-        may be copies of other weights. Synchronises the device once, of such a run.
-        """
-        was, self._was = self._was, None
-        if view.optimizer is not None and view.optimizer not in self._compared:
-            self._compared.add(view.optimizer)
-            held = _held(view)
-            trained = [p for p in view.root.parameters() if p.requires_grad]
-            tables = [p for p in trained if p.dim() > 1][:MOST_TENSORS]
-            others = bool(held) and not any(id(p) in held for p in trained)
-            self._was = [(p, _start(p).clone()) for p in tables] if others else None
-            return 0.0
-        if not was:
-            return 0.0
-        moved = torch.stack([(_start(p) - before).float().norm() for p, before in was])
-        size = torch.stack([before.float().norm() for _, before in was])
-        return float((moved / size.clamp(min=1e-12)).median())
+        self.arrival = GradientArrival(view)
 
     def before_update(self, step: Step, facts: RunFacts) -> None:
         """Look at the gradients and weights that an update is about to change. Synchronises in float16 runs only."""
         self._sample = None
-        if not _is_time(step.id.step) or not _is_whole(facts):
+        if not _is_time(step.id.step) or not is_whole(facts):
             return
         self._sample = _sample(step)
         if self._num_compared < MAX_COMPARED and "float16" in _formats(facts):
@@ -149,7 +86,7 @@ class EarlySteps:
 
     def due(self, step: int, facts: RunFacts) -> bool:
         """Return whether a micro-batch of this healthy window may be run again."""
-        if not _is_time(step) or not _is_whole(facts):
+        if not _is_time(step) or not is_whole(facts):
             return False
         return self._flushed or bool(self._wanted(facts))
 
@@ -203,46 +140,6 @@ class EarlySteps:
         return 1.0 - int(nonzero) / total
 
 
-def _reached(path: GradientPath, trained: Mapping[str, Tensor]) -> GradientPath:
-    missing = tuple(name for name, p in trained.items() if p.grad is None)
-    reached = len(trained) - len(missing)
-    return replace(path, num_tensors=len(trained), num_reached=reached, unreached=missing[:8])
-
-
-def _called(step: Step, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of some parameters whose module, or the one around it, is called by a micro-batch: run again, undone.
-
-    All of them where it cannot be run again. Of a model of images and text the one half has nothing to do with text.
-    """
-    from nanstop.tracing.module_ranges import module_ranges
-
-    try:
-        called = module_ranges(step).keys()
-    except Exception:  # what cannot be told apart is told
-        return dict(trained)
-    return {
-        name: p
-        for name, p in trained.items()
-        if not called.isdisjoint(_around(name)) or p.grad is not None
-    }
-
-
-def _around(name: str) -> set[str]:
-    """Return the names of the module that holds a parameter and of the one around that, but not the model's own."""
-    owner = name.rpartition(".")[0]
-    return {owner or WHOLE, owner.rpartition(".")[0]}
-
-
-def _held(view: ModelView) -> dict[int, Tensor]:
-    """Return what the optimizer updates."""
-    groups = view.optimizer.param_groups if view.optimizer is not None else ()
-    return {id(p): p for group in groups for p in group["params"]}
-
-
-def _start(weight: Tensor) -> Tensor:
-    return weight.detach().reshape(-1)[:MOST_COMPARED_ELEMENTS]
-
-
 @dataclass(frozen=True, slots=True)
 class _Sample:
     """Weights in half precision before an update. ``peak``: the rate that the schedule multiplies."""
@@ -291,11 +188,6 @@ def _gradients(step: Step) -> tuple[GradientRow, ...]:
 
 def _is_time(step: int) -> bool:
     return step & (step - 1) == 0
-
-
-def _is_whole(facts: RunFacts) -> bool:
-    """Return whether this process has the whole model, and its gradients until the update."""
-    return facts.world_size == 1 and facts.veto == "yes"
 
 
 def _formats(facts: RunFacts) -> set[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import floats, nonfinite
+from nanstop.numerics.tensors import floats
 from nanstop.records import GradientTally
 
 
@@ -52,16 +52,16 @@ def read_window(
     )
 
 
-def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-    """Return the norm that ``torch.nn.utils.clip_grad_norm_`` would compute, bitwise, and change nothing."""
-    return torch.nn.utils.get_total_norm(
-        [p.grad for p in parameters if p.grad is not None], norm_type
-    )
+def total_norm(
+    parameters: Iterable[Tensor], norm_type: float = 2.0, foreach: bool | None = None
+) -> Tensor:
+    """Return the norm that ``torch.nn.utils.clip_grad_norm_`` would compute, bitwise, and change nothing.
 
-
-def nonfinite_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
-    """Return the names of parameters whose gradient is not finite. A non-finite *norm* alone does not say so."""
-    return nonfinite({name: parameter.grad for name, parameter in named})
+    Of sparse gradients it is that of their values.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    dense = [g._values() if g.is_sparse else g for g in gradients]
+    return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach)
 
 
 def tally_gradients(gradients: Iterable[Tensor | None]) -> GradientTally:

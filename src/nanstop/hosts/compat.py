@@ -76,9 +76,8 @@ def unscale(trainer: Any) -> None:
         trainer.accelerator.unscale_gradients()
 
 
-def present_scale(trainer: Any) -> Tensor | None:
+def present_scale(scaler: Any) -> Tensor | None:
     """Return a copy of the loss scale on its device, or None. No synchronisation, unlike ``get_scale``."""
-    scaler = run_scaler(trainer)
     scale = scaler._get_scale_async() if scaler is not None else None
     return scale.clone() if scale is not None else None
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from torch import nn
+
 from nanstop.numerics.tensors import HALF, nonfinite
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
@@ -135,13 +137,12 @@ def failing_case(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
 def breaking_update(rewind: Rewind) -> FailingStep | None:
     """Return the case of the update that broke the weights, found by running the kept windows again; else None."""
     root = rewind.steps[0].view.root if rewind.steps else None
-    if root is None:
+    if root is None or not _broken(root):  # no update breaks what is frozen
         return None
     with rewind.rewound():
         for place, step in enumerate(rewind.steps):
             apply_update(step)
-            weights = {name: p for name, p in root.named_parameters() if p.requires_grad}
-            if nonfinite(weights):
+            if _broken(root):
                 return FailingStep(
                     step,
                     0,
@@ -152,6 +153,11 @@ def breaking_update(rewind: Rewind) -> FailingStep | None:
                     before=tuple(rewind.steps[:place]),
                 )
     return None
+
+
+def _broken(root: nn.Module) -> tuple[str, ...]:
+    named = root.named_parameters()
+    return nonfinite({name: p for name, p in named if p.requires_grad})
 
 
 def pending_case(step: Step, rewind: Rewind | None) -> FailingStep | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.precision import reference
 from nanstop.replay.step import ModelView
 
-__all__ = ["TABLE", "Remedy", "applied", "dropped_micros", "rebatch", "reference", "span_of"]
+__all__ = ["TABLE", "Remedy", "applied", "dropped_micros", "rebatch", "reference", "until_update"]
 
 Span = Literal["micro", "window"]
 
@@ -75,10 +75,9 @@ def applied(view: ModelView, atoms: Sequence[Atom]) -> Iterator[None]:
         yield
 
 
-def span_of(atoms: Sequence[Atom]) -> Span:
-    """Return "window" if any of the atoms must span the window and its update, else "micro"."""
-    spans = {TABLE[remedy_of(atom).name].span for atom in atoms}
-    return "window" if "window" in spans else "micro"
+def until_update(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
+    """Return the atoms that must be on for the whole window and its update, each once."""
+    return tuple(a for a in dict.fromkeys(atoms) if TABLE[remedy_of(a).name].span == "window")
 
 
 def _in_order(atoms: Sequence[Atom]) -> list[Atom]:

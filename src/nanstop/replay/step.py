@@ -153,3 +153,18 @@ class Step(Protocol):
         Gradients start as None inside. ``with_update`` also keeps parameters, optimizer state and scaler.
         """
         ...
+
+
+def parameters_of(view: ModelView) -> dict[str, Tensor]:
+    """Return every parameter of the model and of its optimizer once, by name; those without one as ``parameter 0``."""
+    named: dict[str, Tensor] = dict(view.root.named_parameters())
+    known = {id(parameter) for parameter in named.values()}
+    groups = view.optimizer.param_groups if view.optimizer is not None else ()
+    others = {id(p): p for group in groups for p in group["params"] if id(p) not in known}
+    return named | {f"parameter {i}": p for i, p in enumerate(others.values())}
+
+
+def trainable_of(view: ModelView) -> Trainable:
+    """Return what an update of this model changes."""
+    trained = {name: p for name, p in parameters_of(view).items() if p.requires_grad}
+    return Trainable(trained, view.optimizer, view.scaler)

@@ -137,7 +137,7 @@ class Failures:
         self._last_signature = signature
         found = Investigation(
             facts=self._run.facts,
-            at=now.at,
+            at=signals[0].at or now.at,
             phase=phase,
             signals=tuple(signals),
             raised=error is not None,

@@ -60,11 +60,11 @@ class History:
                 self._rows[name] = deque(maxlen=kept)
             self._rows[name].append((step, math.nan if value is None else float(value)))
 
-    def forget(self, step: int) -> None:
-        """Drop what was noted of a step that is run again."""
-        for name, rows in self._rows.items():
-            kept = (row for row in rows if row[0] != step)
-            self._rows[name] = deque(kept, maxlen=rows.maxlen)
+    def take_back(self, name: str, num: int) -> None:
+        """Drop the last ``num`` values of a series: those of a window that is run again."""
+        rows = self._rows.get(name, deque())
+        for _ in range(min(num, len(rows))):
+            rows.pop()
 
     def last(self, name: str) -> Any:
         """Return the last value of a series as it was added, None where there is none."""

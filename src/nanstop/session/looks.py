@@ -49,14 +49,14 @@ class Looks:
     def before_update(self, step: Step) -> None:
         self._window = step.id
         self._standstill.note(self._run.series.last("grad_norm"))
-        self._arrived(self._early.arrived(self._run.facts, step))
-        share = self._early.replaced(step.view)
+        self._arrived(self._early.arrival.arrived(self._run.facts, step))
+        share = self._early.arrival.replaced(step.view)
         if share > 0.0:
             self._learned(resume=replace(self._run.facts.resume or ResumeFacts(), replaced=share))
         self._look(lambda: self._early.before_update(step, self._run.facts))
 
     def updated(self, step: int) -> None:
-        self._arrived(self._early.unheld())
+        self._arrived(self._early.arrival.unheld())
         self._look(lambda: self._early.updated(step))
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)

@@ -11,6 +11,7 @@ from doubles.session import ScriptedSession
 from loop_scripts import ReplayingSession, same
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.watch import watch_loop
+from nanstop.records import Atom
 
 CLIP = 0.5
 
@@ -183,6 +184,38 @@ def test_redo_is_bitwise_a_run_that_did_not_fail(with_scaler):
     session = ScriptedSession("redo")
     assert same(expected, run(session))
     assert session.steps == [1]
+
+
+@pytest.mark.parametrize("remedy", ["bf16", "init_rows"])
+def test_a_remedy_of_what_is_stored_is_on_until_the_update(remedy):
+    """Undone before it, the update would meet a row that is still untrained, or gradients in another format."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 1))
+    net[0].weight.data[0] = float("nan")
+    if remedy == "bf16":
+        net[0].weight.data[0] = 1.0
+        net.half()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    seen = []
+
+    def look(*_):
+        weight = net[0].weight
+        seen.append((weight.dtype, weight.grad.dtype, bool(weight.isfinite().all())))
+
+    optimizer.register_step_pre_hook(look)
+    atom = (
+        Atom(remedy="bf16")
+        if remedy == "bf16"
+        else Atom(remedy="init_rows", target="0.weight", value="mean")
+    )
+    session = ScriptedSession("redo", atoms={0: (atom,)})
+    with watch_loop(net, optimizer, session) as w:
+        w.step(lambda ids: net(ids).mean() * 1e6, torch.arange(8))
+        assert w.update() is not None
+    dtype = torch.bfloat16 if remedy == "bf16" else torch.float32
+    assert seen == [(dtype, dtype, True)]
+    assert all(p.isfinite().all() for p in net.parameters())
+    assert net[0].weight.dtype == (torch.float16 if remedy == "bf16" else torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["raises", "consumes"])

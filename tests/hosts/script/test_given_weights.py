@@ -5,6 +5,7 @@ import torch
 
 from doubles.session import ScriptedSession
 from loop_scripts import ReplayingSession, run_script, same, weights
+from nanstop.replay.step import parameters_of
 
 HEAD = """
 import torch
@@ -61,8 +62,8 @@ class Replaying(ScriptedSession):
     def before_update(self, step):
         with step.isolated():
             pairs = [(step.run(i), loss) for i, loss in enumerate(step.losses)]
-            again = [p.grad for p in step.parameters()]
-        present = [p.grad for p in step.parameters()]
+            again = [p.grad for p in parameters_of(step.view).values()]
+        present = [p.grad for p in parameters_of(step.view).values()]
         self.learnt.append(all(torch.equal(*pair) for pair in pairs) and same(again, present))
 
 

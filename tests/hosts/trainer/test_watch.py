@@ -316,8 +316,9 @@ class TestPowerless:
         assert cases.run(plain_trainer).differences(result) == []
         assert session.failures == []
         result, session, _ = watched(tmp_path, "redo", change=own_step, fault={"bad": (3,)})
-        assert (session.failures[0].step, session.failures[0].can_skip) == (None, True)
-        assert session.failures[0].signals[0].at.step == 1
+        assert session.failures[0].step.id.step == 1
+        with pytest.raises(NanstopError, match="not replayable"):
+            session.failures[0].step.isolated().__enter__()
         assert session.completed_steps == [0, 2, 3, 4]
         assert all(w.isfinite().all() for w in result.weights.values())
 

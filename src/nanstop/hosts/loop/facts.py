@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from nanstop.hosts import compat
 from nanstop.hosts.accelerate.precision import precision_of_accelerate
 from nanstop.hosts.model.structure import structure
@@ -13,5 +15,16 @@ from nanstop.records import RunFacts
 
 def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
     """Return what structure tells of a raw loop; ``known`` are further fields of ``RunFacts``."""
-    asked: dict[str, Any] = {"host": "loop", "precision": precision_of_accelerate()}
+    asked: dict[str, Any] = {
+        "host": "loop",
+        "precision": precision_of_accelerate(),
+        "world_size": _world_size(),
+    }
     return RunFacts(**(asked | structure(view, compat.base_model(view.model)) | known))
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1

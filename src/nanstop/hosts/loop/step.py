@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.errors import NanstopError
 from nanstop.hosts.run_again import run_again
+from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
-from nanstop.replay.step import Batch, ModelView, undone
+from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
-
-UNTIL_UPDATE = frozenset(
-    {
-        "clip",
-        "fp32_optimizer_state",
-        "fp32_trainables",
-        "loss_scale",
-        "lr",
-        "optimizer_eps",
-        "optimizer_swap",
-    }
-)
-"""Remedies that act on the update: they stay on until it is over."""
-
 
 _SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
 """Packages whose modules gather weights or pass activations on while they run."""
@@ -93,6 +80,7 @@ class LoopStep:
     apply: Callable[[], None]
     rates: tuple[Any, ...] = ()
     usual: Collection[tuple[Any, ...]] = ()
+    remedies: WindowRemedies = field(default_factory=WindowRemedies)
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -115,10 +103,16 @@ class LoopStep:
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         noted = self.micros[micro]
         restore_rng(noted.rng)
-        # Sinks such as clip_grad_norm_ run without gradients.
+        if micro in self.remedies.left_out:
+            return torch.zeros(())
+        given = self.remedies.rebatched(noted.batch, micro) if batch is None else batch
         root, compiled = self.view.root, self.facts.compiled
-        with torch.enable_grad(), run_again(root, self._leaves(), compiled=compiled):
-            return noted.rerun(batch)
+        with (
+            self.remedies.under(self.view, micro),
+            torch.enable_grad(),  # sinks such as clip_grad_norm_ run without
+            run_again(root, self._leaves(), compiled=compiled),
+        ):
+            return noted.rerun(given)
 
     def update(self) -> None:
         optimizer = self.view.optimizer
@@ -135,25 +129,9 @@ class LoopStep:
         """Give the optimizer the learning rates that this window had."""
         set_learning_rates(self.view.optimizer, self.rates)
 
-    def trainable(self) -> Trainable:
-        """Return what the update changes."""
-        named = {n: p for n, p in self.view.root.named_parameters() if p.requires_grad}
-        known = {id(p) for p in named.values()}
-        others = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
-        named |= {f"parameter {i}": p for i, p in enumerate(others)}
-        return Trainable(named, self.view.optimizer, self.view.scaler)
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return every parameter of the model and of the optimizer once."""
-        found = {id(p): p for p in self.view.root.parameters()}
-        if self.view.optimizer is not None:
-            for group in self.view.optimizer.param_groups:
-                found.update((id(p), p) for p in group["params"])
-        return list(found.values())
-
     def _leaves(self) -> list[Tensor]:
         """Return every tensor that a backward of this window may give a gradient, once."""
-        found = {id(p): p for p in self.parameters()}
+        found = {id(p): p for p in parameters_of(self.view).values()}
         found.update((id(t), t) for micro in self.micros for t in micro.leaves())
         return list(found.values())
 
@@ -164,14 +142,14 @@ class LoopStep:
             raise NanstopError(f"not replayable: {obstacle}", code="NS000")
         leaves = self._leaves()
         root, scaler = self.view.root, self.view.scaler
-        changed = self.trainable() if with_update else Trainable({}, None, scaler)
+        changed = trainable_of(self.view) if with_update else Trainable({}, None, scaler)
         with undone(root, leaves, changed, buffers=self.buffers, notes=(self.start,)):
             self.buffers.restore(self.start)
             ready_scaler(scaler)
             yield
 
-    def redo(self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack) -> str:
-        """Make the window's gradients again, each micro-batch under its remedies; return what went wrong, or "".
+    def redo(self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack) -> None:
+        """Make the window's gradients again, each micro-batch under its remedies.
 
         The random state stays as it is. Where it goes wrong, gradients and buffers are as before. Gradients keep their
         storage. Remedies that act on the update are entered on ``until_update``, which the caller closes after it.
@@ -179,59 +157,25 @@ class LoopStep:
         before = [(p, p.grad) for p in self._leaves()]
         tensors = [t for pair in before for t in pair]
         with versions_kept(tensors), self.buffers.rewritten(self.start):
-            return self._redo(atoms, until_update, before)
-
-    def _redo(
-        self,
-        atoms: Mapping[int, tuple[Atom, ...]],
-        until_update: ExitStack,
-        before: list[tuple[Tensor, Tensor | None]],
-    ) -> str:
-        state, present = note_rng(), self.buffers.note()
-        self.buffers.restore(self.start)
-        try:
-            standing = self._enter_standing(atoms, until_update)
-            for leaf, _ in before:
-                leaf.grad = None
-            for place in range(len(self.micros)):
-                mine = tuple(a for a in atoms.get(place, ()) if a not in standing)
-                self._redo_micro(place, mine)
-        except Exception as error:  # the loop's own code: anything may come out of it
-            until_update.close()
-            for leaf, gradient in before:
-                leaf.grad = gradient
-            self.buffers.restore(present)
-            return f"{type(error).__name__}: {error}"
-        finally:
-            restore_rng(state)
-        for leaf, old in before:
-            _keep_storage(leaf, old)
-        return ""
-
-    def _enter_standing(
-        self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack
-    ) -> frozenset[Atom]:
-        everything = dict.fromkeys(a for mine in atoms.values() for a in mine)
-        standing = tuple(a for a in everything if a.remedy in UNTIL_UPDATE)
-        if standing:
-            from nanstop.remedies.apply import applied
-
-            until_update.enter_context(applied(self.view, standing))
-        return frozenset(standing)
-
-    def _redo_micro(self, place: int, atoms: tuple[Atom, ...]) -> None:
-        micro = self.micros[place]
-        if not atoms:
-            micro.loss = self.run(place)
-            return
-        from nanstop.remedies.apply import applied
-        from nanstop.remedies.data import dropped_micros, rebatch
-
-        if place in dropped_micros(atoms):
-            micro.loss = None
-            return
-        with applied(self.view, atoms):
-            micro.loss = self.run(place, rebatch(micro.batch, atoms, micro=place))
+            state, present = note_rng(), self.buffers.note()
+            self.buffers.restore(self.start)
+            try:
+                until_update.enter_context(under(self.view, self.remedies.add(atoms)))
+                for leaf, _ in before:
+                    leaf.grad = None
+                for place, micro in enumerate(self.micros):
+                    loss = self.run(place)
+                    micro.loss = loss if place not in self.remedies.left_out else None
+            except Exception:  # the loop's own code: anything may come out of it
+                until_update.close()
+                for leaf, gradient in before:
+                    leaf.grad = gradient
+                self.buffers.restore(present)
+                raise
+            finally:
+                restore_rng(state)
+            for leaf, old in before:
+                _keep_storage(leaf, old)
 
 
 def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:

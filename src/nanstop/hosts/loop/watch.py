@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import total_norm
 from nanstop.errors import NanstopError, TrainingStopped
-from nanstop.hosts.loop.controller import Guard
+from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.pieces import pieces, program_of_function
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.tensors import autocast_state, tensors, total, version
@@ -102,7 +102,7 @@ class LoopWatch:
         if accumulation is not None and accumulation < 1:
             raise NanstopError(f"accumulation is {accumulation}; it counts micro-batches from 1")
         self.view = PlainView(model, optimizer)
-        self.guard = Guard(open_session)
+        self.controller = LoopController(open_session)
         self.accumulation = accumulation
         self._pause = pause
         self._divisor = accumulation or 1
@@ -115,7 +115,7 @@ class LoopWatch:
     @property
     def session(self) -> Any:
         """The session, or None before the first step."""
-        return self.guard.session
+        return self.controller.session
 
     def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
         """Call ``loss_fn(batch)`` and backward; return the detached loss, not divided. No synchronisation.
@@ -134,7 +134,7 @@ class LoopWatch:
             except Exception as error:
                 if is_numeric(error):
                     self._open()
-                    self.guard.raised(self._step(), error)
+                    self.controller.raised(self._step(), error)
                 self._micros.remove(micro)
                 raise
         return micro.loss
@@ -170,7 +170,7 @@ class LoopWatch:
         if applied and scheduler is not None:
             scheduler.step()
         self._drop_window()
-        self.guard.completed(applied=applied)
+        self.controller.completed(applied=applied)
         return norm if applied else None
 
     def _drop_window(self) -> None:
@@ -179,7 +179,7 @@ class LoopWatch:
 
     def close(self, exit_code: int = 0) -> None:
         """End the watch; the model and the optimizer were never changed by it."""
-        self.guard.finish(exit_code)
+        self.controller.finish(exit_code)
 
     def __enter__(self) -> LoopWatch:
         return self
@@ -195,7 +195,7 @@ class LoopWatch:
     @contextmanager
     def _first_look(self) -> Iterator[None]:
         """In the first micro-batch, note the autocast that the loss function runs the model under."""
-        if self.guard.session is not None or self._autocast is not None:
+        if self.controller.session is not None or self._autocast is not None:
             yield
             return
         handle = self.view.root.register_forward_pre_hook(lambda *_: self._note_autocast())
@@ -211,7 +211,7 @@ class LoopWatch:
     def _open(self) -> None:
         programs = [(m, program_of_function(m.loss_fn, m.batch)) for m in self._micros]
         split = self.accumulation is not None or pieces(programs)
-        self.guard.open(
+        self.controller.open(
             self.view,
             autocast=self._autocast,
             clip=self._clip,
@@ -221,15 +221,15 @@ class LoopWatch:
 
     def _step(self) -> LoopStep:
         return LoopStep(
-            id=self.guard.step_id(),
+            id=self.controller.step_id(),
             view=self.view,
-            facts=self.guard.facts,
+            facts=self.controller.facts,
             micros=tuple(self._micros),
             buffers=self._buffers,
             start=self._start,
             apply=self._update_again,
-            rates=self.guard.note_rates(self.view.optimizer),
-            usual=self.guard.usual_rates,
+            rates=self.controller.note_rates(self.view.optimizer),
+            usual=self.controller.usual_rates,
         )
 
     def _settle(self, scaler: Any) -> None:
@@ -252,11 +252,11 @@ class LoopWatch:
         """Return the norm of unscaled gradients that may be applied, or None."""
         step, scaler = self._step(), self.view.scaler
         norm, found = self._unscaled()
-        verdict = self.guard.judge(step, norm, found)
-        if verdict.redone and verdict.apply:
+        ending = self.controller.judge(step, norm, found)
+        if ending.redone and ending.apply:
             ready_scaler(scaler)
             norm, _ = self._unscaled()
-        if verdict.apply:
+        if ending.apply:
             return norm
         if scaler is not None:
             scaler.update()
@@ -278,7 +278,7 @@ class LoopWatch:
         scaler, optimizer = self.view.scaler, self._optimizer
         if clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters(), clip, norm)
-        settled = self.guard.last_look(optimizer)
+        settled = self.controller.ends.last_look(optimizer)
         if settled is not None:
             return settled
         if scaler is None:

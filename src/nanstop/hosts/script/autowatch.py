@@ -96,7 +96,7 @@ def paused() -> Iterator[None]:
     global _num_pauses  # noqa: PLW0603
     _num_pauses += 1
     try:
-        with _loops.pause() if _loops is not None else nullcontext():
+        with _loops.state.pause() if _loops is not None else nullcontext():
             yield
     finally:
         _num_pauses -= 1
@@ -114,7 +114,7 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     if _num_pauses or _open_session is None:
         return
     if _loops is None:
-        from nanstop.hosts.script.sinks import RawLoops
+        from nanstop.hosts.script.raw_loops import RawLoops
 
         _loops = RawLoops(_open_session, table, compiles_functions=_compiles_functions)
         _loops.install()
@@ -129,7 +129,7 @@ def _compile(original: Any, model: Any = None, **options: Any) -> Any:
     if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] != _KERNELS:
         _compiles_functions = True
         if _loops is not None:
-            _loops.stop_taping()
+            _loops.state.compiles_functions = True
     return original(model, **options)
 
 
@@ -137,7 +137,7 @@ def _clip(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function of ``torch.nn.utils.clip_grad``."""
     if _loops is None:
         return original(*args, **kwargs)
-    clip = _loops.clip_norm if name == "clip_grad_norm_" else _loops.clip_value
+    clip = _loops.sinks.clip_norm if name == "clip_grad_norm_" else _loops.sinks.clip_value
     return clip(original, *args, **kwargs)
 
 
@@ -173,7 +173,7 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
         one.__traceback__ = _without_own(one.__traceback__)
         chain += [one.__cause__, one.__context__]
     if _loops is not None and isinstance(error, Exception):
-        _loops.died()
+        _loops.judge.died()
     original(kind, error, _without_own(traceback))
 
 
@@ -192,4 +192,4 @@ def _finish() -> None:
     """Finish the session of raw loops; the exit code of a script that calls ``sys.exit`` is its parent's to know."""
     if _loops is not None:
         _loops.end()
-        _loops.guard.finish(1 if getattr(sys, "last_value", None) is not None else 0)
+        _loops.controller.finish(1 if getattr(sys, "last_value", None) is not None else 0)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.hosts.loop.controller import Guard
+from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import LoopStep, UnseenMicro
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.script.calls import NO_MODEL
 from nanstop.hosts.script.resumed import Restored
 from nanstop.hosts.script.window import (
-    Window,
+    BufferGroup,
+    ScriptWindow,
     accumulation_in,
     one_root,
     parameters_of,
@@ -27,55 +26,56 @@ from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
 
-_INSIDE = "a hook on gradients updates the weights inside backward"
+NO_MODEL = "no model call was seen before this backward"
+INSIDE = "a hook on gradients updates the weights inside backward"
 
 
 class Steps:
-    """Makes the steps of all windows. ``updates``: how many each optimizer has made; ``buffers``: asked for their notes."""
+    """Makes the steps of all windows. ``updates``: how many each optimizer has made."""
 
     def __init__(
         self,
-        guard: Guard,
+        controller: LoopController,
         updates: WeakKeyDictionary[Optimizer, int],
         restored: Restored,
-        buffers: Callable[[], Any],
+        buffers: BufferGroup,
     ) -> None:
-        self.guard = guard
+        self.controller = controller
         self.updates = updates
         self._restored = restored
         self._buffers = buffers
         self._views: dict[tuple[int, ...], PlainView] = {}
 
     def step(
-        self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]
+        self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> LoopStep:
         called = [p for root in window.roots.values() for p in root.parameters()]
         optimizer = optimizer or self._optimizer_of(parameters or called)
-        self.guard.num_updates = self.updates.get(optimizer, 0) if optimizer is not None else 0
+        self.controller.num_updates = self.updates.get(optimizer, 0) if optimizer is not None else 0
         view = self._view(window, optimizer, parameters)
         self.open(window, view)
         return LoopStep(
-            id=self.guard.step_id(),
+            id=self.controller.step_id(),
             view=view,
-            facts=self.guard.facts,
+            facts=self.controller.facts,
             micros=window.micros or (UnseenMicro(NO_MODEL),),
-            buffers=self._buffers(),
+            buffers=self._buffers,
             start=window.start,
             apply=partial(update_again, view, window),
-            rates=self.guard.note_rates(optimizer),
-            usual=self.guard.usual_rates,
+            rates=self.controller.note_rates(optimizer),
+            usual=self.controller.usual_rates,
         )
 
-    def open(self, window: Window, view: PlainView) -> None:
+    def open(self, window: ScriptWindow, view: PlainView) -> None:
         restored = self._restored.take(view)
-        if self.guard.session is not None:
+        if self.controller.session is not None:
             if restored:
-                self.guard.session.learned(**restored)
+                self.controller.session.learned(**restored)
             return
         first = next((m for m in window.micros if isinstance(m, TapedMicro)), None)
         _, on, dtype = first.autocast if first is not None else ("", False, None)
         inputs = list(first.batch.values()) if first is not None else []
-        self.guard.open(
+        self.controller.open(
             view,
             autocast=str(dtype).removeprefix("torch.") if on else None,
             clip=window.clip,
@@ -84,7 +84,7 @@ class Steps:
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
             **restored,
-            **({"veto": _INSIDE} if window.updated_inside else {}),
+            **({"veto": INSIDE} if window.updated_inside else {}),
             **({"scaler": window.applied_scale} if window.applied_scale is not None else {}),
         )
 
@@ -97,7 +97,7 @@ class Steps:
         return next(iter(self.updates)) if len(self.updates) == 1 else None
 
     def _view(
-        self, window: Window, optimizer: Optimizer | None, parameters: Sequence[Tensor]
+        self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> PlainView:
         roots = list(window.roots.values())
         key = (*window.roots, id(optimizer), id(window.scaler))

@@ -85,7 +85,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Window:
+class ScriptWindow:
     """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it.
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see ``RunFacts``. ``arrived``: of a
@@ -193,12 +193,11 @@ def norm_of(
     parameters: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
 ) -> Tensor | None:
     """Return the norm as ``clip_grad_norm_`` computes it, or None without gradients."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    dense = [g._values() if g.is_sparse else g for g in gradients]
-    return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach) if dense else None
+    known = any(p.grad is not None for p in parameters)
+    return total_norm(parameters, norm_type, foreach) if known else None
 
 
-def update_again(view: PlainView, window: Window) -> None:
+def update_again(view: PlainView, window: ScriptWindow) -> None:
     scaler, optimizer, clip = view.scaler, view.optimizer, window.clip
     assert optimizer is not None
     if scaler is not None:
@@ -209,7 +208,7 @@ def update_again(view: PlainView, window: Window) -> None:
     (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
 
 
-def accumulation_in(window: Window, view: PlainView) -> AccumulationFacts | None:
+def accumulation_in(window: ScriptWindow, view: PlainView) -> AccumulationFacts | None:
     """Return how a window's own losses and gradients are made one. Synchronises the device."""
     seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
     if len(seen) < 2:

@@ -15,17 +15,15 @@ from nanstop.hosts import compat
 from nanstop.hosts.trainer.step import (
     HfStep,
     Reentry,
-    Window,
+    TrainerWindow,
     clear_gradients,
     isolation,
-    spans_update,
-    under,
 )
+from nanstop.hosts.window_remedies import under
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom
-from nanstop.replay.rewind import Rewind
 from nanstop.replay.snapshot import ready_scaler
-from nanstop.replay.step import Step
+from nanstop.replay.step import parameters_of
 from nanstop.replay.untouched import versions_kept
 from nanstop.tracebacks import passes_through
 
@@ -39,7 +37,7 @@ class Carrier:
         self.host = host
         self.trainer = host.trainer
         self._overflow_set: list[Any] = []
-        self._summed_anew: Window | None = None
+        self._summed_anew: TrainerWindow | None = None
         self._until_update = ExitStack()
         self._sum_is_spoilt = False
 
@@ -47,38 +45,37 @@ class Carrier:
         """Run the window again from zero gradients, each micro-batch under its remedies.
 
         Afterwards gradients, losses, random state and the trainer's books are those of a run that met no fault.
-        Remedies of an earlier redo of this window stay. A window that nothing is left of is skipped.
+        Remedies of an earlier redo of this window stay.
         """
         window = step.window
         notes = [micro.buffers for micro in window.micros]
         with (
-            versions_kept(self.host.parameters()),
+            versions_kept(parameters_of(step.view).values()),
             self.host.buffers.rewritten(*notes),
         ):
             self._run_anew(step, atoms)
-        window.skip = step.left_out == frozenset(range(len(window.micros)))
         self._summed_anew = window
 
     def _run_anew(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
-        window = step.window
-        self._prepare()
-        standing = tuple(atom for atom in _union(atoms) if spans_update(atom))
+        clear_gradients(parameters_of(step.view).values())
+        ready_scaler(step.view.scaler)
+        self.host.position = None
+        standing = step.remedies.add(atoms)
         with ExitStack() as stack:
             stack.enter_context(under(step.view, standing))
-            window.atoms = _joined(window.atoms, atoms, without=standing)
-            for index, micro in enumerate(window.micros):
+            for index, micro in enumerate(step.window.micros):
                 micro.loss = step.run(index)
             if standing:
                 self.after_update(stack.pop_all().close)
 
-    def skip(self, window: Window) -> None:
+    def skip(self, step: HfStep) -> None:
         """Let the host take this step without an update: no moment, no weight and no learning rate moves."""
         scaler = compat.run_scaler(self.trainer)
-        self._mend_buffers(window)
+        self._mend_buffers(step.window)
         if not self.trainer.args.logging_nan_inf_filter:
             self._sum_is_spoilt = True
         if scaler is None:
-            clear_gradients(self.host.parameters())
+            clear_gradients(parameters_of(step.view).values())
             for optimizer in compat.optimizers_of(self.trainer):
                 if getattr(optimizer, "_is_overflow", None) is False:
                     optimizer._is_overflow = True
@@ -86,23 +83,15 @@ class Carrier:
         else:
             self._force_overflow(scaler)
 
-    def rollback(self, step: HfStep, rewind: Rewind, adopt: Callable[[], None]) -> None:
-        """Go back to the snapshot, ``adopt`` the cure, apply the updates since then again, then redo this window."""
-        rewind.restore()
-        adopt()
-        self.update_anew(rewind.steps)
-        self.host.set_learning_rates(step.window.lrs)
-        self.redo(step, {})
-
-    def update_anew(self, steps: Sequence[Step]) -> None:
+    def update_anew(self, steps: Sequence[HfStep]) -> None:
         """Apply the updates of some windows again, for good."""
-        windows = [step.window for step in steps if isinstance(step, HfStep)]
-        with isolation(self.host, windows, with_update=False, keep_scaler=False):
+        view, windows = steps[-1].view, [step.window for step in steps]
+        with isolation(self.host, view, windows, with_update=False, keep_scaler=False):
             for step in steps:
                 for micro in range(len(step.batches)):
                     step.run(micro)
                 step.update()
-                clear_gradients(self.host.parameters())
+                clear_gradients(parameters_of(view).values())
 
     def begin_window(self) -> None:
         """Take back the overflow flag of a skipped step, or the learning rate would wait for good."""
@@ -150,12 +139,7 @@ class Carrier:
         """Undo what was to last until an update that does not come any more: training was broken off."""
         self._until_update.close()
 
-    def _prepare(self) -> None:
-        clear_gradients(self.host.parameters())
-        ready_scaler(compat.run_scaler(self.trainer))
-        self.host.position = None
-
-    def _mend_buffers(self, window: Window) -> None:
+    def _mend_buffers(self, window: TrainerWindow) -> None:
         if window.micros[0].buffers and nonfinite(dict(self.host.root.named_buffers())):
             notes = window.micros[0].buffers
             with self.host.buffers.rewritten(notes):
@@ -171,27 +155,6 @@ class Carrier:
             state["found_inf_per_device"] = {device: torch.ones((), device=device)}
         kept = scaler.state_dict()
         self._until_update.callback(_once(scaler, "update", lambda: scaler.load_state_dict(kept)))
-
-
-def _union(atoms: Mapping[int, tuple[Atom, ...]]) -> tuple[Atom, ...]:
-    return tuple(dict.fromkeys(atom for micro in sorted(atoms) for atom in atoms[micro]))
-
-
-def _joined(
-    earlier: Mapping[int, tuple[Atom, ...]],
-    later: Mapping[int, tuple[Atom, ...]],
-    *,
-    without: tuple[Atom, ...],
-) -> dict[int, tuple[Atom, ...]]:
-    """Return both sets of remedies by micro-batch, each remedy once."""
-    return {
-        micro: tuple(
-            atom
-            for atom in dict.fromkeys((*earlier.get(micro, ()), *later.get(micro, ())))
-            if atom not in without
-        )
-        for micro in sorted({*earlier, *later})
-    }
 
 
 def _once(owner: Any, name: str, callback: Callable[[], None]) -> Callable[[], None]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanstop.hosts.trainer.watched import WatchedTrainer
+from nanstop.hosts.window_end import WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import PrecisionPlan
 from nanstop.replay.held import at_rest
@@ -32,8 +33,9 @@ class CheckpointGuard:
     the refused path with ``-last-good`` at its end. The session is told, and resolves whether the run goes on.
     """
 
-    def __init__(self, watch: WatchedTrainer) -> None:
+    def __init__(self, watch: WatchedTrainer, ends: WindowEnds) -> None:
         self._watch = watch
+        self._ends = ends
         self._save_checkpoint = watch.trainer._save_checkpoint
         self._save_model = watch.trainer.save_model
         self._frozen_checked = False
@@ -88,7 +90,7 @@ class CheckpointGuard:
     def _refuse(self, path: Path, bad: tuple[str, ...]) -> None:
         watch = self._watch
         kept = self._last_good
-        snapshot = watch.keeper.snapshot
+        snapshot = self._ends.keeper.snapshot
         if kept is None and snapshot is not None and path.name:
             kept = path.with_name(f"{path.name}-last-good")
             with snapshot.loaded(), at_rest(self._watch.host.root):

@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
+from nanstop.detect.signals import Alarm, alarm, alarm_of_exception
 from nanstop.hosts.run_again import run_again
-from nanstop.hosts.trainer.signals import Verdict
 from nanstop.hosts.trainer.step import Reentry, isolation
 from nanstop.hosts.trainer.watched import WatchedTrainer
+from nanstop.hosts.window_end import WindowEnds
 from nanstop.records import RunFacts, Signal, StepId
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.step import Batch, ModelView
@@ -27,8 +28,9 @@ __tracebackhide__ = passes_through
 class EvaluationGuard:
     """On the CPU each batch's loss is read at once and its batch can be replayed; elsewhere the mean is, at the end."""
 
-    def __init__(self, watch: WatchedTrainer) -> None:
+    def __init__(self, watch: WatchedTrainer, ends: WindowEnds) -> None:
         self._watch = watch
+        self._ends = ends
         self._predict = watch.trainer.prediction_step
         self._evaluate = watch.trainer.evaluate
         self._reported = False
@@ -65,7 +67,8 @@ class EvaluationGuard:
         except Exception as error:
             if is_numeric(error):
                 watch.open()
-                watch.report(step(None), watch.judge.of_exception(error, "evaluate"))
+                at = watch.step_id()
+                self._ends.ask(step(None), alarm_of_exception(watch.view, at, error, "evaluate"))
             raise
         loss = outputs[0]
         if self._reported or loss is None or loss.device.type != "cpu":
@@ -73,7 +76,7 @@ class EvaluationGuard:
         if not bool(loss.isfinite().all()):
             self._reported = True
             watch.open()
-            watch.report(step(loss), self._verdict(float(loss.mean())))
+            self._ends.ask(step(loss), self._alarm(float(loss.mean())))
         return outputs
 
     def _on_evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -82,13 +85,13 @@ class EvaluationGuard:
         bad = [v for k, v in metrics.items() if k.endswith("_loss") and not math.isfinite(v)]
         if bad and not self._reported:
             self._watch.open()
-            self._watch.report(None, self._verdict(bad[0]))
+            self._ends.ask(None, self._alarm(bad[0]))
         return metrics
 
-    def _verdict(self, loss: float) -> Verdict:
-        watch = self._watch
-        signal = Signal(source="loss", name="eval_loss", value=loss, at=watch.step_id())
-        return watch.judge.with_weights((signal,), "evaluate")
+    def _alarm(self, loss: float) -> Alarm:
+        at = self._watch.step_id()
+        signal = Signal(source="loss", name="eval_loss", value=loss, at=at)
+        return alarm(self._watch.view, at, (signal,), "evaluate")
 
 
 @dataclass(slots=True)
@@ -117,5 +120,5 @@ class EvalStep:
 
     @contextmanager
     def isolated(self, *, with_update: bool = False) -> Iterator[None]:
-        with isolation(self.host, with_update=with_update):
+        with isolation(self.host, self.view, with_update=with_update):
             yield

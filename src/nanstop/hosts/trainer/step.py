@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
 from nanstop.hosts.run_again import run_again
-from nanstop.records import Atom, RunFacts, StepId
+from nanstop.hosts.window_end import Ending
+from nanstop.hosts.window_remedies import WindowRemedies
+from nanstop.records import RunFacts, StepId
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
-from nanstop.replay.step import Batch, ModelView, undone
+from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
 
@@ -47,16 +49,15 @@ class Micro:
 
 
 @dataclass(slots=True)
-class Window:
+class TrainerWindow:
     """The micro-batches of one optimizer step. ``logged``: the trainer's running loss before the first of them."""
 
     index: int
     lrs: tuple[float, ...]
     logged: Tensor
     micros: list[Micro] = field(default_factory=list)
-    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict)
-    skip: bool = False
-    redone: bool = False
+    remedies: WindowRemedies = field(default_factory=WindowRemedies)
+    ending: Ending = field(default_factory=Ending)
 
     @property
     def closed(self) -> bool:
@@ -89,7 +90,7 @@ class Reentry:
         self.root: nn.Module = compat.unwrapped(trainer.model)
         self.buffers = BufferNotes(self.root)
         self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
-        self.position: tuple[Window, int] | None = None
+        self.position: tuple[TrainerWindow, int] | None = None
         self._python_rng: tuple[Any, ...] = ()
         self._recording: Micro | None = None
         self._replaying: tuple[Micro, Any] | None = None
@@ -177,23 +178,8 @@ class Reentry:
             self._replaying = outer
             state._set_sync_gradients(sync)
 
-    def parameters(self) -> list[Tensor]:
-        """Return every parameter of the model and of the optimizer once."""
-        optimizer = compat.inner_optimizer(self.trainer.optimizer)
-        groups = optimizer.param_groups if optimizer is not None else ()
-        updated = (p for group in groups for p in group["params"])
-        return list({id(p): p for p in (*self.root.parameters(), *updated)}.values())
 
-    def trainable(self) -> Trainable:
-        names = {id(p): n for n, p in self.root.named_parameters()}
-        trained = (p for p in self.parameters() if p.requires_grad)
-        return Trainable(
-            {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(trained)},
-            compat.inner_optimizer(self.trainer.optimizer),
-            compat.run_scaler(self.trainer),
-        )
-
-
+_UNPREPARED = "its micro-batches did not go through the trainer's `_prepare_inputs`"
 _WHOLE = "inputs"
 """The entry that stands for a batch that is no mapping."""
 
@@ -213,7 +199,7 @@ class HfStep:
     id: StepId
     view: ModelView
     facts: RunFacts
-    window: Window
+    window: TrainerWindow
     host: Reentry
 
     @property
@@ -249,32 +235,31 @@ class HfStep:
         host.position = (window, micro)
         state = host.trainer.state
         present, state.global_step = state.global_step, window.index
-        atoms = window.atoms.get(micro, ())
         try:
-            if micro in self.left_out:
+            if micro in self.remedies.left_out:
                 return host.leave_out(noted)
-            kept, leaves = state_diff.tensors(noted.before), host.parameters()
+            kept, leaves = state_diff.tensors(noted.before), parameters_of(self.view).values()
             compiled = self.facts.compiled
             with (
-                under(self.view, atoms),
+                self.remedies.under(self.view, micro),
                 run_again(host.root, leaves, compiled=compiled, own=kept),
             ):
-                return host.replay(noted, self._kept(micro, atoms) if batch is None else batch)
+                given = self.remedies.rebatched(self.batches[micro], micro)
+                return host.replay(noted, given if batch is None else batch)
         finally:
             state.global_step = present
 
     @property
-    def left_out(self) -> frozenset[int]:
-        """Micro-batches of the window that a remedy leaves out."""
-        return _left_out(tuple(chain.from_iterable(self.window.atoms.values())))
+    def remedies(self) -> WindowRemedies:
+        return self.window.remedies
 
-    def _kept(self, micro: int, atoms: tuple[Atom, ...]) -> Batch | None:
-        """Return the recorded batch without the samples that are left out, None where none is."""
-        if not any(atom.remedy == "drop_sample" for atom in atoms):
-            return None
-        from nanstop.remedies.data import rebatch
+    def obstacle(self) -> str:
+        """Return why the window cannot be run again, or ""."""
+        return "" if self.window.replayable else _UNPREPARED
 
-        return rebatch(self.batches[micro], atoms, micro=micro)
+    def set_rates(self) -> None:
+        """Give the optimizer the learning rates that this window had."""
+        self.host.set_learning_rates(self.window.lrs)
 
     def update(self) -> None:
         trainer = self.host.trainer
@@ -299,58 +284,38 @@ class HfStep:
 
     @contextmanager
     def isolated(self, *, with_update: bool = False) -> Iterator[None]:
-        with isolation(self.host, (self.window,), with_update=with_update):
+        if self.obstacle():
+            raise NanstopError(f"not replayable: {self.obstacle()}", code="NS000")
+        with isolation(self.host, self.view, (self.window,), with_update=with_update):
             yield
 
 
 @contextmanager
 def isolation(
     host: Reentry,
-    windows: Iterable[Window] = (),
+    view: ModelView,
+    windows: Iterable[TrainerWindow] = (),
     *,
     with_update: bool,
     keep_scaler: bool = True,
 ) -> Iterator[None]:
     """Undo on exit what replays of ``windows`` change: see ``replay.step.Step.isolated``."""
     trainer, root = host.trainer, host.root
-    scaler = compat.run_scaler(trainer)
+    scaler = view.scaler
     earlier = [micro.buffers for window in windows for micro in window.micros]
     scaled = Trainable({}, None, scaler if keep_scaler else None)
-    changed = host.trainable() if with_update else scaled
+    changed = trainable_of(view) if with_update else scaled
     places = [(o, "_is_overflow") for o in _wrapped(trainer)]
     with (
         state_diff.kept((trainer,)),
-        undone(root, host.parameters(), changed, buffers=host.buffers, notes=earlier),
+        undone(
+            root, list(parameters_of(view).values()), changed, buffers=host.buffers, notes=earlier
+        ),
         attributes_kept([*places, (host, "position")]),
     ):
         ready_scaler(scaler)
         host.position = None
         yield
-
-
-def under(view: ModelView, atoms: tuple[Atom, ...]) -> AbstractContextManager[Any]:
-    """Return a context in which the remedies are applied; without any, nothing is imported."""
-    if not atoms:
-        return nullcontext()
-    from nanstop.remedies.apply import applied
-
-    return applied(view, atoms)
-
-
-def _left_out(atoms: tuple[Atom, ...]) -> frozenset[int]:
-    """Return the micro-batches that are left out of their window."""
-    if not atoms:
-        return frozenset()
-    from nanstop.remedies.data import dropped_micros
-
-    return dropped_micros(atoms)
-
-
-def spans_update(atom: Atom) -> bool:
-    """Return whether a remedy must stay on until the optimizer step is over."""
-    from nanstop.remedies.apply import TABLE
-
-    return TABLE[atom.remedy].span == "window"
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nanstop.decide.decision import STOPPED, Decision
 from nanstop.detect.numeric_errors import is_numeric, phase_of
+from nanstop.detect.signals import alarm_of_exception
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
 from nanstop.hosts.model.left_weights import LEFT
@@ -28,19 +29,15 @@ from nanstop.hosts.trainer.checkpoints import CheckpointGuard, plan_of
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.objective import Objective
-from nanstop.hosts.trainer.signals import Judge, Verdict
-from nanstop.hosts.trainer.step import Micro, Reentry, Window
+from nanstop.hosts.trainer.step import Micro, Reentry, TrainerWindow
 from nanstop.hosts.trainer.view import HfView
-from nanstop.hosts.trainer.window_ends import WindowEnds
-from nanstop.numerics.weights import odd_weights
-from nanstop.records import RunFacts, StepId, TensorStats
-from nanstop.replay.rewind import SnapshotKeeper
+from nanstop.hosts.trainer.windows import TrainerWindows
+from nanstop.records import RunFacts, StepId
 from nanstop.session.watched_run import OpenSession, WatchedRun
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
 
-"""Attempts at one window before its update is skipped: a redo that fails again is a new incident."""
 
 _log = logging.getLogger("nanstop")
 
@@ -68,22 +65,20 @@ class TrainerWatch:
         self.view = HfView(trainer)
         self.facts = RunFacts()
         self.patches = Patches()
-        self.keeper = SnapshotKeeper(compat.free_host_bytes)
         self.host = Reentry(trainer)
         self.carrier = Carrier(self.host)
-        self.judge = Judge(self.host, self.step_id)
         self.objective = Objective(trainer, self._note_objective)
         self._open_session = open_session
         self._train = trainer.train
         self._clip: Any = None
         self._logged = torch.zeros(())
         self._norm_anew: Any = None
-        self._window: Window | None = None
+        self._window: TrainerWindow | None = None
         self._training = False
         self._attached = False
         self._pending: int | None = None
         self._num_logs = 0
-        self._windows = WindowEnds(self)
+        self.windows = TrainerWindows(self)
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
 
@@ -95,8 +90,8 @@ class TrainerWatch:
         log = self.trainer._maybe_log_save_evaluate
         self.patches.set(self.trainer, "_maybe_log_save_evaluate", partial(self._on_log, log))
         self.objective.install(self.patches)
-        EvaluationGuard(self).install()
-        CheckpointGuard(self).install()
+        EvaluationGuard(self, self.windows.ends).install()
+        CheckpointGuard(self, self.windows.ends).install()
 
     def close(self) -> None:
         """Restore every patched attribute; calling it again does nothing."""
@@ -108,8 +103,7 @@ class TrainerWatch:
             return
         self._attached = True
         self.host.attach()
-        # A snapshot of an earlier training holds another optimizer's state.
-        self.keeper = SnapshotKeeper(compat.free_host_bytes)
+        self.windows.ends.begin()
         if self.session is None:
             self.session = self._open_session(self.view, self.facts)
         self.session.prepare()
@@ -140,26 +134,6 @@ class TrainerWatch:
         run = args.run_name or Path(args.output_dir or "").name or type(self.trainer).__name__
         index = self.trainer.state.global_step if step is None else step
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
-
-    def report(self, step: Any, verdict: Verdict, *, can_skip: bool = False) -> Any:
-        """Tell the session and return its decision, or None where nothing could be carried out.
-
-        ``can_skip``: there is no step that can be run again, but an update that can be left out.
-        """
-        decision = self.session.failed(
-            step,
-            (*verdict.signals, *self.objective.signals(self.step_id())),
-            phase=verdict.phase,
-            error=verdict.error,
-            rewind=self.keeper.rewind(),
-            bad_params=verdict.bad_params,
-            bad_state=verdict.bad_state,
-            can_skip=can_skip,
-        )
-        if decision.kind == "stop" and verdict.error is None:
-            self.stop(decision)
-        powerless = compat.world_size(self.trainer) > 1 or self.facts.veto != "yes"
-        return None if powerless or (step is None and not can_skip) else decision
 
     def stop(self, decision: Decision) -> None:
         """Have the host end training as early stopping does; ``train()`` then raises, if the policy says so."""
@@ -229,19 +203,17 @@ class TrainerWatch:
         self._window, self._pending = None, window.index
         if not compat.is_plain(self.trainer):
             norm = self._clip(parameters, max_norm, norm_type)
-            reading = self.judge.read(window, norm) if norm is not None else None
-            verdict = self.judge.of_reading(reading) if reading is not None else None
-            self._note(window, reading)
-            if verdict is not None:
-                self.report(self._windows.step(window), verdict)
+            if norm is not None:
+                step, read = self.windows.step(window), partial(self.windows.read, window, norm)
+                self.windows.ends.observe(step, read)
             return norm
-        norm = self._windows.close(window, parameters, norm_type)
+        norm = self.windows.close(window, parameters, norm_type)
         # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be NaN, for every gradient.
         if not math.isfinite(max_norm):
             self._clip_as_the_host(window)
-        elif not window.skip:
+        elif window.ending.apply:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        self._windows.last_look(window)
+        self.windows.last_look(window)
         return norm
 
     def _on_update(self, tell: Any, *args: Any) -> Any:
@@ -249,17 +221,17 @@ class TrainerWatch:
         unseen = window is not None and window.closed and not self.host.busy
         if window is not None and unseen and compat.is_plain(self.trainer):
             self._window, self._pending = None, window.index
-            self._windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
+            self.windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
             self._clip_as_the_host(window)
-            self._windows.last_look(window)
+            self.windows.last_look(window)
         return tell(*args)
 
-    def _clip_as_the_host(self, window: Window) -> None:
+    def _clip_as_the_host(self, window: TrainerWindow) -> None:
         """Clip the gradients of a window that was redone by the trainer's own means, where it has such."""
         clip = compat.own_clip(self.trainer)
-        if clip is not None and window.redone and not window.skip:
+        if clip is not None and window.ending.redone and window.ending.apply:
             # Reading the new gradients has unscaled them, which the trainer's own method does as well, and may do once.
-            self.carrier.redo(self._windows.step(window), {})
+            self.carrier.redo(self.windows.step(window), {})
             self._norm_anew = clip(window.micros[-1].model)
 
     def _on_log(self, log: Any, total: Tensor, norm: Any, *args: Any, **kwargs: Any) -> None:
@@ -273,20 +245,20 @@ class TrainerWatch:
 
     # ---- the window
 
-    def _current_window(self) -> Window:
+    def _current_window(self) -> TrainerWindow:
         window, index = self._window, self.trainer.state.global_step
         if window is None or window.closed or window.index != index:
             self._raise_stopped()  # the host has passed its own door by
             self._step_done()
             self.carrier.begin_window()
             rates = self.host.learning_rates()
-            window = self._window = Window(index, rates, self._logged)
+            window = self._window = TrainerWindow(index, rates, self._logged)
         return window
 
     def _note_objective(self, name: str, value: Any) -> None:
         self.session.series.add(name, self.trainer.state.global_step, value)
 
-    def _refused(self, window: Window, error: Exception) -> None:
+    def _refused(self, window: TrainerWindow, error: Exception) -> None:
         """Have the set-up looked at anew where a micro-batch raised what is no failure of numbers."""
         try:
             at = self.step_id(step=window.index, micro=len(window.micros) - 1)
@@ -294,16 +266,18 @@ class TrainerWatch:
         except Exception as own:  # nanstop is never the reason a run dies
             _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
 
-    def _raised(self, window: Window, error: Exception) -> bool:
+    def _raised(self, window: TrainerWindow, error: Exception) -> bool:
         """Return whether a micro-batch that raised was redone, or given up with its window's update."""
-        micro, index = window.micros[-1], len(window.micros) - 1
+        micro, ends = window.micros[-1], self.windows.ends
+        at = self.step_id(step=window.index, micro=len(window.micros) - 1)
+        phase = "generate" if micro.batch is None else phase_of(error)
+        alarm = alarm_of_exception(self.view, at, error, phase)
         if micro.batch is None:
-            self.report(None, self.judge.of_exception(error, "generate", index))
+            ends.ask(None, alarm)
             return False
-        verdict = self.judge.of_exception(error, phase_of(error), index)
-        if not self._windows.carry(window, verdict):
+        if not ends.carry(self.windows.step(window), alarm, window.ending):
             return False
-        if window.skip:
+        if not window.ending.apply:
             micro.loss = self.host.leave_out(micro)
         return True
 
@@ -319,24 +293,13 @@ class TrainerWatch:
         if losses:
             self.session.logged()
         self._num_logs = len(logs)
-        (self.session.completed if self._windows.applied else self.session.left_out)(self._pending)
+        (self.session.completed if self.windows.applied else self.session.left_out)(self._pending)
         self._pending = None
-
-    def _odd_weights(self) -> tuple[TensorStats, ...]:
-        try:
-            return odd_weights(self.host.trainable().parameters.items())
-        except Exception:  # after some errors a device answers nothing any more
-            return ()
 
     def _end(self, exit_code: int) -> None:
         self._step_done()
         self.carrier.close()
         self.carrier.begin_window()
-        odd = self._odd_weights()
-        # What was so when it was loaded, and let the training be finite, is not this run's doing.
-        before = {stats.name for stats in self.facts.odd_weights if not stats.finite}
-        verdict = self.judge.of_weights(odd, before) if exit_code == 0 else None
-        if verdict is not None:
-            self.report(None, verdict)
+        odd = self.windows.ends.end(self.view, self.step_id())
         LEFT.note(odd, loaded=self.facts.odd_weights)
         self.session.finish(exit_code or (STOPPED if self._stop is not None else 0))

@@ -7,11 +7,10 @@ from typing import Any, Protocol
 from nanstop.decide.decision import Decision
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.actions import Carrier
-from nanstop.hosts.trainer.signals import Judge, Verdict
+from nanstop.hosts.trainer.objective import Objective
 from nanstop.hosts.trainer.step import Reentry
 from nanstop.hosts.trainer.view import HfView
 from nanstop.records import RunFacts, StepId
-from nanstop.replay.rewind import SnapshotKeeper
 from nanstop.session.watched_run import WatchedRun
 
 
@@ -23,10 +22,9 @@ class WatchedTrainer(Protocol):
     view: HfView
     facts: RunFacts
     patches: Patches
-    keeper: SnapshotKeeper
     host: Reentry
     carrier: Carrier
-    judge: Judge
+    objective: Objective
 
     def open(self) -> None:
         """Open the session, once a training."""
@@ -34,10 +32,6 @@ class WatchedTrainer(Protocol):
 
     def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
         """Return the id of the trainer's present step, or of the one given."""
-        ...
-
-    def report(self, step: Any, verdict: Verdict, *, can_skip: bool = False) -> Any:
-        """Tell the session and return its decision, or None where nothing could be carried out."""
         ...
 
     def stop(self, decision: Decision) -> None:

@@ -163,9 +163,10 @@ def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
     texts += [f"not seen: {spot}" for spot in _blind_spots(report.localization)]
     texts += [f"not completed: {failure}" for failure in report.failures]
     if report.audit:
-        action = report.audit[-1].action
-        reason = f": {action.reason}" if action.reason else ""
-        texts.append(f"action: {action.kind}{reason}")
+        done = report.audit[-1]
+        reason = f": {done.action.reason}" if done.action.reason else ""
+        outcome = f"; {done.outcome}" if done.outcome.startswith("failed") else ""
+        texts.append(f"action: {done.action.kind}{reason}{outcome}")
     return tuple(Block("evidence", "  = ", (text,)) for text in texts if text)
 
 

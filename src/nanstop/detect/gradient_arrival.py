@@ -1,0 +1,139 @@
+"""Whether gradients arrive at what the optimizer updates: the model's weights, or copies that a script keeps of them.
+
+Scripts that train in half precision by hand give their optimizer float32 copies, hand them the gradients and write them
+back. That is told here by what tensors hold and are held, never by a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
+from nanstop.records import GradientPath, RunFacts
+from nanstop.tracing.module_ranges import WHOLE
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from nanstop.replay.step import ModelView, Step
+
+MOST_TENSORS, MOST_COMPARED_ELEMENTS = 16, 4096
+
+
+class GradientArrival:
+    """Follows the gradients of one run to what its optimizer holds."""
+
+    def __init__(self, view: ModelView) -> None:
+        self._view = view
+        self._was: list[tuple[Tensor, Tensor]] | None = None
+        """The starts of some weights at the first update."""
+        self._compared: WeakSet[Optimizer] = WeakSet()
+        self._fed = False
+        """Whether the script hands gradients to tensors of its own: copies that it updates and writes back."""
+        self._unheld: GradientPath | None = None
+        """What arrived, where the optimizer holds nothing of the model: to be told if the update uses nothing else."""
+
+    def arrived(self, facts: RunFacts, step: Step) -> GradientPath | None:
+        """Return how many trainable tensors have a gradient now, None where that was looked at. No device work.
+
+        Where most have none, a micro-batch is run again, undone: those of modules that it does not call count for nothing.
+        An optimizer of other tensors alone may hold copies to which the script hands the gradients, after the clip at
+        the latest: then ``unheld`` tells.
+        """
+        path = facts.gradient_path
+        if path is None or path.num_reached is not None or self._fed or not is_whole(facts):
+            return None
+        held = _held(self._view)
+        trained = {n: p for n, p in self._view.root.named_parameters() if p.requires_grad}
+        # A model that only answers (a teacher, a reference) is often left trainable.
+        mine = {n: p for n, p in trained.items() if id(p) in held}
+        others = bool(held) and not mine
+        mine = mine or trained
+        found = _reached(path, mine)
+        reached = found.num_reached
+        if reached and is_mostly_unreached(found):
+            found = _reached(path, _called(step, mine))
+        self._fed = others and any(p.grad is not None for p in held.values())
+        # Gradients that are nowhere may be summed up in tensors that torch's optimizers know nothing of.
+        self._unheld = found if others and reached and not self._fed else None
+        return None if others else found
+
+    def unheld(self) -> GradientPath | None:
+        """Return, after an update, what had arrived where that update used nothing of it. No device work."""
+        found, self._unheld = self._unheld, None
+        if found is None:
+            return None
+        self._fed = any(p.grad is not None for p in _held(self._view).values())
+        return None if self._fed else found
+
+    def replaced(self, view: ModelView) -> float:
+        """Return by how much of their size the weights moved between the first two updates; 0.0 where nothing asks.
+
+        Asked before each update. An optimizer that holds nothing of the model has copies, which are written back: they
+        may be copies of other weights. Synchronises the device once, of such a run.
+        """
+        was, self._was = self._was, None
+        if view.optimizer is not None and view.optimizer not in self._compared:
+            self._compared.add(view.optimizer)
+            held = _held(view)
+            trained = [p for p in view.root.parameters() if p.requires_grad]
+            tables = [p for p in trained if p.dim() > 1][:MOST_TENSORS]
+            others = bool(held) and not any(id(p) in held for p in trained)
+            self._was = [(p, _start(p).clone()) for p in tables] if others else None
+            return 0.0
+        if not was:
+            return 0.0
+        moved = torch.stack([(_start(p) - before).float().norm() for p, before in was])
+        size = torch.stack([before.float().norm() for _, before in was])
+        return float((moved / size.clamp(min=1e-12)).median())
+
+
+def is_whole(facts: RunFacts) -> bool:
+    """Return whether this process has the whole model, and its gradients until the update."""
+    return facts.world_size == 1 and facts.veto == "yes"
+
+
+def _reached(path: GradientPath, trained: Mapping[str, Tensor]) -> GradientPath:
+    missing = tuple(name for name, p in trained.items() if p.grad is None)
+    reached = len(trained) - len(missing)
+    return replace(path, num_tensors=len(trained), num_reached=reached, unreached=missing[:8])
+
+
+def _called(step: Step, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of some parameters whose module, or the one around it, is called by a micro-batch: run again, undone.
+
+    All of them where it cannot be run again. Of a model of images and text the one half has nothing to do with text.
+    """
+    from nanstop.tracing.module_ranges import module_ranges
+
+    try:
+        called = module_ranges(step).keys()
+    except Exception:  # what cannot be told apart is told
+        return dict(trained)
+    return {
+        name: p
+        for name, p in trained.items()
+        if not called.isdisjoint(_around(name)) or p.grad is not None
+    }
+
+
+def _around(name: str) -> set[str]:
+    """Return the names of the module that holds a parameter and of the one around that, but not the model's own."""
+    owner = name.rpartition(".")[0]
+    return {owner or WHOLE, owner.rpartition(".")[0]}
+
+
+def _held(view: ModelView) -> dict[int, Tensor]:
+    """Return what the optimizer updates."""
+    groups = view.optimizer.param_groups if view.optimizer is not None else ()
+    return {id(p): p for group in groups for p in group["params"]}
+
+
+def _start(weight: Tensor) -> Tensor:
+    return weight.detach().reshape(-1)[:MOST_COMPARED_ELEMENTS]

@@ -1,0 +1,108 @@
+"""What a window's reading, an exception or the weights say: nothing, or an alarm. The same for every host."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from nanstop.detect.sentinel import Reading, tally_gradients
+from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.weights import MAX_LISTED
+from nanstop.records import Phase, Signal, SignalSource, StepId, TensorStats
+from nanstop.replay.step import ModelView, Step, parameters_of, trainable_of
+
+_MAX_NAMED = 8
+"""Names of one kind that a report lists; the first bad ones say as much as hundreds."""
+_MAX_MESSAGE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A failure as it is noticed. ``bad_params`` and ``bad_state`` were bad before this step's forward."""
+
+    signals: tuple[Signal, ...]
+    phase: Phase
+    error: BaseException | None = None
+    bad_params: tuple[str, ...] = ()
+    bad_state: tuple[str, ...] = ()
+
+
+def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
+    """Return what is wrong with a window, or None: an infinite norm of finite gradients is no failure of any of them.
+
+    The phase is where the first sign was seen; an investigation says itself where the failure was born. Where something
+    is wrong it synchronises the device several times.
+    """
+    if reading.quiet:
+        return None
+    seen = micros_read(step)
+    signals: tuple[Signal, ...] = tuple(
+        Signal(
+            source="loss",
+            name="loss",
+            value=reading.losses[place],
+            at=replace(step.id, micro=seen[place]),
+        )
+        for place in reading.bad_losses
+    )
+    if signals:
+        return alarm(step.view, step.id, signals, "forward")
+    gradients = {name: p.grad for name, p in parameters_of(step.view).items()}
+    bad = nonfinite(gradients)
+    if not bad:
+        return None
+    first, *others = _named("grad", bad, step.id, reading.norm)
+    first = replace(first, gradients=tally_gradients(gradients.values()))
+    return alarm(step.view, step.id, (first, *others), "backward")
+
+
+def micros_read(step: Step) -> tuple[int, ...]:
+    """Return the micro-batches that the losses of a window's reading are of, in order."""
+    return tuple(micro for micro, loss in enumerate(step.losses) if loss is not None)
+
+
+def alarm_of_exception(view: ModelView, at: StepId, error: BaseException, phase: Phase) -> Alarm:
+    """Return the alarm that an exception with a numeric signature is. Synchronises the device."""
+    name, message = type(error).__name__, str(error)[:_MAX_MESSAGE]
+    signal = Signal(source="exception", name=name, message=message, at=at)
+    if "device-side assert" in message or "CUDA error" in message:
+        # The CUDA context is gone: asking any tensor anything raises again.
+        return Alarm((signal,), phase, error)
+    return alarm(view, at, (signal,), phase, error)
+
+
+def alarm_of_weights(
+    view: ModelView, at: StepId, odd: Iterable[TensorStats], before: Collection[str]
+) -> Alarm | None:
+    """Return whether trainable parameters, of which ``odd`` stand out, are bad that were not so ``before``."""
+    odd = tuple(odd)
+    if len(odd) < MAX_LISTED and all(stats.finite for stats in odd):
+        return None
+    trained = trainable_of(view).parameters
+    bad = nonfinite({name: p for name, p in trained.items() if name not in before})
+    return alarm(view, at, _named("param", bad, at), "optimizer") if bad else None
+
+
+def alarm(
+    view: ModelView,
+    at: StepId,
+    signals: tuple[Signal, ...],
+    phase: Phase,
+    error: BaseException | None = None,
+) -> Alarm:
+    """Return an alarm with what is bad in the weights and the optimizer's state beside it. Synchronises the device."""
+    params = nonfinite(dict(view.root.named_parameters()))
+    state = nonfinite(trainable_of(view).state_tensors())
+    if not any(signal.source == "param" for signal in signals):
+        signals += _named("param", params, at)
+    return Alarm(signals + _named("state", state, at), phase, error, params, state)
+
+
+def _named(
+    source: SignalSource, names: tuple[str, ...], at: StepId, value: float | None = None
+) -> tuple[Signal, ...]:
+    more = f"and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return tuple(
+        Signal(source=source, name=name, value=value, message=more, at=at)
+        for name in names[:_MAX_NAMED]
+    )

@@ -1,0 +1,167 @@
+"""What the controller is asked about the windows of an unchanged loop, and what its answers change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nanstop.detect.numeric_errors import is_numeric
+from nanstop.errors import TrainingStopped
+from nanstop.hosts.loop.controller import LoopController
+from nanstop.hosts.loop.step import UnseenMicro
+from nanstop.hosts.loop.tensors import total
+from nanstop.hosts.script.moved_weights import has_moved
+from nanstop.hosts.script.state import LoopState
+from nanstop.hosts.script.steps import INSIDE, Steps
+from nanstop.hosts.script.window import norm_of, parameters_of
+from nanstop.hosts.window_end import Ending
+from nanstop.numerics.weights import param_groups
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+_log = logging.getLogger("nanstop")
+
+
+class Judge:
+    """Settles the windows of one process, and reports what its script raises or leaves out."""
+
+    def __init__(self, state: LoopState, steps: Steps, controller: LoopController) -> None:
+        self._state = state
+        self._steps = steps
+        self.controller = controller
+        state.on_error = self.raised
+
+    def judge(
+        self,
+        parameters: Sequence[Tensor],
+        norm: Tensor | None,
+        optimizer: Optimizer | None = None,
+        found_inf: Sequence[Tensor] = (),
+        *,
+        can_redo: bool = True,
+    ) -> Ending:
+        """Have the open window settled for the gradients of ``parameters``. Errors: ``TrainingStopped``."""
+        window, ending = self._state.window, Ending()
+        self._state.drop()
+        first, seen = not window.judged, {id(p) for p in parameters}
+        if not first and seen <= window.judged and not window.closed:
+            return ending
+        if window.closed and window.failed:  # of another optimizer: already looked into
+            return Ending(apply=not window.vetoed, failed=True)
+        window.judged |= seen
+        try:
+            with self._state.pause(), torch.no_grad():
+                step = self._steps.step(window, optimizer, parameters)
+                moved = has_moved(step, norm)
+                may = can_redo and first and not window.closed and not moved
+                ending = self.controller.judge(step, norm, found_inf, can_redo=may)
+        except TrainingStopped:
+            window.failed = window.vetoed = window.closed = True
+            raise
+        except Exception as error:  # nanstop is never the reason a run dies
+            self._state.not_watching(f"{type(error).__name__}: {error}")
+        self._state.met_failure |= ending.failed
+        window.failed |= ending.failed
+        window.vetoed |= not ending.apply
+        return ending
+
+    def is_settled(self, optimizer: Optimizer) -> bool:
+        """Return whether an update has been applied by now, or is to be left out."""
+        try:
+            with self._state.pause(), torch.no_grad():
+                settled = self.controller.ends.last_look(optimizer)
+        except TrainingStopped:
+            window = self._state.window
+            window.failed = window.vetoed = window.closed = True
+            raise
+        self._state.window.vetoed |= settled is False
+        return settled is not None
+
+    def ended(self, optimizer: Optimizer) -> None:
+        """Note that the window has come to an update, applied or not."""
+        if self.controller.session is None and self._state.window.micros:
+            # No sink looked at this window: not one parameter of the optimizer has a gradient.
+            self.judge((), None, optimizer, can_redo=False)
+        self._state.window.closed = True
+        self._state.drop()
+        self._state.roots.end()
+        self.controller.num_updates = self._steps.updates.get(optimizer, 0)
+        self._steps.updates[optimizer] = self.controller.num_updates + 1
+        self.controller.completed(applied=not self._state.window.vetoed)
+        self._state.expect_micro()
+
+    def raised(self, error: Exception) -> None:
+        """Report an exception of the script that says that a number was bad."""
+        micro = self._state.micro
+        if micro is None or not self._state.idle or not is_numeric(error):
+            return
+        self._state.drop()
+        self._state.met_failure = True
+        with self._looking("the exception was not investigated"):
+            self._state.keep(micro)
+            self.controller.raised(self._steps.step(self._state.window, None, ()), error)
+        self._state.window.closed = True
+
+    def refused(self, optimizer: Optimizer, error: Exception) -> None:
+        """Have the set-up looked at anew where a scaler does not take the gradients."""
+        window = self._state.window
+        if not self._state.idle or not window.micros or not is_numeric(error):
+            return
+        with self._looking("the set-up was not read"):
+            step = self._steps.step(window, optimizer, parameters_of(optimizer))
+            groups = param_groups(step.view.root.named_parameters())
+            self.controller.session.learned(param_groups=groups)
+
+    def look_for_given_up(self) -> None:
+        """Report the micro-batch that is open if the script left it out because its loss is not finite.
+
+        There is no update to hold back.
+        """
+        micro, window = self._state.micro, self._state.window
+        if micro is None or not micro.given_up():
+            return
+        self._state.drop()
+        self._state.met_failure = True
+        window.micros.append(micro)
+        try:
+            with self._looking("the loss was not investigated"):
+                self.controller.given_up(self._steps.step(window, None, ()))
+        finally:
+            window.micros.remove(micro)
+
+    @contextmanager
+    def _looking(self, unless: str) -> Iterator[None]:
+        """Leave everything to torch inside; what nanstop itself fails at is a line of the log: ``unless``."""
+        try:
+            with self._state.pause():
+                yield
+        except TrainingStopped:
+            raise
+        except Exception as own:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: %s (%s: %s)", unless, type(own).__name__, own)
+
+    def updated_inside(self, optimizers: list[Optimizer]) -> None:
+        """Report a window whose update was made inside its backward: nothing can be held back or run again."""
+        window = self._state.window
+        losses = [m.loss for m in window.micros if m.loss is not None]
+        window.micros = [UnseenMicro(INSIDE, total(losses))]
+        window.updated_inside = True
+        self.judge(parameters_of(optimizers[0]), None, optimizers[0], can_redo=False)
+        self.ended(optimizers[0])
+
+    def died(self) -> None:
+        """Look at gradients that no sink has seen, if the script raises while it has them: it may have seen for itself."""
+        window = self._state.window
+        if not self._state.idle or not window.micros or window.closed or window.judged:
+            return
+        parameters = [p for root in window.roots.values() for p in root.parameters()]
+        norm = norm_of(parameters)
+        if norm is not None and not bool(norm.isfinite()):
+            with suppress(TrainingStopped):  # it has ended by an exception of its own
+                self.judge(parameters, norm, can_redo=False)

@@ -1,0 +1,60 @@
+"""The loops of a process that knows nothing of nanstop: what watches them, put together."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from torch.optim import Optimizer
+
+from nanstop.errors import TrainingStopped
+from nanstop.hosts.loop.controller import LoopController
+from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script.calls import Calls
+from nanstop.hosts.script.judge import Judge
+from nanstop.hosts.script.resumed import Restored
+from nanstop.hosts.script.sinks import Sinks
+from nanstop.hosts.script.state import LoopState
+from nanstop.hosts.script.steps import Steps
+from nanstop.hosts.script.window import ScriptWindow
+from nanstop.session.watched_run import OpenSession
+
+
+class RawLoops:
+    """``sinks`` has what stands in for functions that scripts may import before there is an optimizer."""
+
+    def __init__(
+        self, open_session: OpenSession, table: Table, *, compiles_functions: bool = False
+    ) -> None:
+        self.controller = LoopController(open_session)
+        self._table = table
+        self.state = LoopState(table, compiles_functions=compiles_functions)
+        self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._restored = Restored()
+        steps = Steps(self.controller, self._updates, self._restored, self.state.buffers)
+        self.judge = Judge(self.state, steps, self.controller)
+        self._calls = Calls(self.state, self.judge, table)
+        self.sinks = Sinks(self.state, self.judge, table)
+
+    def install(self) -> None:
+        """Replace torch's functions in the table."""
+        self.sinks.install()
+        self._restored.install(self._table)
+        self._calls.install()
+
+    def end(self) -> None:
+        """Look once more at what is under way, and let go of it."""
+        if self.state.idle:
+            with suppress(TrainingStopped):  # it is over
+                self.judge.look_for_given_up()
+        self.state.drop()
+        self.state.window = ScriptWindow(closed=True)
+
+    def optimizers_at_work(self) -> list[Optimizer]:
+        """Return the optimizers that have made an update."""
+        return [optimizer for optimizer, num in self._updates.items() if num]
+
+    def made_optimizer(self, optimizer: Optimizer) -> None:
+        """Note an optimizer: the first sink of a window may not name it."""
+        self._updates[optimizer] = 0
+        self.state.expect_micro()

@@ -1,0 +1,204 @@
+"""What the stand-ins of an unchanged loop share: its window, the micro-batch that is open, and what is recorded of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import get_worker_info
+
+from nanstop.hosts.loop.given_weights import inside_transform
+from nanstop.hosts.loop.step import Micro, UnseenMicro
+from nanstop.hosts.loop.tape import Tape
+from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.loop.weight_marks import WeightMarks
+from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script.tape_budget import TapeBudget
+from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
+from nanstop.replay.rng import note_rng
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+MAX_MICROS = 256
+"""Micro-batches of a window that are kept: a loop whose updates are not seen must not fill the memory."""
+_log = logging.getLogger("nanstop")
+
+
+class LoopState:
+    """``on_error`` is told what the script's own ops raise. ``paused`` above 0: every function is torch's own.
+
+    ``met_failure``: from then on every op is recorded, unless the script compiles functions. ``thread``: the one that
+    trains. ``updated_inside``: optimizers that hooks on gradients have called inside the last backward.
+    """
+
+    def __init__(self, table: Table, *, compiles_functions: bool = False) -> None:
+        self.window = ScriptWindow(closed=True)
+        self.micro: TapedMicro | None = None
+        self.buffers = BufferGroup()
+        self.roots = RootSearch(table)
+        self.paused = 0
+        self.met_failure = False
+        self.compiles_functions = compiles_functions
+        self.in_backward = False
+        self.updated_inside: list[Optimizer] = []
+        self.thread: int | None = None
+        self.budget = TapeBudget()
+        self.on_error: Callable[[Exception], None] = lambda _: None
+        self._lingering: list[Tape] = []
+        self._early: Tape | None = None
+        self._marks = WeightMarks()
+
+    @property
+    def idle(self) -> bool:
+        """Whether a call now is the loop's own: not paused, not in a model call, a backward, a transform or a worker."""
+        return (
+            not self.paused
+            and self.thread in (None, threading.get_ident())
+            and get_worker_info() is None
+            and not torch.compiler.is_compiling()
+            and not inside_transform()
+        )
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave everything to torch inside."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+    @contextmanager
+    def untaped(self) -> Iterator[None]:
+        """Keep the tape off the stack of function modes inside, if it was on it."""
+        tape = self._tape
+        was_on = tape is not None and tape.stop()
+        try:
+            yield
+        finally:
+            if was_on and tape is self._tape:
+                tape.start()
+
+    @property
+    def _tape(self) -> Tape | None:
+        return self.micro.tape if self.micro is not None else self._early
+
+    def drop(self) -> None:
+        """Let go of a micro-batch that no backward has closed, or that may go on no longer."""
+        for tape in self._lingering:
+            tape.stop()
+        self._lingering.clear()
+        if self._tape is not None:
+            self._tape.stop()
+            if self._tape.lingers:
+                self._lingering.append(self._tape)
+        self.micro = self._early = None
+
+    def stop_expecting(self) -> None:
+        """Record nothing while the gradients come to an update."""
+        if self.micro is None:
+            self.drop()
+
+    def expect_micro(self) -> None:
+        """Record what the script makes of its own tensors before the next model call: see ``Tape``."""
+        wanted = self._takes_outer and not self.compiles_functions
+        if self._tape is None and wanted and self.idle:
+            tape = Tape("cpu", self.on_error)
+            if tape.start():
+                self._early = tape
+
+    def begin_window(self) -> ScriptWindow:
+        """Open a window where the last one is closed; return the open one."""
+        if self.window.closed:
+            self.window = ScriptWindow(start=self.buffers.note())
+        return self.window
+
+    def begin(self, module: nn.Module) -> TapedMicro:
+        """Return the micro-batch that a call of ``module`` belongs to: the one that is open, or a new one."""
+        if self.window.closed and self.micro is not None:
+            self.drop()
+        window, inner = self.begin_window(), inner_module(module)
+        if id(inner) not in window.roots:
+            window.roots[id(inner)] = inner
+            noted = self.buffers.add(inner)
+            if all(notes is not noted[0] for notes, _ in window.start):
+                window.start.append(noted)
+        if self.micro is None or self.micro.loss is not None:
+            if self.micro is not None:
+                self.drop()
+            self.budget.begun()
+            self.micro = TapedMicro(self._begun_tape(device_of(module)), note_rng(), self._marks)
+        return self.micro
+
+    def _begun_tape(self, device: str) -> Tape:
+        """Return the tape of a micro-batch that begins now: the one that has recorded since the last, or a new one."""
+        tape, self._early = self._early, None
+        if tape is not None:
+            tape.stop()
+        if tape is None or tape.problem or tape.lingers:
+            tape = Tape(device, self.on_error)
+        tape.device, tape.takes_outer = device, self._takes_outer
+        return tape
+
+    @property
+    def _takes_outer(self) -> bool:
+        return self.budget.outer_is_cheap or self.met_failure
+
+    def not_watching(self, reason: str) -> None:
+        """Leave everything to torch from here on, and say why."""
+        _log.warning("nanstop: this loop is not watched any more (%s)", reason)
+        self.drop()
+        self.paused += 1
+
+    def keep(self, micro: Micro) -> None:
+        if len(self.window.micros) >= MAX_MICROS:
+            self.window.micros = [UnseenMicro(f"the window has more than {MAX_MICROS} backwards")]
+        self.window.micros.append(micro)
+
+    @contextmanager
+    def inside_backward(self) -> Iterator[None]:
+        """Leave everything to torch inside; ``updated_inside`` are optimizers that hooks on gradients call there."""
+        self.updated_inside.clear()
+        self.in_backward = True
+        try:
+            with self.pause():
+                yield
+        finally:
+            self.in_backward = False
+
+
+class RootSearch:
+    """Looks at every model call until it ends: those that the loop itself makes are roots. ``stand_in`` looks."""
+
+    def __init__(self, table: Table) -> None:
+        self.stand_in: Callable[..., Any]
+        self._table = table
+        self.goes_on = False
+
+    def begin(self) -> None:
+        if not self.goes_on:
+            self.goes_on = True
+            self._table.replace(nn.Module, "__call__", self.stand_in)
+
+    def end(self) -> None:
+        if self.goes_on:
+            self.goes_on = False
+            self._table.restore(nn.Module, "__call__")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have modules' own ``__call__`` inside a root: compiled code must not see another one."""
+        goes_on = self.goes_on
+        self.end()
+        try:
+            yield
+        finally:
+            if goes_on:
+                self.begin()

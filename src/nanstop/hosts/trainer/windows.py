@@ -1,0 +1,94 @@
+"""The windows of a trainer: how they are read, and what is done with one whose end was resolved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.detect.sentinel import Reading, read_window, total_norm
+from nanstop.detect.signals import Alarm, alarm, alarm_of_reading
+from nanstop.hosts import compat
+from nanstop.hosts.trainer.step import HfStep, TrainerWindow, clear_gradients
+from nanstop.hosts.trainer.watched import WatchedTrainer
+from nanstop.hosts.window_end import WindowEnds
+from nanstop.records import RunFacts, Signal
+from nanstop.replay.step import parameters_of
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+PATIENCE = 4
+"""Overflows in a row that a loss scale is allowed before they are an incident: it falls 16-fold meanwhile."""
+
+
+class TrainerWindows:
+    """See ``hosts.window_end.WindowHost``. ``applied``: whether the update of the last window was."""
+
+    def __init__(self, watch: WatchedTrainer) -> None:
+        self._watch = watch
+        self._num_overflows = 0
+        self.applied = True
+        self.redo, self.update_anew = watch.carrier.redo, watch.carrier.update_anew
+        self.leave_out, self.stop = watch.carrier.skip, watch.stop
+        self.ends = WindowEnds(self, lambda: watch.objective.signals(watch.step_id()))
+
+    @property
+    def session(self) -> Any:
+        return self._watch.session
+
+    @property
+    def facts(self) -> RunFacts:
+        return self._watch.facts
+
+    def close(self, window: TrainerWindow, parameters: list[Tensor], norm_type: float) -> Tensor:
+        """Settle a window and return the norm of its gradients: the host may clip and apply them, or skips the step."""
+        norm = torch.zeros((), device=self._watch.trainer.args.device)
+
+        def read() -> Reading:
+            nonlocal norm
+            compat.unscale(self._watch.trainer)
+            norm = total_norm(parameters, norm_type)
+            return self.read(window, norm)
+
+        self.ends.close(self.step(window), read, window.ending, can_redo=window.replayable)
+        self.applied = window.ending.applied
+        if window.replayable:
+            window.trim()
+        return norm
+
+    def read(self, window: TrainerWindow, norm: Tensor) -> Reading:
+        """Return the window's values on the host: the one synchronisation of a healthy window."""
+        scaler: Any = compat.run_scaler(self._watch.trainer)
+        states = scaler._per_optimizer_states.values() if scaler is not None else ()
+        found = [flag for state in states for flag in state["found_inf_per_device"].values()]
+        return read_window([m.loss for m in window.micros if m.loss is not None], norm, found)
+
+    def last_look(self, window: TrainerWindow) -> None:
+        """Look at an update whose gradients are final: one that ruins weights is made anew or left out."""
+        settled = self.ends.last_look()
+        if settled:
+            clear_gradients(parameters_of(self._watch.view).values())
+        elif settled is not None:
+            window.ending.apply = self.applied = False
+
+    def step(self, window: TrainerWindow) -> HfStep:
+        """Return a window as a step."""
+        watch = self._watch
+        at = watch.step_id(step=window.index)
+        return HfStep(at, watch.view, watch.facts, window, watch.host)
+
+    def alarm_of(self, step: HfStep, reading: Reading) -> Alarm | None:
+        """Return what is wrong: a scaler's overflow with finite losses is everyday work, a row of them is not."""
+        if reading.quiet:
+            self._num_overflows = 0
+            return None
+        if reading.bad_losses or not reading.found_inf:
+            return alarm_of_reading(step, reading)
+        self._num_overflows = (self._num_overflows + 1) % PATIENCE
+        if self._num_overflows:
+            return None
+        scale = float(step.view.scaler.get_scale())
+        signal = Signal(source="scaler", value=scale, threshold=PATIENCE, at=step.id)
+        return alarm(step.view, step.id, (signal,), "backward")

@@ -1,0 +1,368 @@
+"""The end of a window, the same for every host: from its reading to an update that is applied, made anew or left out."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+
+from nanstop.decide.decision import Decision
+from nanstop.detect.numeric_errors import is_numeric
+from nanstop.detect.sentinel import Reading
+from nanstop.detect.signals import (
+    Alarm,
+    alarm_of_exception,
+    alarm_of_weights,
+    micros_read,
+)
+from nanstop.hosts import compat
+from nanstop.hosts.window_remedies import WindowRemedies
+from nanstop.numerics.weights import odd_weights
+from nanstop.records import Atom, RunFacts, Signal, StepId, TensorStats
+from nanstop.replay.rewind import Rewind, SnapshotKeeper
+from nanstop.replay.step import ModelView, Step, trainable_of
+from nanstop.replay.untouched import versions_kept
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+_MAX_ROUNDS = 3
+"""How often a window is run again: a redo that fails again is a new incident."""
+_AGAIN = "failed: the window fails again"
+_IN_USE = "its gradients are in use already"
+_log = logging.getLogger("nanstop")
+
+
+class HostStep(Step, Protocol):
+    """A window of a host."""
+
+    remedies: WindowRemedies
+
+    def obstacle(self) -> str:
+        """Return why it cannot be run again as a whole, or ""."""
+        ...
+
+    def set_rates(self) -> None:
+        """Give the optimizer the learning rates that this window had."""
+        ...
+
+
+class WindowHost(Protocol):
+    """What only a host knows to do about its windows."""
+
+    @property
+    def session(self) -> Any: ...
+
+    @property
+    def facts(self) -> RunFacts: ...
+
+    def alarm_of(self, step: Any, reading: Reading) -> Alarm | None:
+        """Return what a reading says is wrong, its loss scaler's everyday work excepted."""
+        ...
+
+    def redo(self, step: Any, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
+        """Make the window's gradients anew, each micro-batch under its remedies. Raises what stands in the way."""
+        ...
+
+    def update_anew(self, steps: Sequence[Any]) -> None:
+        """Apply the updates of some windows again, for good."""
+        ...
+
+    def leave_out(self, step: Any) -> None:
+        """Have the host go on without this update."""
+        ...
+
+    def stop(self, decision: Decision) -> None:
+        """Have the host end the training, by its own door or by ``TrainingStopped``."""
+        ...
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a window ends. ``apply``: its update may be applied. ``redone``: its gradients were made anew.
+
+    ``failed``: it was found bad, whatever was done about it. ``reading``: the last one of it.
+    """
+
+    apply: bool = True
+    redone: bool = False
+    failed: bool = False
+    reading: Reading | None = None
+
+    @property
+    def applied(self) -> bool:
+        """Whether the update is applied: a scaler that has found an Inf leaves it out itself."""
+        return self.apply and not (self.reading is not None and self.reading.found_inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Redone:
+    """A redo of which the next reading says what became of it."""
+
+    decision: Decision
+    micro: int | None
+    before: str
+
+
+class WindowEnds:
+    """Ends the windows of one host, in the order in which they come. ``beside``: what the host has noticed by itself."""
+
+    def __init__(self, host: WindowHost, beside: Callable[[], tuple[Signal, ...]] = tuple) -> None:
+        self._host = host
+        self._beside = beside
+        self._redone: _Redone | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what belongs to an earlier training: its snapshot holds the state of another optimizer."""
+        self.keeper = SnapshotKeeper(compat.free_host_bytes)
+        self._expected: HostStep | None = None
+        self._reported: tuple[str, ...] = ()
+        """Weights that are bad, as a report has said."""
+
+    def close(
+        self,
+        step: HostStep,
+        read: Callable[[], Reading],
+        ending: Ending,
+        *,
+        can_redo: bool = True,
+    ) -> None:
+        """Settle a window. ``read`` gives its values, anew after each redo; what it raises may be a numeric failure.
+
+        Without ``can_redo`` the update is left out where it would be made anew. Errors: the exception of ``read`` where
+        nothing is done about it; what the host's ``stop`` raises.
+        """
+        self._expected = None
+        self._settle(step, read, ending, can_redo=can_redo)
+        if not ending.apply:
+            self._host.leave_out(step)
+        elif not can_redo:
+            self.keeper.forget()
+        else:
+            self.keeper.before_update(lambda: trainable_of(step.view), step)
+            self._expected = step if ending.applied and not ending.redone else None
+
+    def _settle(
+        self, step: HostStep, read: Callable[[], Reading], ending: Ending, *, can_redo: bool
+    ) -> None:
+        for num_redone in range(_MAX_ROUNDS + 1):
+            if not ending.apply:
+                return
+            alarm = self._look(step, read, ending)
+            if alarm is None:
+                self._reported = ()
+                self._host.session.before_update(step)
+                if can_redo and self._host.session.gauge_due(step.id.step) and not step.obstacle():
+                    self._host.session.gauge(step)
+                return
+            if num_redone == _MAX_ROUNDS:
+                ending.apply = False
+            elif not self.carry(step, alarm, ending, can_redo=can_redo):
+                if alarm.error is not None:
+                    raise alarm.error
+                return
+
+    def observe(self, step: HostStep, read: Callable[[], Reading]) -> None:
+        """Report a window whose end nothing can be done about."""
+        alarm = self._look(step, read, Ending())
+        if alarm is not None:
+            self.ask(step, alarm)
+
+    def carry(self, step: HostStep, alarm: Alarm, ending: Ending, *, can_redo: bool = True) -> bool:
+        """Report, carry out what is resolved, and return whether anything was. A skip is left to ``close``."""
+        self._tell_redone(_AGAIN)
+        ending.failed = True
+        rewind = self.way_back()
+        decision = self.ask(step, alarm)
+        if decision is None or decision.kind == "proceed":
+            return False
+        at = alarm.signals[0].at
+        micro = at.micro if at is not None else None
+        before = _shown(step, ending.reading, micro)
+        if alarm.error is not None:
+            before = type(alarm.error).__name__
+        if decision.kind in ("redo", "rollback"):
+            problem = step.obstacle() if can_redo else _IN_USE
+            problem = problem or self._made_anew(step, decision, rewind)
+            ending.redone = not problem
+            ending.apply = ending.redone and len(step.remedies.left_out) < len(step.batches)
+            if ending.apply:
+                self._redone = _Redone(decision, micro, before)
+            else:
+                self._tell(decision, f"failed: {problem}" if problem else "done", before)
+            return True
+        if decision.kind == "stop" and alarm.error is not None:
+            return False  # the script ends as it would have: by its own exception
+        ending.apply = False
+        if decision.kind == "skip":
+            self._tell(decision, "done", before)
+        return True
+
+    def ask(self, step: Step | None, alarm: Alarm) -> Decision | None:
+        """Tell the session; return what it resolves, None where nothing can be carried out. A stop is made known at once."""
+        self._reported = alarm.bad_params
+        try:
+            decision = self._host.session.failed(
+                step,
+                (*alarm.signals, *self._beside()),
+                phase=alarm.phase,
+                error=alarm.error,
+                rewind=self.way_back(),
+                bad_params=alarm.bad_params,
+                bad_state=alarm.bad_state,
+            )
+        except Exception as error:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: the failure was not investigated (%s)", _named(error))
+            return None
+        if decision.kind == "stop" and alarm.error is None:
+            self._tell(decision, "done")
+            self._host.stop(decision)
+        facts = self._host.facts
+        powerless = step is None or facts.world_size > 1 or facts.veto != "yes"
+        return None if powerless else decision
+
+    def way_back(self) -> Rewind | None:
+        """Return the way back, if every window since the snapshot can be run again, with what the snapshot holds."""
+        rewind = self.keeper.rewind()
+        steps: Any = rewind.steps if rewind is not None else ()
+        if rewind is None or any(step.obstacle() for step in steps):
+            return None
+        # The state of an optimizer that takes turns with the snapshot's is not in it: its updates cannot be undone.
+        held = rewind.snapshot.trainable.optimizer
+        return rewind if all(step.view.optimizer is held for step in steps) else None
+
+    def last_look(self, optimizer: Optimizer | None = None) -> bool | None:
+        """Look at an update whose gradients are final (of this ``optimizer``, where it is one of several).
+
+        None: it may be applied. Else the host must not apply it: True where it has been by now, made anew with what
+        saves it; False where it is left out.
+        """
+        step = self._expected
+        if step is None or optimizer not in (None, step.view.optimizer):
+            return None
+        self._expected, decision = None, None
+        try:
+            decision = self._host.session.foresee(step, self.way_back)
+            if decision is None or decision.kind == "proceed":
+                return None
+            if decision.kind == "rollback":
+                rewind = self.way_back()
+                self._go_back(decision, rewind, rewind.steps if rewind is not None else (step,))
+        except Exception as error:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: an update was not settled (%s)", _named(error))
+            if decision is None:
+                return None
+            self._tell(decision, f"failed: {_named(error)}")
+        else:
+            self._tell(decision, "done")
+            if decision.kind == "rollback":
+                return True
+        self._host.leave_out(step)
+        if decision.kind == "stop":
+            self._host.stop(decision)
+        return False
+
+    def end(self, view: ModelView, at: StepId) -> tuple[TensorStats, ...]:
+        """Report weights that the last update has broken; return all that are not finite or far too large.
+
+        What was so when it was loaded, and let the training be finite, is not this run's doing.
+        """
+        self._tell_redone("done")
+        before = {stats.name or "" for stats in self._host.facts.odd_weights if not stats.finite}
+        before.update(self._reported)
+        try:
+            odd = odd_weights(trainable_of(view).parameters.items())
+            alarm = alarm_of_weights(view, at, odd, before)
+        except Exception:  # after some errors a device answers nothing any more
+            return ()
+        if alarm is not None:
+            self.ask(None, alarm)
+        return odd
+
+    def _look(self, step: HostStep, read: Callable[[], Reading], ending: Ending) -> Alarm | None:
+        """Return what is wrong with a window now, after its values were noted in place of those before a redo."""
+        reading: Reading | None = None
+        try:
+            reading = read()
+        except Exception as error:
+            if not is_numeric(error):
+                raise
+            alarm: Alarm | None = alarm_of_exception(step.view, step.id, error, "optimizer")
+        else:
+            self._note(step, ending, reading)
+            alarm = self._host.alarm_of(step, reading)
+        after = _shown(step, reading, self._redone.micro) if self._redone is not None else ""
+        self._tell_redone("done" if alarm is None else _AGAIN, after)
+        return alarm
+
+    def _note(self, step: HostStep, ending: Ending, reading: Reading) -> None:
+        """Add a window's values to the histories, which keep of a window that is redone what the run goes on with."""
+        series = self._host.session.series
+        if ending.reading is not None:
+            series.take_back("loss_raw", len(ending.reading.losses))
+            series.take_back("grad_norm", 1)
+        ending.reading, again = reading, ending.reading is not None
+        for loss in reading.losses:
+            series.add("loss_raw", step.id.step, loss)
+        series.add("grad_norm", step.id.step, reading.norm)
+        if again:
+            return
+        if step.rates and isinstance(step.rates[0], float):
+            series.add("lr", step.id.step, step.rates[0])
+        scale = compat.present_scale(step.view.scaler)
+        if scale is not None:
+            series.add("scale", step.id.step, scale)
+
+    def _made_anew(self, step: HostStep, decision: Decision, rewind: Rewind | None) -> str:
+        """Redo the window, before it every update since the snapshot where that was resolved; return what went wrong."""
+        try:
+            if decision.kind == "rollback" and rewind is not None:
+                self._go_back(decision, rewind, rewind.steps)
+                step.set_rates()
+            self._host.redo(step, decision.atoms)
+        except Exception as error:  # a remedy that fails must not end the run that it was to save
+            _log.warning("nanstop: the window could not be redone (%s)", _named(error))
+            return _named(error)
+        return ""
+
+    def _go_back(self, decision: Decision, rewind: Rewind | None, steps: Sequence[Any]) -> None:
+        """Apply updates anew, the cure being on for the rest of the run: from the snapshot on, where there is one."""
+        trainable = trainable_of(steps[-1].view) if rewind is None else rewind.snapshot.trainable
+        with versions_kept(trainable.tensors()):
+            if rewind is not None:
+                rewind.restore()
+            self._host.session.adopt(decision.adopt)
+            if steps:
+                self._host.update_anew(steps)
+
+    def _tell_redone(self, outcome: str, after: str = "") -> None:
+        redone, self._redone = self._redone, None
+        if redone is not None:
+            self._tell(redone.decision, outcome, redone.before, after)
+
+    def _tell(self, decision: Decision, outcome: str, before: str = "", after: str = "") -> None:
+        try:
+            self._host.session.carried_out(decision, outcome, before=before, after=after)
+        except Exception as error:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: what was done was not recorded (%s)", _named(error))
+
+
+def _shown(step: Step, reading: Reading | None, micro: int | None) -> str:
+    """Return the loss of a micro-batch, or else the norm of the gradients, as a reading has it."""
+    if reading is None:
+        return ""
+    if micro is not None:
+        losses = dict(zip(micros_read(step), reading.losses, strict=False))
+        return f"loss {losses[micro]:.6g}" if micro in losses else ""
+    if reading.found_inf and math.isfinite(reading.norm):  # a scaler says no more than that
+        return "gradients not finite"
+    return f"gradient norm {reading.norm:.6g}"
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

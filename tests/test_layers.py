@@ -41,7 +41,10 @@ ROWS = (
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}
 
 STDLIB_ONLY = set(ROWS[0] + ROWS[1])
-ALSO_KNOWN = {"records.codec": {"pydantic", "pydantic_core"}}
+ALSO_KNOWN = {
+    "records.codec": {"pydantic", "pydantic_core"},
+    "records.record": {"typing_extensions"},  # for type checkers only, which bring it
+}
 KNOWS_TORCH = {"numerics", "replay", "tracing", "remedies", "localize", "measure", "faults"} | {
     name for names in ROWS[ROW["detect"] : ROW["process"]] for name in names
 }

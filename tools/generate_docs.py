@@ -1,6 +1,8 @@
-"""Write what the documentation takes from the code: a page a finding and their index in each language, and the schema of reports.
+"""Write what the documentation takes from the code: a page a finding and their index in each
+language, and the schema of reports.
 
-``python tools/generate_docs.py`` writes, with ``--check`` it only says which files are out of date. A test does the same.
+``python tools/generate_docs.py`` writes, with ``--check`` it only says which files are out of date.
+A test does the same.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ WORDS = {
 
 `nanstop explain CODE` prints the same pages. [中文](zh/README.md)
 
-A page says when its finding is looked for. `static`: in the set-up, before and during a run. `incident`: at a failure.
-`gauge`: in sampled ranges and logs of a run that has not failed.
+A page says when its finding is looked for. `static`: in the set-up, before and during a run.
+`incident`: at a failure. `gauge`: in sampled ranges and logs of a run that has not failed.
 
 | code | name | says |
 |---|---|---|

@@ -1,9 +1,10 @@
-"""Runs the tests of the last commit as other machines would: folders of any name, kernels of other CPUs, other seeds.
+"""Runs the tests of the last commit as other machines would:
+folders of any name, kernels of other CPUs, other seeds.
 
     .venv/bin/python tools/test_machines.py [NAME ...] [-- PYTEST_ARGUMENT ...]
 
-Each machine is a clone with an environment of its own that has the packages of this one. All machines and the tests of
-`make test` by default. The exit code is 1 where a machine has failed.
+Each machine is a clone with an environment of its own that has the packages of this one. All
+machines and the tests of `make test` by default. The exit code is 1 where a machine has failed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ PYTEST = ("-q", "-W", "error", "-n", "2", "--dist", "loadfile", "-m", "not slow 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """``clone``: where the code lies; ``scripts``: where tests write theirs; ``kernels``: of torch, "" for the best."""
+    """``clone``: where the code lies; ``scripts``: where tests write theirs;
+    ``kernels``: of torch, "" for the best.
+    """
 
     clone: str
     scripts: str
@@ -61,7 +64,8 @@ def make(machine: Machine, place: Path) -> Path:
             continue
         text = program.read_bytes()
         if text.startswith(b"#!") and b"python" in text.partition(b"\n")[0]:
-            # A first line cannot name a path with a space: the shell starts Python on the same file.
+            # A first line cannot name a path with a space:
+            # the shell starts Python on the same file.
             start = f"#!/bin/sh\n'''exec' \"{there / 'python'}\" \"$0\" \"$@\"\n' '''\n".encode()
             target.write_bytes(start + text.partition(b"\n")[2])
             target.chmod(0o755)

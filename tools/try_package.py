@@ -1,4 +1,6 @@
-"""What an installed nanstop must do by itself: import from its wheel, explain in both languages, watch a loop, tell a NaN."""
+"""What an installed nanstop must do by itself:
+import from its wheel, explain in both languages, watch a loop, tell a NaN.
+"""
 
 import subprocess
 import sys

@@ -104,7 +104,9 @@ def series(name, values, steps=None):
 
 
 def ended(kind, *signals, op=None):
-    """Evidence of a process that died: (name, message) of its "exit" signals, and its last operation."""
+    """Evidence of a process that died:
+    (name, message) of its "exit" signals, and its last operation.
+    """
     key = FailureKey(
         kind=kind, phase="forward", op=op.op if op else "", module=op.module if op else ""
     )

@@ -1,4 +1,6 @@
-"""Each rule says what it should on the evidence it is made for, and nothing on what is close to it."""
+"""Each rule says what it should on the evidence it is made for, and nothing on what is close to
+it.
+"""
 
 import math
 from dataclasses import replace
@@ -130,7 +132,9 @@ def adamw(lr, **fields):
 
 
 def still(norms, elsewhere, at=None):
-    """Gradient norms, and the largest gradient that was seen with other weights, in the last step by default."""
+    """Gradient norms, and the largest gradient that was seen with other weights, in the last
+    step by default.
+    """
     seen = Series(
         name="grad_elsewhere", steps=(len(norms) - 1 if at is None else at,), values=(elsewhere,)
     )
@@ -149,7 +153,9 @@ def large(num_elements):
 
 
 def growing_row(dtype):
-    """A range two doublings below the end of its format, which it will reach between steps 530 and 590."""
+    """A range two doublings below the end of its format, which it will reach between steps 530
+    and 590.
+    """
     return RangeRow(
         module="m",
         op="output",

@@ -1,4 +1,6 @@
-"""What every finding must keep: names, headings, known remedies, an up-to-date page, a fault and a twin that differ."""
+"""What every finding must keep:
+names, headings, known remedies, an up-to-date page, a fault and a twin that differ.
+"""
 
 import importlib.util
 import math
@@ -31,28 +33,6 @@ HEADINGS = (
 )
 KINDS = {"static", "incident", "gauge"}
 BY_SERIES_ONLY = {"NS801"}
-HEALTHY_WITHOUT_FAILURE = (
-    "NS101",
-    "NS102",
-    "NS103",
-    "NS104",
-    "NS107",
-    "NS108",
-    "NS109",
-    "NS111",
-    "NS112",
-    "NS113",
-    "NS114",
-    "NS115",
-    "NS116",
-    "NS117",
-    "NS208",
-    "NS209",
-    "NS303",
-    "NS701",
-    "NS703",
-    "NS802",
-)
 
 each_rule = pytest.mark.parametrize("rule", CATALOGUE, ids=lambda rule: rule.code)
 
@@ -98,6 +78,11 @@ def test_page_has_the_headings_in_order(rule):
 
 
 @each_rule
+def test_page_is_written(rule):
+    assert "TODO" not in rule.page
+
+
+@each_rule
 def test_page_gives_numbers_costs_and_sources(rule):
     page = sections(rule)
     assert re.search(r"\d", page["Why it happens"])
@@ -106,7 +91,7 @@ def test_page_gives_numbers_costs_and_sources(rule):
     assert all("Cost:" in fix for fix in fixes)
     links = page["References"].splitlines()
     assert links
-    assert all(re.fullmatch(r"- https://github\.com/\S+/\d+", link) for link in links)
+    assert all(re.fullmatch(r"- https://[\w.-]+\.\w+/\S+", link) for link in links)
 
 
 @each_rule
@@ -117,7 +102,7 @@ def test_commands_that_a_page_names_exist(rule):
 
 @each_rule
 def test_page_is_wrapped(rule):
-    assert max(map(len, rule.page.splitlines())) <= 130
+    assert max(map(len, rule.page.splitlines())) <= 100
 
 
 def test_generated_documents_are_up_to_date():
@@ -170,12 +155,12 @@ def test_twin_trains_without_any_failure(code):
     assert run.largest_gradient > 1e-5
 
 
-@pytest.mark.parametrize("code", [code for code in ZOO if code not in HEALTHY_WITHOUT_FAILURE])
+@pytest.mark.parametrize("code", [code for code in ZOO if not ZOO[code].quiet])
 def test_fault_fails_in_plain_torch(code):
     assert not run_plain(ZOO[code].fault()).healthy
 
 
-@pytest.mark.parametrize("code", HEALTHY_WITHOUT_FAILURE)
+@pytest.mark.parametrize("code", [code for code in ZOO if ZOO[code].quiet])
 def test_quiet_fault_does_not_fail(code):
     run = run_plain(ZOO[code].fault())
     assert run.healthy
@@ -191,6 +176,9 @@ def test_kernel_of_the_zoo_is_finite_in_plain_operations():
 
 
 def test_explaining_needs_no_torch():
-    code = "import sys, nanstop.diagnose.catalogue, nanstop.diagnose.diagnose; print('torch' in sys.modules)"
+    code = (
+        "import sys, nanstop.diagnose.catalogue, nanstop.diagnose.diagnose; print('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

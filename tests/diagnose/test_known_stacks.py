@@ -1,4 +1,6 @@
-"""Every row of the table matches what it is about and nothing beside it: each condition, each end of each range."""
+"""Every row of the table matches what it is about and nothing beside it:
+each condition, each end of each range.
+"""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""The inverse of the Trainer's log filter, held against the Trainer's own arithmetic in float32 tensors."""
+"""The inverse of the Trainer's log filter, held against the Trainer's own arithmetic in float32
+tensors.
+"""
 
 import itertools
 import math
@@ -19,7 +21,9 @@ BAD = st.sampled_from([math.nan, math.inf, -math.inf])
 
 
 def trainer_logs(windows, divide=False):
-    """What transformers' Trainer logs: its running tensor, its counters and its order of operations."""
+    """What transformers' Trainer logs:
+    its running tensor, its counters and its order of operations.
+    """
     tr_loss = torch.tensor(0.0)
     global_step = last_logged = 0
     logs = []

@@ -1,4 +1,6 @@
-"""Evidence for and against the findings of masks, clipping, optimizer state, divergence, odd samples and ranks."""
+"""Evidence for and against the findings of masks, clipping, optimizer state, divergence, odd
+samples and ranks.
+"""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Every planted fault is found by the whole engine under its own code, and its healthy twin is left in peace."""
+"""Every planted fault is found by the whole engine under its own code, and its healthy twin is
+left in peace.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ torch.set_num_threads(1)
 
 
 def codes_found(specimen: Specimen, out) -> tuple[set[str], list[str]]:
-    """Train the specimen watched; return all codes of incidents and findings, and the best code of each incident.
+    """Train the specimen watched; return all codes of incidents and findings, and the best code of
+    each incident.
 
     A scaler's collapse shows only where nothing is done about its cause.
     """
@@ -47,7 +50,10 @@ ELSEWHERE = (
     "NS802",
 )
 ENGINE = [code for code in ZOO if code not in ELSEWHERE]
-"""The machine of a known stack, or without a format, is not this one; what a transformers log shows is tested with a real Trainer; what only a probe sees is below, or tested with a trainer that accumulates; how a process dies, with one that does, and what several ranks share, with two."""
+"""The machine of a known stack, or without a format, is not this one; what a transformers log
+shows is tested with a real Trainer; what only a probe sees is below, or tested with a trainer
+that accumulates; how a process dies, with one that does, and what several ranks share, with two.
+"""
 
 
 @pytest.mark.parametrize("code", ENGINE)

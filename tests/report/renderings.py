@@ -1,4 +1,6 @@
-"""Every reviewed rendering by file name. ``python tests/report/renderings.py`` writes the files anew for review."""
+"""Every reviewed rendering by file name.
+``python tests/report/renderings.py`` writes the files anew for review.
+"""
 
 from pathlib import Path
 

@@ -77,7 +77,8 @@ LOCALIZATION = Localization(
 DIAGNOSIS = Diagnosis(
     code="NS201",
     title="float16 overflow in `_to_copy`",
-    cause="born here: every input was finite and so is the result in float32; float16 ends at 65504",
+    cause="born here: every input was finite and so is the result in float32; float16 ends at "
+    "65504",
     confidence="certain",
     lines=("range grew x60 at model.layers.2.mlp",),
     remedies=(ISLAND, BF16),

@@ -176,7 +176,10 @@ def test_notebook_escapes_every_text():
 
 
 def test_rendering_needs_no_torch():
-    code = "import sys, nanstop.report.text.terminal, nanstop.records.codec; print('torch' in sys.modules)"
+    code = (
+        "import sys, nanstop.report.text.terminal, nanstop.records.codec; print('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import nanstop.demo.scenarios
-import nanstop.faults.plants
+import nanstop.faults.forward
 import nanstop.hosts.loop.tape
 import nanstop.tracing.places
 from fnstep import FnStep
@@ -41,7 +41,7 @@ def test_all_of_nanstop_is_its_own_but_what_uses_it():
     for module in (nanstop, nanstop.hosts.loop.tape, nanstop.tracing.places):
         assert is_own(module.__file__)
         assert is_wrapper(module.__file__)
-    for module in (nanstop.faults.plants, nanstop.demo.scenarios):
+    for module in (nanstop.faults.forward, nanstop.demo.scenarios):
         assert not is_wrapper(module.__file__)
     assert not is_own(__file__)
 

@@ -20,6 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value inste
 
 
 def progress(line: str) -> None:
+    """Print a line to the standard error stream."""
     typer.echo(printable(line), err=True)
 
 
@@ -44,6 +45,7 @@ def printable(value: Any) -> Any:
 
 
 def fail(error: NanstopError) -> int:
+    """Print an error with what to do about it, and return the exit code 2."""
     typer.echo(printable(str(error)), err=True)
     return USAGE
 

@@ -26,7 +26,10 @@ class Repeats:
         return self._keys[report.incident.id]
 
     def like(self, key: FailureKey) -> Report | None:
-        """Return the report of an earlier failure of this kind."""
+        """Return the report of an earlier failure with the same key, None where there is none.
+
+        Keys are compared as ``FailureKey.same_as`` does, without layer numbers.
+        """
         return next((r for r in self.reports if self.key_of(r).same_as(key)), None)
 
     def explaining(
@@ -47,7 +50,7 @@ class Repeats:
 
 
 def left_alone(report: Report) -> bool:
-    """Return whether training went on with what had failed."""
+    """Return whether training went on with what had failed: nothing was done about it."""
     at_stake = report.incident.phase not in ("evaluate", "generate")
     return at_stake and report.audit[-1].action.kind in ("observe", "continue")
 

@@ -70,7 +70,11 @@ class Gauge:
         return half and facts.world_size == 1 and self._clock() >= self._next_wide
 
     def wide(self, step: Step) -> Localization | None:
-        """Return what a micro-batch absorbed, None if nothing. Undone bitwise; raises what the step raises."""
+        """Return where a micro-batch made an infinity that turned finite again, None if nowhere.
+
+        Runs it under the recorder, which synchronises the device; undone bitwise; raises what the
+        step raises.
+        """
         from nanstop.localize.localize import localize
 
         began = self._clock()
@@ -109,7 +113,7 @@ class Gauge:
         self.drop()
 
     def drop(self) -> None:
-        """Leave out the look that was prepared: what runs next is no ordinary step."""
+        """Take away the hooks of the look that was prepared: what runs next is no ordinary step."""
         if self._tap is not None:
             self._tap.detach()
             self._tap = None

@@ -50,6 +50,7 @@ class _Line:
     count: int
 
     def at(self, step: float) -> float:
+        """Return the fitted value (bits over the end of the format) at a step."""
         return self.level + self.slope * (step - self.middle)
 
     def error(self, step: float) -> float:

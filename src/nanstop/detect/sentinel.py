@@ -28,6 +28,7 @@ class Reading:
 
     @property
     def quiet(self) -> bool:
+        """Whether every loss and the norm are finite and no scaler found an infinity."""
         return not self.found_inf and not self.bad_losses and math.isfinite(self.norm)
 
 

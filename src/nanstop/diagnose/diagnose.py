@@ -2,50 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Report
 from nanstop.records.vocabulary import RANK
-
-YIELDS: dict[str, tuple[str, ...]] = {
-    "NS114": ("NS107",),
-    "NS201": ("NS105", "NS202", "NS203", "NS404", "NS602"),
-    "NS202": ("NS203",),
-    "NS204": ("NS202", "NS203", "NS205", "NS206", "NS207", "NS404", "NS503", "NS602"),
-    "NS205": ("NS503",),
-    "NS207": ("NS702",),
-    "NS301": ("NS105", "NS404", "NS602"),
-    "NS304": ("NS404", "NS602"),
-    "NS402": ("NS403",),
-    "NS404": ("NS105",),
-    "NS501": ("NS704",),
-    "NS504": ("NS501", "NS502", "NS503"),
-    "NS701": ("NS704",),
-}
-"""A general finding is withdrawn where one of these, more specific, says the same and is more than possible."""
-
-SYMPTOMS = ("NS302", "NS305", "NS801", "NS802")
-"""Findings that say how a failure shows, not what made it: listed after the cause."""
-
-COMPANIONS: dict[str, tuple[str, ...]] = {
-    "NS201": ("NS101", "NS108", "NS404", "NS504"),
-    "NS202": ("NS108",),
-    "NS203": ("NS108",),
-    "NS204": ("NS108", "NS504"),
-    "NS207": ("NS404", "NS504"),
-    "NS209": ("NS101",),
-    "NS301": ("NS101", "NS102", "NS103", "NS108", "NS404", "NS504"),
-    "NS302": ("NS101", "NS102"),
-    "NS304": ("NS108",),
-    "NS401": ("NS105", "NS106"),
-    "NS402": ("NS102", "NS103", "NS110", "NS113", "NS404"),
-    "NS601": ("NS108",),
-    "NS602": ("NS108",),
-}
-"""Standing facts that can have caused a failure, named beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +30,18 @@ def diagnose(evidence: Evidence, when: str) -> tuple[Diagnosis, ...]:
 def examine(evidence: Evidence, when: str, catalogue: Sequence[Rule] = CATALOGUE) -> Examination:
     """Return ``diagnose``'s answer together with the rules that raised."""
     failures: list[str] = []
+    rules = {rule.code: rule for rule in catalogue}
     found = _run((rule for rule in catalogue if when in rule.when), evidence, failures)
-    kept = _withdraw(found)
-    wanted = {code for diagnosis in kept for code in COMPANIONS.get(diagnosis.code, ())}
+    kept = _withdraw(found, rules)
+    wanted = {code for diagnosis in kept for code in rules[diagnosis.code].beside}
     wanted -= {diagnosis.code for diagnosis in kept}
     beside = _run((rule for rule in catalogue if rule.code in wanted), evidence, failures)
-    ordered = (*sorted(kept, key=_order), *sorted(beside, key=_order))
-    return Examination(tuple(_attach(one, ordered) for one in ordered), tuple(failures))
+    ordered = tuple(one for part in (kept, beside) for one in sorted(part, key=_order(rules)))
+    return Examination(tuple(_attach(one, ordered, rules) for one in ordered), tuple(failures))
 
 
 def diagnose_anew(report: Report) -> Report:
-    """Return the report with today's diagnoses; the old ones stay where the records hold too little for a new one."""
+    """Return the report with today's diagnoses; with its own where records hold too little."""
     incident = report.incident
     evidence = Evidence(
         facts=incident.facts,
@@ -106,28 +70,37 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
     return found
 
 
-def _withdraw(found: list[Diagnosis]) -> list[Diagnosis]:
-    codes = {diagnosis.code for diagnosis in found}
-    causes = codes - {"NS000"} - {"NS801", "NS802"}
-    if causes:
-        codes.discard("NS000")
+def _withdraw(found: list[Diagnosis], rules: Mapping[str, Rule]) -> list[Diagnosis]:
+    """Leave out what is explained by now, and what a firm, more specific diagnosis says too."""
+    roles = {rules[diagnosis.code].role for diagnosis in found}
+    explained = not roles.isdisjoint(("cause", "symptom"))
     firm = {diagnosis.code for diagnosis in found if diagnosis.confidence != "possible"}
     return [
         diagnosis
         for diagnosis in found
-        if diagnosis.code in codes and not firm.intersection(YIELDS.get(diagnosis.code, ()))
+        if not (explained and rules[diagnosis.code].role == "unexplained")
+        and firm.isdisjoint(rules[diagnosis.code].yields_to)
     ]
 
 
-def _order(diagnosis: Diagnosis) -> tuple[bool, int, str]:
-    return diagnosis.code in SYMPTOMS, RANK[diagnosis.confidence], diagnosis.code
+def _order(rules: Mapping[str, Rule]) -> Callable[[Diagnosis], tuple[bool, int, str]]:
+    """Return the key to sort by: causes before how they show, the more certain first."""
+    return lambda one: (_shows(rules[one.code]), RANK[one.confidence], one.code)
 
 
-def _attach(diagnosis: Diagnosis, ordered: Sequence[Diagnosis]) -> Diagnosis:
+def _shows(rule: Rule) -> bool:
+    return rule.role in ("symptom", "log")
+
+
+def _attach(
+    diagnosis: Diagnosis, ordered: Sequence[Diagnosis], rules: Mapping[str, Rule]
+) -> Diagnosis:
     """Name the standing facts beside a cause, and the symptoms beside the best one."""
-    beside = set(COMPANIONS.get(diagnosis.code, ()))
-    if diagnosis.code == ordered[0].code:
-        beside.update(SYMPTOMS)
-    beside.discard(diagnosis.code)
-    codes = (other.code for other in ordered if other.code in beside)
+    best = diagnosis.code == ordered[0].code
+    codes = (
+        other.code
+        for other in ordered
+        if other.code != diagnosis.code
+        and (other.code in rules[diagnosis.code].beside or (best and _shows(rules[other.code])))
+    )
     return replace(diagnosis, accompanied_by=tuple(codes))

@@ -9,11 +9,13 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.errors import unknown
 
 LANGUAGES = ("en", "zh")
+UNTRANSLATED = "本页尚未翻译，以下是英文原文。"
+"""All that a Chinese page holds until somebody has written it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a finding says, in one language: its title, and its page as Markdown without a heading of the first level."""
+    """A finding in one language: its title, and its page as Markdown without a first heading."""
 
     title: str
     text: str
@@ -32,9 +34,10 @@ def find_rule(code: str) -> Rule:
 
 
 def page(rule: Rule, lang: str = "en") -> Page:
-    """Return the page of a rule: its docstring in English, ``rules/zh/CODE.md`` in Chinese.
+    """Return the page of a rule: its docstring in English, ``diagnose/zh/CODE.md`` in Chinese.
 
-    Errors: ``NanstopError`` NS001 for a language that is not in ``LANGUAGES``.
+    One that is not translated yet says so and goes on in English. Errors: ``NanstopError`` NS001
+    for a language that is not in ``LANGUAGES``.
     """
     if lang not in LANGUAGES:
         raise unknown("language", lang, LANGUAGES)
@@ -44,7 +47,10 @@ def page(rule: Rule, lang: str = "en") -> Page:
 
     file = files(catalogue.__name__.rpartition(".")[0]) / lang / f"{rule.code}.md"
     heading, _, text = file.read_text(encoding="utf-8").partition("\n")
-    return Page(heading.partition(": ")[2], text.strip())
+    text = text.strip()
+    if text == UNTRANSLATED:
+        text = f"{text}\n\n{rule.page.strip()}"
+    return Page(heading.partition(": ")[2], text)
 
 
 def explain(code: str, *, lang: str = "en") -> str:

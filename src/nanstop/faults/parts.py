@@ -1,13 +1,15 @@
-"""The tiny modules that specimens are made of."""
+"""The tiny modules and the plain training that specimens are made of."""
 
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from nanstop.faults.specimen import Batch, Specimen
 
 WIDTH = 8
 
@@ -21,7 +23,8 @@ def diagonal(value: float, width: int = WIDTH) -> nn.Linear:
 
 
 def ones(rows: int = 4, tokens: int = 6, *, rising: float = 0.0) -> Tensor:
-    """Return [rows, tokens, WIDTH] float32, all 1. ``rising``: by how much more each token's first element is.
+    """Return [rows, tokens, WIDTH] float32, all 1.
+    ``rising``: by how much more each token's first element is.
 
     Among equal tokens it makes no difference which one is attended to, and no score has a gradient.
     """
@@ -42,21 +45,6 @@ class Model(nn.Module):
         return getattr(self, self._name)(*inputs)
 
 
-class HiddenWrite(torch.autograd.Function):
-    """The identity, whose backward writes ``poison`` into the gradient through NumPy: no torch op makes it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, poison: float) -> Tensor:
-        ctx.poison = poison
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        made = gradients[0].clone()
-        made.numpy()[0] = ctx.poison
-        return made, None
-
-
 class GatedMlp(nn.Module):
     """``down(gate(x) * up(x))``: the product is ``scale`` squared for inputs of 1."""
 
@@ -70,19 +58,6 @@ class GatedMlp(nn.Module):
         return self.down(self.gate(x) * self.up(x))
 
 
-class WideFamily(nn.Module):
-    """A frozen base in the format ``stored``. ``config`` names a family, as models of transformers do."""
-
-    def __init__(self, model_type: str, declared: torch.dtype, stored: torch.dtype) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(model_type=model_type, dtype=declared)
-        self.base = GatedMlp(scale=2.0).to(stored).requires_grad_(False)
-        self.head = diagonal(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.base(x.to(self.base.up.weight.dtype)).float() + x)
-
-
 class RootMeanSquareNorm(nn.Module):
     """RMS normalisation without the usual cast to float32."""
 
@@ -92,47 +67,6 @@ class RootMeanSquareNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))
-
-
-class NormedHead(nn.Module):
-    """``head(norm(stretch(x)))``: the norm sees ``scale`` for inputs of 1."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.stretch = diagonal(scale)
-        self.norm = RootMeanSquareNorm()
-        self.head = diagonal(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.stretch(x)))
-
-
-class EagerAttention(nn.Module):
-    """One head of attention in plain operations; hidden keys get a score of -inf."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = diagonal(1.0)
-
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """``visible``: bool [rows, queries, keys]."""
-        query = self.project(x)
-        scores = query @ x.transpose(1, 2) / math.sqrt(WIDTH)
-        weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
-        return weights @ x
-
-
-class FusedAttention(nn.Module):
-    """One head of ``scaled_dot_product_attention`` over queries and keys of ``scale``."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.query = diagonal(scale)
-        self.key = diagonal(scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (part.unsqueeze(1) for part in (self.query(x), self.key(x), x))
-        return nn.functional.scaled_dot_product_attention(query, key, value).squeeze(1)
 
 
 class TokenModel(nn.Module):
@@ -152,3 +86,37 @@ class TokenModel(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.embed(ids))
+
+
+def half(loss_fn: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Return the loss under float16 autocast of the CPU."""
+
+    def run(batch: Batch) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return loss_fn(batch)
+
+    return run
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy of ``logits`` [rows, tokens, ids] against the next token."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def trained(
+    model: nn.Module,
+    loss_fn: Callable[[Batch], Tensor] | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr: float = 1e-4,
+    batches: tuple[Batch, ...] = (),
+    **more: Any,
+) -> Specimen:
+    """Return ``model`` in training: by SGD, on the mean square of its answer to ones."""
+    return Specimen(
+        model=model,
+        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=lr),
+        loss_fn=loss_fn or (lambda batch: model(batch["x"]).pow(2).mean()),
+        batches=batches or ({"x": ones()},),
+        **more,
+    )

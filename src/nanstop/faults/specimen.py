@@ -1,10 +1,11 @@
-"""A planted fault or its healthy twin: a tiny training set-up in plain torch, and what a plain run of it shows."""
+"""A planted fault or its twin: a tiny training in plain torch, and what a plain run shows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,7 @@ Batch = Mapping[str, Tensor]
 class Specimen:
     """``loss_fn(batch)`` calls ``model`` and returns a scalar; one batch is one optimizer step.
 
-    ``autocast``, ``log_filter`` (the host logs as transformers does), ``zero_loss_by_design`` and ``environment`` (of a
-    machine that this one is not) are facts that cannot be read off the other fields.
+    ``environment``: of a machine that this one is not.
     """
 
     model: nn.Module
@@ -29,17 +29,16 @@ class Specimen:
     batches: tuple[Batch, ...]
     scaler: torch.amp.GradScaler | None = None
     clip: float | None = None
-    autocast: str | None = None
-    log_filter: bool = False
-    zero_loss_by_design: str | None = None
     environment: Environment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRun:
-    """What a run without nanstop shows. Names are those of the model's parameters, at the first step that has any.
+    """What a run without nanstop shows.
+    Names are those of the model's parameters, at the first step that has any.
 
-    ``scales``: of the GradScaler, before the first step and after each. The last two numbers are of the last step.
+    ``scales``: of the GradScaler, before the first step and after each.
+    The last two numbers are of the last step.
     """
 
     losses: tuple[float, ...]
@@ -59,7 +58,7 @@ class PlainRun:
 
 
 def run_plain(specimen: Specimen) -> PlainRun:
-    """Train on every batch once, without nanstop, and return what there was to see. Changes the specimen."""
+    """Train on every batch once, without nanstop, and return what there was to see. In place."""
     losses: list[float] = []
     scales = [_scale(specimen)]
     bad_gradients: tuple[str, ...] = ()
@@ -119,3 +118,55 @@ def _bad(model: nn.Module, *, gradients: bool = False) -> tuple[str, ...]:
         if (value := parameter.grad if gradients else parameter) is not None
         and not bool(value.isfinite().all())
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``sign(specimen)`` is True for the fault and False for the twin; it may train the specimen.
+
+    ``quiet``: the fault leaves every number of a plain run finite.
+    """
+
+    fault: Callable[[], Specimen]
+    healthy: Callable[[], Specimen]
+    sign: Callable[[Specimen], bool]
+    quiet: bool = False
+
+
+def pair(
+    plant: Callable[..., Specimen],
+    fault: object,
+    healthy: object,
+    sign: Callable[[Specimen], bool],
+    *,
+    quiet: bool = False,
+) -> Entry:
+    """Return what ``plant`` builds of either argument, and how to tell them apart."""
+    return Entry(partial(plant, fault), partial(plant, healthy), sign, quiet)
+
+
+def loss_fails(specimen: Specimen) -> bool:
+    """Return whether a loss is not finite."""
+    return any(not math.isfinite(loss) for loss in run_plain(specimen).losses)
+
+
+def gradient_fails(specimen: Specimen) -> bool:
+    """Return whether a gradient is not finite although every loss is."""
+    run = run_plain(specimen)
+    return bool(run.bad_gradients) and all(math.isfinite(loss) for loss in run.losses)
+
+
+def gradients_are_zero(specimen: Specimen) -> bool:
+    """Return whether every gradient is exactly 0 and the loss is not."""
+    run = run_plain(specimen)
+    return run.num_nonzero_gradients == 0 and any(run.losses)
+
+
+def weight_is_bad(specimen: Specimen) -> bool:
+    """Return whether a parameter is not finite before the first step."""
+    return any(not bool(p.isfinite().all()) for p in specimen.model.parameters())
+
+
+def update_breaks(specimen: Specimen) -> bool:
+    """Return whether an update with finite gradients made a parameter non-finite."""
+    return bool(run_plain(specimen).broken)

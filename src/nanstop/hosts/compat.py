@@ -94,6 +94,7 @@ def own_clip(trainer: Any) -> Callable[[nn.Module], Any] | None:
 
 
 def world_size(trainer: Any) -> int:
+    """Return how many processes the trainer's accelerator trains with."""
     return int(trainer.accelerator.num_processes)
 
 

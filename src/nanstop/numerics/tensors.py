@@ -54,7 +54,10 @@ def in_float64(tensor: Tensor) -> Tensor:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor has one strided storage of its own whose address says which value it is."""
+    """Return whether a tensor is dense, strided, on a real device, and known by its address.
+
+    A nested, sparse or meta tensor is not, nor a subclass that answers torch itself.
+    """
     return (
         tensor.layout is torch.strided
         and not tensor.is_nested
@@ -107,10 +110,13 @@ def bad_mask(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
-    """Return the full range of a tensor of any shape and format. Synchronises the device.
+    """Return the full range of a tensor of any shape and format.
 
-    ``absmax`` and ``absmin_nonzero`` are over finite values; integer tensors report ``absmax`` and ``zeros`` only, and of
-    a tensor that cannot be looked at (meta, nested, quantized, empty) only shape and format are known.
+    Synchronises the device.
+
+    ``absmax`` and ``absmin_nonzero`` are magnitudes of finite values; integer tensors report
+    ``absmax`` and ``zeros`` only, and of a tensor that cannot be looked at (meta, nested,
+    quantized, empty) only shape and format are known.
     """
     shape = () if tensor.is_nested else tuple(tensor.shape)
     known = {"shape": shape, "dtype": format_name(tensor.dtype), "device": tensor.device.type}

@@ -28,7 +28,7 @@ Blocks = Callable[[], Iterable[Tensor]]
 
 
 def row_blocks(weight: Tensor) -> tuple[Tensor, ...]:
-    """Return a table in blocks of whole rows, without copies."""
+    """Return a table [rows, width] as views of whole rows, at most 2**20 elements each."""
     return weight.detach().split(max(1, _BLOCK_ELEMENTS // max(1, weight.shape[1])))
 
 

@@ -13,7 +13,11 @@ again, and a walk of the ten first updates that turns at each of them by at most
 
 
 def is_ruinous(length: float, in_float32: float) -> bool:
-    """Return whether an update of this length is none that float32 would make; where float32 fails too, if it fails."""
+    """Return whether an update is more than ``TOO_LONG`` times as long as in float32.
+
+    Lengths are 2-norms over the same elements. Where float32 is not finite either, only an update
+    that is not finite counts.
+    """
     if not math.isfinite(in_float32):
         return not math.isfinite(length)
     return not length <= TOO_LONG * in_float32

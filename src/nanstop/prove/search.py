@@ -65,6 +65,10 @@ class _Bench:
         return tuple(self.done.values())[1:]
 
     def run(self, atoms: Atoms, micro: int | None = None) -> Trial:
+        """Return a trial of these atoms, run at most once.
+
+        Errors: ``_SpentError`` where the budget of trials or seconds is spent.
+        """
         key = frozenset(atoms), micro
         if key not in self.done:
             if len(self.done) > self.budget.trials or self.seconds >= self.budget.seconds:
@@ -96,6 +100,7 @@ class _Bench:
             )
 
     def grade(self, trial: Trial) -> int:
+        """Return FAILED, BENT (passes, and is not what float32 computes) or AGREES."""
         if trial.outcome != "pass" or trial.causal is False:
             return FAILED
         if self.reference.outcome != "pass":
@@ -137,6 +142,7 @@ class _Cure:
 
     @property
     def proven(self) -> bool:
+        """Whether every ablation fails, float32 agrees, and every confirming run passed."""
         return self.complete and self.grade == AGREES and self.passed == self.runs
 
     def order(self) -> tuple[bool, bool, bool, int, float]:

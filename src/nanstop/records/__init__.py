@@ -1,8 +1,9 @@
 """Every immutable record of nanstop: what was seen, what was tried, what was done.
 
-Records are facts. They hold no tensors, only numbers, strings and other records, so that rules, reports and the
-command line work without torch and an old incident can be diagnosed anew. ``report.codec`` turns them into JSON and
-back (non-finite floats are kept as strings) and publishes their schema.
+Records are facts. They hold no tensors, only numbers, strings and other records, so that rules,
+reports and the command line work without torch and an old incident can be diagnosed anew.
+``records.codec`` turns them into JSON and back (non-finite floats are kept as strings) and
+publishes their schema.
 """
 
 from __future__ import annotations
@@ -75,7 +76,6 @@ from nanstop.records.verdict import (
     Trial,
 )
 from nanstop.records.vocabulary import (
-    CONFIG,
     SCHEMA,
     ActionKind,
     Confidence,
@@ -91,7 +91,6 @@ from nanstop.records.vocabulary import (
 )
 
 __all__ = [
-    "CONFIG",
     "FORMAT_MAX",
     "SCHEMA",
     "AccumulationFacts",

@@ -1,27 +1,26 @@
-"""What a checkpoint holds: the range of every tensor, the formats that it fits, and what its config expects."""
+"""What a checkpoint holds: ranges, the formats that they fit, what its config expects."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from nanstop.records.facts import TokenRows
+from nanstop.records.record import record
 from nanstop.records.values import TensorStats
-from nanstop.records.vocabulary import CONFIG
 
 KeyTrouble = Literal["missing", "unexpected", "shape"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FormatFit:
     """What a plain cast of one tensor to ``format`` would do to its finite values.
 
-    ``overflow`` round beyond its largest number, ``zero`` vanish, ``subnormal`` keep fewer bits than the format's others.
-    ``headroom_bits``: doublings left below the format's largest number; negative where values exceed it. ``exact``:
-    False where ``zero`` and ``subnormal`` were counted on a part of the tensor and scaled up.
+    ``overflow`` round beyond its largest number, ``zero`` vanish, ``subnormal`` keep fewer bits
+    than the format's others. ``headroom_bits``: doublings left below the format's largest number;
+    negative where values exceed it. ``exact``: False where ``zero`` and ``subnormal`` were counted
+    on a part of the tensor and scaled up.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     format: str
     headroom_bits: float
     overflow: int = 0
@@ -30,14 +29,14 @@ class FormatFit:
     exact: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TensorScan:
-    """One stored tensor. ``measured`` is False where only shape and format are known, with the reason in ``note``.
+    """One stored tensor. ``measured`` is False where only shape and format are known, with the
+    reason in ``note``.
 
     ``exact``: False where ``stats.subnormal`` was counted on a part of the tensor and scaled up.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     file: str
     stats: TensorStats
@@ -48,31 +47,31 @@ class TensorScan:
 
     @property
     def num_elements(self) -> int:
+        """The product of the shape: 1 for a scalar."""
         count = 1
         for size in self.stats.shape:
             count *= size
         return count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class KeyProblem:
     """A tensor that the config or the index expects and the files lack, or the other way round.
 
-    ``new_on_load``: loading the checkpoint would draw this tensor anew, or leave it as the memory was.
+    ``new_on_load``: loading the checkpoint would draw this tensor anew, or leave it as the memory
+    was.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     kind: KeyTrouble
     name: str
     detail: str
     new_on_load: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CheckpointScan:
-    """A whole checkpoint: a model's or an adapter's. Names from its config are None where it does not say."""
+    """A whole checkpoint, a model's or an adapter's; None where its config does not say."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     path: str
     kind: Literal["model", "adapter"]
     files: tuple[str, ...]

@@ -1,7 +1,9 @@
-"""Records to JSON and back. NaN, infinities, -0.0 and subnormals survive; what is read is validated.
+"""Records to JSON and back. NaN, infinities, -0.0 and subnormals survive;
+what is read is validated.
 
-Non-finite floats are strings ("NaN", "Infinity", "-Infinity"), because JSON has no other way to keep them. Writing
-needs the standard library only: a watched process writes and never reads. Pydantic is imported with the first reading.
+Non-finite floats are strings ("NaN", "Infinity", "-Infinity"), because JSON has no other way to
+keep them. Writing needs the standard library only: a watched process writes and never reads.
+Pydantic is imported with the first reading.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ T = TypeVar("T")
 def to_json(record: object) -> str:
     """Return the record as JSON, its fields in the order of their definition.
 
-    Half a surrogate pair, as in a file name that is no UTF-8, has no place in JSON and becomes a question mark.
+    Half a surrogate pair, as in a file name that is no UTF-8, has no place in JSON and becomes a
+    question mark.
     """
     text = json.dumps(_plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode(errors="replace").decode()
@@ -59,8 +62,8 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 def from_json(kind: type[T], text: str) -> T:
     """Return the record of class ``kind`` that ``text`` holds.
 
-    Errors: ``NanstopError`` NS001 for text that is too long, no JSON, or does not fit the class; the message has the
-    path of the first key that is wrong.
+    Errors: ``NanstopError`` NS001 for text that is too long, no JSON, or does not fit the class;
+    the message has the path of the first key that is wrong.
     """
     if len(text) > MAX_CHARS:
         raise NanstopError(f"{kind.__name__}: longer than {MAX_CHARS // 2**20} Mi characters")

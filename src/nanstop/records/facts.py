@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
+from nanstop.records.record import record
 from nanstop.records.setup import (
     AdapterFacts,
     GradientPath,
@@ -16,25 +16,23 @@ from nanstop.records.setup import (
 )
 from nanstop.records.update import AccumulationFacts, ResumeFacts
 from nanstop.records.values import TensorStats
-from nanstop.records.vocabulary import CONFIG, Phase
+from nanstop.records.vocabulary import Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class UpdateRow:
     """Of one parameter: how many elements an update should have moved and did not."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     parameter: str
     dtype: str
     num_lost: int
     num_total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ParamGroup:
     """Parameters of one storage format and one trainability, with a few of their names."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     dtype: str
     trainable: bool
     num_tensors: int
@@ -42,35 +40,33 @@ class ParamGroup:
     examples: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StateFault:
     """A tensor of an optimizer's state, as ``PARAMETER:KEY``, that no update can have made."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     kind: Literal["nonfinite", "negative", "vanished", "shape"]
     num_bad: int = 0
-    """Elements that are not finite, or of a sum of squares negative, or 0 where the sum of the same gradients is not."""
+    """Elements that are not finite, negative in a sum of squares, or 0 where they cannot be."""
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepLength:
     """The group of parameters whose weights are the smallest beside its learning rate.
 
-    ``weight``: the size of a typical one (root mean square), in the tensors whose size carries a signal. ``length``: by
-    how much a step moves a weight, where it moves each by the rate, or by that share of the weights' size.
+    ``weight``: the size of a typical one (root mean square), in the tensors whose size carries a
+    signal. ``length``: by how much a step moves a weight, where it moves each by the rate, or by
+    that share of the weights' size.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     lr: float
     length: float
     weight: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OptimizerFacts:
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     lr: float | None = None
     scheduled: float | None = None
@@ -83,16 +79,15 @@ class OptimizerFacts:
     state_bits: int | None = None
     """8 for an 8-bit optimizer, else None."""
     fused: bool = False
-    """Whether one kernel makes the whole update: it computes in float32, and rounds what it stores."""
+    """Whether one kernel makes the update: it computes in float32 and rounds what it stores."""
     state_faults: tuple[StateFault, ...] = ()
     """What was wrong with its state when the run began: one that was restored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TokenRows:
-    """Rows of an embedding or head that look as if never trained: all zero, or far off the others' norm."""
+    """Rows of an embedding or head that look untrained: all zero, or far off the usual norm."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     parameter: str
     num_rows: int
     zero_rows: tuple[int, ...] = ()
@@ -102,11 +97,10 @@ class TokenRows:
     trainable: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BatchFact:
-    """One entry of a micro-batch: range, and for labels how many rows supervise nothing (all -100)."""
+    """One entry of a micro-batch: its range; for labels, how many rows are all -100."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     micro: int
     name: str
     shape: tuple[int, ...]
@@ -123,9 +117,8 @@ class BatchFact:
     """That magnitude over the median of the other samples' largest ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Environment:
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     nanstop: str
     python: str
     torch: str | None = None
@@ -140,11 +133,12 @@ class Environment:
     env_vars: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunFacts:
-    """Standing facts of a run, read once when watching starts. ``veto``: "yes", or why an update cannot be stopped."""
+    """Standing facts of a run, read once when watching starts.
+    ``veto``: "yes", or why an update cannot be stopped.
+    """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     host: str = ""
     """Trainer class, or "loop"."""
     param_groups: tuple[ParamGroup, ...] = ()
@@ -183,8 +177,10 @@ class RunFacts:
     objective: ObjectiveFacts | None = None
     gradient_path: GradientPath | None = None
     sinks: tuple[str, ...] = ()
-    """What a loop did first with the gradients of its first window: "unscale" or "clip", or with those of a scaled loss
-    "update"; "scale" where the loop multiplied its loss itself; empty where none of them."""
+    """What a loop did first with the gradients of its first window: "unscale" or "clip", or with
+    those of a scaled loss "update"; "scale" where the loop multiplied its loss itself; empty where
+    none of them.
+    """
     resume: ResumeFacts | None = None
     accumulation: AccumulationFacts | None = None
     odd_weights: tuple[TensorStats, ...] = ()
@@ -193,16 +189,15 @@ class RunFacts:
     """Weights that were so because an earlier training in the same process had left them so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RangeRow:
     """Range of one op's output under the gauge or the probe, read against the format ``dtype``.
 
-    ``growth``: doublings a step, where a fit was good enough; ``reaches``: the first and the last step between which the
-    range then leaves its format, foretold at step ``at``. ``underflow``: share of the non-zero values that are zero
-    or subnormal in ``dtype``.
+    ``growth``: doublings a step, where a fit was good enough; ``reaches``: the first and the last
+    step between which the range then leaves its format, foretold at step ``at``.
+    ``underflow``: share of the non-zero values that are zero or subnormal in ``dtype``.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     module: str
     op: str
     dtype: str

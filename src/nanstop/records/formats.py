@@ -1,4 +1,4 @@
-"""Limits of the floating-point formats that rules reason about. Numbers only: torch is not needed to explain."""
+"""Limits of the floating-point formats that rules reason about, as numbers, without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPSILON: dict[str, float] = {
 """Distance of 1 to the next larger number."""
 
 WIDER: dict[str, str] = {"float32": "float64", "bfloat16": "float64"}
-"""The format that an op is repeated in to learn whether it overflowed: one with more range; else float32."""
+"""The format with more range in which an op is repeated to learn whether it overflowed."""
 
 
 def wider(dtype: str) -> str:
@@ -33,7 +33,7 @@ def wider(dtype: str) -> str:
 
 
 def vanishes(value: float, dtype: str) -> bool:
-    """Return whether ``value`` rounds to zero in ``dtype``: half the smallest value ties to the even 0."""
+    """Return whether ``value`` rounds to zero in ``dtype``; half its least ties to the even 0."""
     return 0.0 < abs(value) <= SMALLEST.get(dtype, 0.0) / 2
 
 

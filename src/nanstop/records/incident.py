@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from nanstop.records.facts import BatchFact, Environment, RunFacts
+from nanstop.records.record import record
 from nanstop.records.values import FailureKey, OpEvent, Series, Signal, StepId, TensorStats
-from nanstop.records.vocabulary import CONFIG, SCHEMA, Fidelity, Finiteness, Origin, Phase
+from nanstop.records.vocabulary import SCHEMA, Fidelity, Finiteness, Origin, Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Incident:
     """A failure as it was met, before anything was tried."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     id: str
     at: StepId
@@ -34,11 +31,10 @@ class Incident:
     time: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Replay:
-    """The failing micro-batch run again without instruments. ``eager``: finiteness with compilation off."""
+    """The failing micro-batch run again bare. ``eager``: finiteness with compilation off."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     incident: str
     fidelity: Fidelity
     runs: int
@@ -52,34 +48,34 @@ class Replay:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Position:
-    """A sample (row of the batch) and its first and last bad token; None where the op has no such axis."""
+    """A sample (row of the batch) and its first and last bad token; None without such an axis."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     sample: int
     first_token: int | None = None
     last_token: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Localization:
-    """Where the failure was born. ``culprit``: parameter, batch entry or state when it was bad before any op ran."""
+    """Where the failure was born.
+    ``culprit``: parameter, batch entry or state when it was bad before any op ran.
+    """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     key: FailureKey
     first_bad: OpEvent | None
     origin: Origin
     culprit: str | None = None
     reaches: tuple[str, ...] = ()
-    """What the bad value reached: "loss", or names of parameters whose gradient (or value) it spoiled."""
+    """What the bad value spoiled: "loss", or names of parameters (their gradient or value)."""
     growth: tuple[OpEvent, ...] = ()
     positions: tuple[Position, ...] | None = None
     """None: unknown (the op's axes are not those of the batch)."""
     absorbed: tuple[OpEvent, ...] = ()
     """Overflows that turned back into finite numbers downstream."""
     masks: tuple[OpEvent, ...] = ()
-    """Operations on finite operands whose -inf the first bad op read as a mask; those of a fill are not among them."""
+    """Operations on finite operands whose -inf the first bad op read as a mask; no fills."""
     num_ops: int = 0
     blind_spots: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
+from nanstop.records.record import record
 from nanstop.records.verdict import Atom
-from nanstop.records.vocabulary import CONFIG, SCHEMA
+from nanstop.records.vocabulary import SCHEMA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Region:
-    """Modules that run one after the other, in a format of their own; casts stand at the outer edge alone.
+    """Modules that run one after the other, in a format of their own;
+    casts stand at the outer edge alone.
 
     ``reason``: what goes wrong without it, as measured.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     modules: tuple[str, ...]
     dtype: str = "float32"
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScalerSettings:
     """Arguments of ``torch.amp.GradScaler``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     init_scale: float = 65536.0
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 2000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Agreement:
     """Distance of a planned run to float32 on the calibration data, the worst of all micro-batches.
 
-    ``loss_gap``: relative. ``update_loss_gap``: of the losses along ``num_updates`` updates; ``update_loss_bound``: how
-    large that may be, as the distance that the first step is allowed leads there. ``update_share``: how far they went along float32's gradients, against float32's own updates (near 0: they were lost to rounding).
-    ``headroom_bits``: the least of any value that is in the plan's format, gradients as they are scaled; ``headroom_at``:
-    the module that holds it. ``matmul_share``: of the multiplications of matrix products, how many are in that format.
+    ``loss_gap``: relative. ``update_loss_gap``: of the losses along ``num_updates`` updates;
+    ``update_loss_bound``: how large that may be, as the distance that the first step is allowed
+    leads there. ``update_share``: how far they went along float32's gradients, against float32's
+    own updates (near 0: they were lost to rounding). ``headroom_bits``: the least of any value that
+    is in the plan's format, gradients as they are scaled; ``headroom_at``: the module that holds
+    it. ``matmul_share``: of the multiplications of matrix products, how many are in that format.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     loss_gap: float
     grad_cosine: float
     num_updates: int
@@ -55,27 +53,29 @@ class Agreement:
     update_loss_bound: float = 1e-3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlanCost:
-    """What the regions add to a step (forward and backward of one micro-batch) of the plan's format alone.
+    """What the regions add to a step (forward and backward of one micro-batch) of the plan's format
+    alone.
 
-    ``casts``: conversions between formats; ``bytes``: written by all operations. Counted, so that they hold on any device.
+    ``casts``: conversions between formats; ``bytes``: written by all operations.
+    Counted, so that they hold on any device.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     casts: int
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Calibration:
     """What a plan was measured on, and how much was tried. ``data``: where the batches came from.
 
-    ``num_unseen``: of the batches and padded copies, how many were held out until a plan passed on the others;
-    ``num_padded``: copies of a batch with padded rows, beside the ``num_batches``. ``complete``: whether every region was shown to be necessary; else the time was up, and fewer may do.
+    ``num_unseen``: of the batches and padded copies, how many were held out until a plan passed on
+    the others; ``num_padded``: copies of a batch with padded rows, beside the ``num_batches``.
+    ``complete``: whether every region was shown to be necessary; else the time was up, and fewer
+    may do.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     num_batches: int
     num_tokens: int = 0
     data: str = ""
@@ -87,18 +87,19 @@ class Calibration:
     num_padded: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrecisionPlan:
-    """The smallest change under which a run in ``dtype`` agrees with float32; or, with ``reason``, why there is none.
+    """The smallest change under which a run in ``dtype`` agrees with float32;
+    or, with ``reason``, why there is none.
 
-    ``dtype``: the format that everything computes in by default ("" where a run's own is left as it is). ``trainables``:
-    the format in which trainable parameters and their optimizer state are kept ("": as they are stored), because of
-    ``trainables_reason``. ``logits``, ``loss``: the formats of the
-    output head and of the loss (``logits_reason``: why the head is not in ``dtype``). ``attention``: the kernel, "" for the
-    model's own, because of ``attention_reason``. ``remedies``: further switches, such as those that a run adopted.
+    ``dtype``: the format that everything computes in by default ("" where a run's own is left as it
+    is). ``trainables``: the format in which trainable parameters and their optimizer state are kept
+    ("": as they are stored), because of ``trainables_reason``. ``logits``, ``loss``: the formats of
+    the output head and of the loss (``logits_reason``: why the head is not in ``dtype``).
+    ``attention``: the kernel, "" for the model's own, because of ``attention_reason``.
+    ``remedies``: further switches, such as those that a run adopted.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     model: str = ""
     dtype: str = ""

@@ -1,24 +1,20 @@
-"""What one look at real batches tells before a run: ranges, gradients, updates and the distance to float32."""
+"""What a look at real batches tells: ranges, gradients, updates, the distance to float32."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from nanstop.records.facts import RangeRow, UpdateRow
+from nanstop.records.record import record
 from nanstop.records.values import StepId
-from nanstop.records.vocabulary import CONFIG
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GradientRow:
     """Of one parameter's gradient in the run's own formats: what float32 has and it has not.
 
-    ``num_nonzero``: elements that are not zero in float32; ``num_flushed``: those of them that are exactly zero in the
-    run. ``absmax``: of the float32 gradient, without the loss scale.
+    ``num_nonzero``: elements that are not zero in float32; ``num_flushed``: those of them that are
+    exactly zero in the run. ``absmax``: of the float32 gradient, without the loss scale.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     parameter: str
     dtype: str
     absmax: float
@@ -29,15 +25,15 @@ class GradientRow:
     """How many of the float32 gradient round to zero in ``dtype`` when the loss is not scaled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LogitGap:
-    """Distance of the output head in the run's formats to the same head in float32, over every token.
+    """Distance of the output head in the run's formats to the same head in float32, over every
+    token.
 
-    A token's logit distance is the largest over the vocabulary; its log-probability distance is the mean over the
-    vocabulary, weighted by float32's probabilities.
+    A token's logit distance is the largest over the vocabulary; its log-probability distance is the
+    mean over the vocabulary, weighted by float32's probabilities.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     num_tokens: int
     logit_max: float
     logit_mean: float
@@ -45,11 +41,10 @@ class LogitGap:
     logprob_mean: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CoarseRow:
-    """An op whose numbers its format cannot tell apart. ``error``: whole numbers for counts, radians for angles."""
+    """An op whose numbers its format cannot tell apart. ``error``: of counts, or in radians."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     module: str
     op: str
     dtype: str
@@ -57,11 +52,10 @@ class CoarseRow:
     error: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DriftRow:
-    """An op that loses digits: relative distance to float32 of what it reads and of what it makes."""
+    """An op that loses digits: relative distance to float32 of what it reads and makes."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     module: str
     op: str
     dtype: str
@@ -69,29 +63,28 @@ class DriftRow:
     after: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StateRow:
-    """Second moments of one parameter after the probed update: how many are 0 although the gradient is not."""
+    """Second moments of a parameter after the update: how many are 0 and should not be."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     parameter: str
     dtype: str
     num_vanished: int
     num_total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Probe:
     """One window of a run, in its own formats and in float32, undone.
 
-    ``ranges``: of float32 values, read against the format that the run has for them, worst headroom first; backward
-    ones as the run scales its loss. ``problems``: what could not be measured, and why.
+    ``ranges``: of float32 values, read against the format that the run has for them, worst headroom
+    first; backward ones as the run scales its loss. ``problems``: what could not be measured, and
+    why.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     at: StepId
     since: int | None = None
-    """Step in which lost updates or zero gradients were first met, where it takes two windows to tell."""
+    """Step in which this was first met, where it takes two windows to tell."""
     num_micro: int
     loss: float | None = None
     reference_loss: float | None = None

@@ -72,9 +72,7 @@ _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviat
 
 
 def remedy_of(atom: Atom) -> RemedyInfo:
-    """Return what the remedy of ``atom`` is called, said and classed as. Errors:
-    ``NanstopError`` for an unknown one.
-    """
+    """Return the remedy of ``atom`` in words. Errors: ``NanstopError`` for an unknown one."""
     try:
         return REMEDIES[atom.remedy]
     except KeyError:

@@ -1,33 +1,29 @@
-"""How a run was set up: what its options ask for, and what its model was made into before the first step."""
+"""How a run was set up: what its options ask for, and what its model was made into."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from nanstop.records.vocabulary import CONFIG
+from nanstop.records.record import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrecisionFacts:
-    """The computing format that options ask for (``RunFacts.autocast`` is the one in force), and what asks for it."""
+    """The format that options ask for, and which do; ``RunFacts.autocast`` is in force."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     requested: str | None = None
     option: str = ""
     tf32: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class QuantizedFacts:
     """A base whose weights are packed.
 
-    ``half_rest``: its other floating-point parameters (norms, embedding, head) in half precision, which
-    ``prepare_model_for_kbit_training`` stores in float32. ``trained_base``: parameters of the base itself that are
-    trained. ``num_adapted``: trainable parameters beside the base: adapters and saved modules.
+    ``half_rest``: its other floating-point parameters (norms, embedding, head) in half precision,
+    which ``prepare_model_for_kbit_training`` stores in float32. ``trained_base``: parameters of the
+    base itself that are trained. ``num_adapted``: trainable parameters beside the base: adapters
+    and saved modules.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     method: str
     bits: int
     num_layers: int = 0
@@ -37,11 +33,10 @@ class QuantizedFacts:
     num_adapted: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AdapterFacts:
     """What PEFT's config of the active adapter says."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     kind: str
     task_type: str | None = None
     target_modules: tuple[str, ...] = ()
@@ -50,48 +45,45 @@ class AdapterFacts:
     alpha: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HeadFacts:
-    """The head of a model that classifies. ``pads``: whether the model knows a padding token, or will be told one."""
+    """The head of a classifying model. ``pads``: whether it knows a padding token, or will."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     module: str
     trained: bool
     pads: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScheduleFacts:
-    """``num_steps`` of the whole training, ``micros_per_epoch`` on one rank; None where the data has no length."""
+    """Steps of the whole training, micro-batches on one rank; None for data without length."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     scheduler: str = ""
     warmup_steps: int = 0
     num_steps: int | None = None
     micros_per_epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ObjectiveFacts:
     """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     method: str
     beta: float | None = None
     num_generations: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GradientPath:
     """Which trainable elements an update can reach.
 
-    ``num_updated``: those that the optimizer holds; None without an optimizer. ``reentrant``: blocks are recomputed by
-    reentrant checkpointing, through which only inputs that require gradients carry any. ``inputs_require_grad``: of
-    the embedding's output; None where it was not asked. ``num_reached``: tensors that one backward gave a gradient, of
-    ``num_tensors``; None where none was run.
+    ``num_updated``: those that the optimizer holds; None without an optimizer. ``reentrant``:
+    blocks are recomputed by reentrant checkpointing, through which only inputs that require
+    gradients carry any. ``inputs_require_grad``: of the embedding's output; None where it was not
+    asked. ``num_reached``: tensors that one backward gave a gradient, of ``num_tensors``; None
+    where none was run.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     num_trainable: int
     num_tensors: int
     num_updated: int | None = None

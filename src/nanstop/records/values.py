@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from nanstop.records.vocabulary import CONFIG, FailureKind, Finiteness, Phase, SignalSource
+from nanstop.records.record import record
+from nanstop.records.vocabulary import FailureKind, Finiteness, Phase, SignalSource
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -22,33 +21,30 @@ FORMAT_MAX: dict[str, float] = {
 """The largest finite number of each floating-point format."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepId:
     """Which step of which run: optimizer step and micro-batch in its window count from 0."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     run: str
     step: int
     micro: int | None = None
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SourceLine:
     """A line of Python: of the user's script or of the library that defines the module."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     file: str
     line: int
     function: str
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TensorStats:
     """Range of one tensor. ``absmax`` and ``absmin_nonzero`` are over the finite values."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     shape: tuple[int, ...]
     dtype: str
     device: str = "cpu"
@@ -65,15 +61,17 @@ class TensorStats:
 
     @property
     def finite(self) -> bool:
+        """Whether no element is NaN or infinite."""
         return not (self.nan or self.posinf or self.neginf)
 
     @property
     def num_bad(self) -> int:
+        """How many elements are NaN or infinite."""
         return self.nan + self.posinf + self.neginf
 
     @property
     def headroom_bits(self) -> float:
-        """Doublings left before ``absmax`` leaves the format; 0 when it already has, inf when all is zero."""
+        """Doublings left before ``absmax`` leaves the format; 0 beyond it, inf for only zeros."""
         limit = FORMAT_MAX.get(self.dtype)
         if limit is None or self.absmax == 0.0:
             return math.inf
@@ -82,17 +80,17 @@ class TensorStats:
         return math.log2(limit / self.absmax)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OpEvent:
     """One operation as torch dispatched it. ``op`` is printed as torch does: ``aten.mul.Tensor``.
 
-    ``wider``: the same op on the same inputs in a format of more range (float16 -> float32, others -> float64).
-    ``reference``: the same op in the same format by reference mathematics (another kernel, eager instead of compiled).
-    ``forward_op``: for a backward op, the forward op whose gradient it computes; ``module`` and ``source`` are that
-    op's. ``legal``: why a non-finite value is meant to be there (a mask), else None.
+    ``wider``: the same op on the same inputs in a format of more range (float16 -> float32, others
+    -> float64). ``reference``: the same op in the same format by reference mathematics (another
+    kernel, eager instead of compiled). ``forward_op``: for a backward op, the forward op whose
+    gradient it computes; ``module`` and ``source`` are that op's. ``legal``: why a non-finite value
+    is meant to be there (a mask), else None.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     index: int
     phase: Phase
     op: str
@@ -109,11 +107,10 @@ class OpEvent:
     legal: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FailureKey:
     """What makes two failures the same one: compared without layer numbers and overloads."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     kind: FailureKind
     phase: Phase
     op: str = ""
@@ -121,34 +118,33 @@ class FailureKey:
 
     @property
     def folded(self) -> tuple[str, str, str, str]:
-        """(kind class, phase, op family, module without layer numbers); nan and inf fold together."""
+        """(kind class, phase, op family, module without layer numbers); nan and inf are one."""
         kind = "nonfinite" if self.kind in ("nan", "+inf", "-inf") else self.kind
         family = ".".join(self.op.split(".")[:2])
         return kind, self.phase, family, _LAYER_NUMBER.sub("*", self.module)
 
     def same_as(self, other: FailureKey) -> bool:
+        """Return whether both are one failure: equal ``folded`` keys."""
         return self.folded == other.folded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GradientTally:
     """Gradients of a window as the sentinel met them, in tensors.
 
     ``num_bad``: not finite, ``num_inf`` of them with an Inf; ``num_zero``: zero throughout.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     num_total: int
     num_bad: int
     num_inf: int = 0
     num_zero: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Signal:
-    """What the sentinel, an exception or the gauge reported. ``name`` is the parameter, tensor or exception type."""
+    """What the sentinel, an exception or the gauge reported. ``name``: of what it is about."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     source: SignalSource
     value: float | None = None
     threshold: float | None = None
@@ -158,11 +154,12 @@ class Signal:
     gradients: GradientTally | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Series:
-    """A named history: ``loss_raw`` (one value a micro-batch), ``loss_logged``, ``grad_norm``, ``scale``, ``lr``."""
+    """A named history: ``loss_raw`` (one value a micro-batch), ``loss_logged``, ``grad_norm``,
+    ``scale``, ``lr``.
+    """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     steps: tuple[int, ...]
     values: tuple[float, ...]

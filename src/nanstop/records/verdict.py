@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from nanstop.records.checkpoint import CheckpointScan
 from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
 from nanstop.records.probe import Probe
+from nanstop.records.record import record
 from nanstop.records.values import FailureKey, Series, StepId
 from nanstop.records.vocabulary import (
-    CONFIG,
     SCHEMA,
     ActionKind,
     Confidence,
@@ -22,11 +19,10 @@ from nanstop.records.vocabulary import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Atom:
-    """The smallest switch: a remedy of ``remedies.TABLE``, what it acts on and with what value."""
+    """The smallest switch: a remedy of ``remedies.apply.TABLE``, its target and its value."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     remedy: str
     target: str = ""
     value: str = ""
@@ -36,11 +32,10 @@ class Atom:
         return f"{self.remedy}({inside})" if inside else self.remedy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trial:
-    """One run of the failing micro-batch under some atoms. Gaps are distances to the float32 reference."""
+    """One run of the failing micro-batch under some atoms. Gaps: distances to float32."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     atoms: tuple[Atom, ...]
     outcome: Outcome
     micro: int = 0
@@ -50,21 +45,21 @@ class Trial:
     grad_cosine: float | None = None
     causal: bool | None = None
     rows_unchanged: bool | None = None
-    """Whether every healthy row kept its loss and gradient; asked for where float32 fails as well."""
+    """Whether every healthy row kept its loss and gradient; asked where float32 fails too."""
     seconds: float = 0.0
     peak_bytes: int | None = None
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Evidence:
     """All a rule may look at; every field is optional.
 
-    ``at``: the step of a run that has not failed in which something was measured or read anew. ``learned``: fields of
-    ``facts`` that were read there. ``refusal``: the message of an exception that the run's own code raised there.
+    ``at``: the step of a run that has not failed in which something was measured or read anew.
+    ``learned``: fields of ``facts`` that were read there. ``refusal``: the message of an exception
+    that the run's own code raised there.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     facts: RunFacts | None = None
     environment: Environment | None = None
     incident: Incident | None = None
@@ -81,25 +76,24 @@ class Evidence:
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sighting:
-    """Where in a run that has not failed something was first seen. ``step`` and ``micro`` count from 0.
+    """Where in a run that has not failed something was first seen.
+    ``step`` and ``micro`` count from 0.
 
     None: not known, or (``micro``) of a whole window. ``op``: as torch prints it.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     step: int
     micro: int | None = None
     phase: Phase | None = None
     op: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Diagnosis:
-    """What a rule concluded. ``remedies``: candidate sets of atoms, in the order in which they should be tried."""
+    """What a rule concluded. ``remedies``: candidate sets of atoms, in the order to try."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     code: str
     title: str
     cause: str
@@ -110,14 +104,13 @@ class Diagnosis:
     where: str = ""
     accompanied_by: tuple[str, ...] = ()
     seen: Sighting | None = None
-    """Where it was measured; None for what was only to be expected, and for a failure, whose report says it."""
+    """Where it was measured; None for what was only to be expected, and for a failure."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reference:
     """The float32 run of the same micro-batch and the tolerances that a cure must keep."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     outcome: Outcome
     loss: float | None = None
     loss_tolerance: float = 0.0
@@ -126,11 +119,10 @@ class Reference:
     """Where the tolerances come from: a healthy micro-batch of the same run, or the format."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Alternative:
     """Another set of atoms that passes, with its class and its distance to float32."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     atoms: tuple[Atom, ...]
     safety: Safety
     passed: int
@@ -139,11 +131,10 @@ class Alternative:
     grad_cosine: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Proof:
-    """What was tried on the failing micro-batch. ``minimal`` is the cure; removing any of its atoms fails again."""
+    """What was tried on the failing micro-batch. ``minimal``: the cure, no atom too many."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     incident: str
     verdict: Verdict
     minimal: tuple[Atom, ...]
@@ -160,23 +151,23 @@ class Proof:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Action:
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     kind: ActionKind
     atoms: tuple[Atom, ...] = ()
     reason: str = ""
     proof: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AuditEntry:
-    """What was done about a failure. ``outcome``: "done", "failed: " and why, "" where there was nothing to do.
+    """What was done about a failure. ``outcome``: "done", "failed:
+    " and why, "" where there was nothing to do.
 
-    ``before`` and ``after``: the loss of the failing micro-batch, or else the norm of the gradients, as far as known.
+    ``before`` and ``after``: the loss of the failing micro-batch, or else the norm of the
+    gradients, as far as known.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     at: StepId
     action: Action
     outcome: str = ""
@@ -185,11 +176,10 @@ class AuditEntry:
     incident: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Report:
     """Everything about one incident: the public, versioned ``report.json``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     incident: Incident
     replay: Replay | None = None

@@ -1,8 +1,8 @@
-"""The closed vocabularies of the records, and how pydantic reads and writes every record."""
+"""The closed vocabularies of the records."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 RANK = {"certain": 0, "likely": 1, "possible": 2}
 
@@ -38,5 +38,3 @@ Safety = Literal["safe", "changes_training"]
 ActionKind = Literal[
     "continue", "redo", "adopt", "skip", "rollback", "quarantine", "stop", "observe"
 ]
-
-CONFIG: dict[str, Any] = {"ser_json_inf_nan": "strings", "extra": "forbid"}

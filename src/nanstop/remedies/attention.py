@@ -12,7 +12,10 @@ from nanstop.replay.step import ModelView
 
 @contextmanager
 def attention(view: ModelView, atom: Atom) -> Iterator[None]:
-    """The attention kernel that the value names, for every layer."""
+    """Have every layer compute attention with the kernel that the value names inside.
+
+    Errors: ``NanstopError`` where the model has no such switch, or not this kernel.
+    """
     before = view.attention()
     if before is None:
         raise NanstopError(f"{atom}: this model has no switch for its attention kernel")

@@ -86,6 +86,7 @@ class Wrapper:
     is_compiled = False
 
     def bind(self, module: nn.Module, inner: Forward) -> None:
+        """Take the module and the forward that this one stands in front of."""
         self.module = module
         self.inner = inner
 
@@ -215,6 +216,7 @@ class InputCast(Wrapper):
         return self.inner(*args, **kwargs)
 
     def cast(self, value: Any) -> Any:
+        """Return a tensor of a replaced format in ``dtype``, anything else as it is."""
         chosen = isinstance(value, Tensor) and value.dtype in self.replaced
         return value.to(self.dtype) if chosen else value
 

@@ -31,7 +31,11 @@ _BNB_BLOCK = 256
 
 @contextmanager
 def loss_scale(view: ModelView, atom: Atom) -> Iterator[None]:
-    """The loss scale times the value. A scale that the scaler itself moved meanwhile is left to it."""
+    """Multiply the loss scale by the value inside.
+
+    One that the scaler itself moved meanwhile is left to it. Reads the scale, which synchronises
+    the device. Errors: ``NanstopError`` without a scaler.
+    """
     factor = _number(atom)
     scaler = view.scaler
     if scaler is None or not scaler.is_enabled():
@@ -53,7 +57,10 @@ def _set_scale(scaler: torch.amp.GradScaler, scale: float) -> None:
 
 @contextmanager
 def clip(view: ModelView, atom: Atom) -> Iterator[None]:
-    """Gradients of the whole optimizer clipped to the norm that the value gives, before each step."""
+    """Clip the gradients of the whole optimizer to this 2-norm before each step inside.
+
+    Under a loss scale the limit is scaled as they are.
+    """
     limit, optimizer = _number(atom), _optimizer(view, atom)
 
     def clipped(*_: Any) -> None:
@@ -65,7 +72,7 @@ def clip(view: ModelView, atom: Atom) -> Iterator[None]:
 
 
 def lr(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
-    """The learning rate of each group times the value, during the step."""
+    """Multiply the learning rate of each group by the value during the optimizer's step."""
     factor, optimizer = _number(atom), _optimizer(view, atom)
     return _around_step(
         optimizer, lambda: _group_values(optimizer, "lr", lambda value: value * factor)
@@ -73,7 +80,10 @@ def lr(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
 
 
 def optimizer_eps(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
-    """The value as eps of each group, during the step."""
+    """Set eps of each group to the value during the optimizer's step.
+
+    Errors: ``NanstopError`` where the optimizer has none.
+    """
     eps, optimizer = _number(atom), _optimizer(view, atom)
     if not all("eps" in group for group in optimizer.param_groups):
         raise NanstopError(f"{atom}: this optimizer has no eps")

@@ -44,6 +44,7 @@ class Swap:
         self.pins = 0
 
     def wake(self) -> None:
+        """Hold every member in the other format again."""
         for held in self.members:
             held.wake()
 
@@ -82,7 +83,7 @@ class Held:
 
     @_unrecorded
     def catch_up(self) -> None:
-        """Have what was written through a tensor that ``shown`` gave."""
+        """Take over what the script wrote through a tensor that ``shown`` gave."""
         if not self.resting and self._shown not in (None, self.own._version):
             self._take_over()
         self._shown = None if self.resting or self._shown is None else self.own._version
@@ -193,7 +194,7 @@ def _held(swap: Swap, tensor: Tensor, data: Tensor) -> Iterator[None]:
 
 
 def holder(tensor: Tensor) -> Held | None:
-    """Return what holds a tensor in another format now, the latest of several."""
+    """Return the outermost ``Held`` that keeps a tensor in another format now, or None."""
     found = getattr(vars(tensor).get("__reduce_ex__"), "__self__", None)
     return found if isinstance(found, Held) else None
 
@@ -211,10 +212,10 @@ def holders_in(root: nn.Module) -> list[Held]:
 
 @contextmanager
 def awake(module: nn.Module) -> Iterator[None]:
-    """Have what a module and those below it compute with awake.
+    """Have a module and those below it compute in the format that a remedy gave them, inside.
 
-    Where gradients are recorded, everything that is held with it wakes as well, until an update moves it. Else it is at
-    rest again on exit.
+    Where gradients are recorded, everything that is held with it wakes as well, until an update
+    moves it. Else it is at rest again on exit.
     """
     present = holders_in(module)
     for held in present:

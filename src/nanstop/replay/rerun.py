@@ -42,6 +42,7 @@ class Attempt:
 
     @property
     def failed(self) -> bool:
+        """Whether a value was not finite or an exception was raised."""
         return bool(self.bad) or self.error is not None
 
 

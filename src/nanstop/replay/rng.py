@@ -47,7 +47,7 @@ def rng_kept() -> Iterator[RngState]:
 
 
 def restore_rng(state: RngState) -> None:
-    """Put back what ``note_rng`` returned."""
+    """Put back what ``note_rng`` returned: Python's state, NumPy's, torch's, the devices'."""
     torch.set_rng_state(state.torch)
     random.setstate(state.python)
     if state.numpy is not None:

@@ -60,6 +60,7 @@ class _Kept:
         return own.shape == copy.shape and own.dtype == copy.dtype and own.layout == copy.layout
 
     def put_back(self) -> Tensor:
+        """Copy the values back in place, and return the tensor. No synchronisation."""
         with torch.no_grad():
             self.tensor.data.copy_(self.copy)
         return self.tensor
@@ -290,8 +291,13 @@ class _BufferNote:
 
     @classmethod
     def of(cls, tensor: Tensor | None) -> _BufferNote:
+        """Return a note of a buffer as it is now; the copy is on its device."""
         assert tensor is not None
         return cls(tensor, tensor._version, copy_of(tensor))
 
     def moved(self, present: Tensor | None) -> bool:
+        """Return whether the buffer was replaced or written to since.
+
+        Reads its version, not its values.
+        """
         return present is not self.tensor or self.tensor._version != self.version

@@ -75,7 +75,7 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def write(tensor: Tensor, values: Tensor) -> None:
-    """Put into a tensor what ``copy_of`` has returned."""
+    """Put the values that ``copy_of`` returned back into a tensor, in place."""
     with torch.no_grad():
         _once(tensor.detach()).copy_(values)
 

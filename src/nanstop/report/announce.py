@@ -15,7 +15,8 @@ from nanstop.store.incidents import REPORT
 def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
     """Return what prints reports, findings and notes on stderr as they come.
 
-    Of several processes that train together each reports its own failures; what holds for all of them the first says.
+    Of several processes that train together each reports its own failures;
+    what holds for all of them the first says.
     """
     speaks_for_all = is_first()
 
@@ -38,7 +39,7 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
 
 
 def _record(path: Path) -> str | None:
-    """Return where the full record is, as short as it can be said here; None where the disk refused it."""
+    """Return where the full record is, as short as can be; None where the disk refused it."""
     if not path.is_file():
         return None
     with suppress(ValueError, OSError):

@@ -1,4 +1,4 @@
-"""All that happened in a run, as one object to print or to leave as the last line of a notebook cell."""
+"""All that happened in a run, as one object to print or to show in a notebook."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class RunReport:
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
+        """Return the reports of all incidents as HTML for a notebook, everything escaped."""
         if not self.incidents:
             return notebook.preformatted(str(self))
         return "".join(notebook.html(report) for report in self.incidents)

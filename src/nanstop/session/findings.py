@@ -45,6 +45,7 @@ class Findings:
             self.found(finding)
 
     def found(self, finding: Diagnosis) -> None:
+        """Keep and announce a finding, unless it is known of this place already."""
         places = {one.where for one in self.all if one.code == finding.code}
         # Without a place it is what was to be expected: nothing new beside what was seen somewhere.
         if finding.where not in places and (finding.where or not places):

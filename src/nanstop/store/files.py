@@ -1,4 +1,4 @@
-"""Reading files that anybody may have written, and writing files that appear whole or not at all."""
+"""Reading files that anybody may have written, and writing files whole or not at all."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def load_record(file: Path, kind: type[T]) -> T:
 
 
 def check_schema(file: Path, plain: dict[str, Any]) -> None:
+    """Raise ``NanstopError`` where a JSON object has another schema number than ours."""
     found = plain.get("schema")
     if found != SCHEMA or isinstance(found, bool):
         message = f"{file}: schema {found!r}, and this nanstop reads schema {SCHEMA}"
@@ -69,7 +70,7 @@ def require_plain(file: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> bool:
-    """Return True once the file is on the disk: written beside it, flushed, then renamed over it. Errors: ``OSError``."""
+    """Return True once a flushed copy was renamed over the file. Errors: ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -87,7 +88,7 @@ def write_whole(path: Path, data: bytes) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder against other processes of this machine; without file locks (Windows) go on without."""
+    """Hold the folder against other processes here; without file locks (Windows) do nothing."""
     try:
         import fcntl
     except ImportError:

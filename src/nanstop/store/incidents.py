@@ -1,8 +1,9 @@
-"""Where incidents live: one numbered folder each with ``report.json``, a ``summary.json`` of the run, a ``plan.yaml``.
+"""Where incidents live: one numbered folder each with ``report.json``, a ``summary.json`` of the
+run, a ``plan.yaml``.
 
-Writing never fails a run: the first problem of the disk is logged, kept in ``Store.problem``, and from then on the
-store remembers in memory. Every file appears whole or not at all. Reading trusts nothing: size, schema, links and names
-are looked at before anything is used.
+Writing never fails a run: the first problem of the disk is logged, kept in ``Store.problem``, and
+from then on the store remembers in memory. Every file appears whole or not at all. Reading trusts
+nothing: size, schema, links and names are looked at before anything is used.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ T = TypeVar("T")
 class Store:
     """The incident folder of a run.
 
-    With ``run_id`` several processes share one run: each keeps the others' incidents when it writes the summary, so
-    whoever starts the run writes the first one with ``reset``. Without it the store owns the summary. ``keeps_series``:
-    the numbers of the whole run are wanted, for ``nanstop compare``.
+    With ``run_id`` several processes share one run: each keeps the others' incidents when it writes
+    the summary, so whoever starts the run writes the first one with ``reset``. Without it the store
+    owns the summary. ``keeps_series``: the numbers of the whole run are wanted, for ``nanstop
+    compare``.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Store:
         self.reports: dict[str, Report] = {}
         self.summary = Summary()
         self._on_disk = Summary()
-        """What stands in ``summary.json`` unless another process wrote it since; a run begins with an empty one."""
+        """What is in ``summary.json`` unless another process wrote it; empty as a run begins."""
         self._last_number = -1
 
     def open_incident(self) -> tuple[str, Path]:
@@ -74,7 +76,7 @@ class Store:
         return incident_id, self.folder / incident_id
 
     def write_report(self, report: Report) -> None:
-        """Write ``report.json`` into the folder of its incident; a later report of the same incident replaces it."""
+        """Write ``report.json`` into the folder of its incident, in the place of an earlier."""
         incident_id = report.incident.id
         if not _ID.fullmatch(incident_id):
             raise NanstopError(f"incident id `{incident_id}` was not given by open_incident")
@@ -88,19 +90,19 @@ class Store:
         self._guarded(self._begin)
 
     def write_summary(self, summary: Summary) -> None:
-        """Replace ``summary.json`` by this state of the run, together with what other processes of it wrote."""
+        """Replace ``summary.json`` by this state of the run, merged with other processes'."""
         self.summary = summary
         self._guarded(self._write_summary)
 
     def present_summary(self) -> Summary:
-        """Return what stands in ``summary.json``; to know one's own needs no validation. Errors: as ``load_report``."""
+        """Return what ``summary.json`` holds, not validated. Errors: as ``load_report``."""
         path = self.folder / SUMMARY
         if read_text(path, MAX_JSON_BYTES) == codec.to_json(self._on_disk):
             return self._on_disk
         return load_summary(path)
 
     def write_series(self, series: tuple[Series, ...]) -> None:
-        """Write the numbers of a run as ``series.json``; several sessions of one process are one run, the last counts."""
+        """Write the numbers of a run as ``series.json``; of several sessions the last counts."""
         text = codec.to_json(RecordedSeries(series=series))
         self._guarded(lambda: write_whole(self.folder / SERIES, text.encode()))
 
@@ -149,10 +151,11 @@ class Store:
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:
-    """Return the report of an incident folder (or of a ``report.json``) that anybody may have written.
+    """Return the report of an incident folder (or of a ``report.json``) that anybody may have
+    written.
 
-    Errors: ``NanstopError`` NS001 for a missing, linked, oversized or malformed file, another schema, or an id that
-    leaves the folder.
+    Errors: ``NanstopError`` NS001 for a missing, linked, oversized or malformed file, another
+    schema, or an id that leaves the folder.
     """
     given = Path(path)
     file = given / REPORT if given.is_dir() else given
@@ -163,7 +166,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
 
 def load_series(path: str | os.PathLike[str]) -> tuple[Series, ...]:
-    """Return the series of a ``series.json`` that anybody may have written. Errors: as ``load_report``."""
+    """Return the series of a ``series.json`` of anybody's. Errors: as ``load_report``."""
     return load_record(Path(path), RecordedSeries).series
 
 
@@ -173,7 +176,8 @@ def load_summary(path: str | os.PathLike[str]) -> Summary:
 
 
 def incident_folders(path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Return ``path`` if it holds a report, else the incident folders directly below it, oldest first.
+    """Return ``path`` if it holds a report, else the incident folders directly below it, oldest
+    first.
 
     Errors: ``NanstopError`` NS001 where there is none, with the nearest folder that exists.
     """
@@ -194,7 +198,7 @@ def incident_folders(path: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def _make_exclusively(folder: Path) -> bool:
-    """Make a folder; False where it is there already. Of several processes exactly one gets True."""
+    """Make a folder; False where it is there already: exactly one of several gets True."""
     try:
         folder.mkdir()
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Plans on disk: what a search found, and what a run adopted, as one YAML file that a person can read and edit."""
+"""Plans on disk, searched for or adopted, as one YAML file that a person can edit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def save_plan(plan: PrecisionPlan, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> PrecisionPlan:
-    """Return a plan that anybody may have written. Errors: ``NanstopError`` NS001 that names the file and the key."""
+    """Return a plan of anybody's. Errors: ``NanstopError`` that names the file and the key."""
     import yaml
 
     file = Path(path)

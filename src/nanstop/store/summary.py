@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
 
-from nanstop.records import CONFIG, SCHEMA, Diagnosis, Report, Series
+from nanstop.records import SCHEMA, Diagnosis, Report, Series
+from nanstop.records.record import record
 from nanstop.records.remedies import describe
 from nanstop.records.vocabulary import RANK
 
@@ -13,11 +13,10 @@ DEATHS = ("signal", "oom", "timeout")
 """Failures of a process, whose last operation stands at the end of ``localization.growth``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class IncidentRow:
-    """One incident in ``summary.json``. ``source``: "file:line". ``step`` and ``micro`` count from 0."""
+    """One incident in ``summary.json``. ``source``: "file:line". Steps count from 0."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     code: str
     codes: tuple[str, ...]
     title: str
@@ -36,15 +35,14 @@ class IncidentRow:
     folder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FindingRow:
     """What preflight or the gauge found: silently wrong or about to fail, but no failure.
 
-    ``step`` and ``micro`` (from 0), ``phase``, ``op``: where it was first seen, as far as that was measured. ``step`` is
-    None for what was only to be expected.
+    ``step`` and ``micro`` (from 0), ``phase``, ``op``: where it was first seen, as far as that was
+    measured. ``step`` is None for what was only to be expected.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     code: str
     title: str
     where: str
@@ -55,15 +53,15 @@ class FindingRow:
     op: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Summary:
-    """``summary.json``: the whole run. ``exit`` is None while it goes on; ``steps`` are optimizer steps.
+    """``summary.json``: the whole run. ``exit`` is None while it goes on;
+    ``steps`` are optimizer steps.
 
-    ``ended``: "stopped" after a training that nanstop stopped; at last, how ``nanstop run`` saw its command end
-    (``remains.EndKind``). Else None.
+    ``ended``: "stopped" after a training that nanstop stopped; at last, how ``nanstop run`` saw its
+    command end (``process.crash.process_end.EndKind``). Else None.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     incidents: tuple[IncidentRow, ...] = ()
     findings: tuple[FindingRow, ...] = ()
@@ -73,11 +71,10 @@ class Summary:
     ended: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RecordedSeries:
-    """``series.json``: losses, norms and rates of a whole run, which only a run that was asked for them writes."""
+    """``series.json``: losses, norms and rates of a whole run that was asked for them."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     series: tuple[Series, ...] = ()
 
@@ -128,12 +125,12 @@ def finding_row(finding: Diagnosis) -> FindingRow:
 
 
 def by_weight(row: FindingRow) -> tuple[bool, int, int]:
-    """Sort by this: what was measured before what was only to be expected, the more certain first, the earlier first."""
+    """Sort by this: the measured before the expected, the more certain first, the earlier."""
     return row.step is None, RANK[row.confidence], row.step or 0
 
 
 def merge(own: Summary, other: Summary) -> Summary:
-    """Return this process's summary with the rows of the others, whose incidents have folders of their own."""
+    """Return this process's summary with the rows of the others, which have own folders."""
     mine = {row.folder for row in own.incidents}
     rows = (*own.incidents, *(row for row in other.incidents if row.folder not in mine))
     return replace(
@@ -148,7 +145,7 @@ def merge(own: Summary, other: Summary) -> Summary:
 
 
 def _standing(findings: tuple[FindingRow, ...]) -> tuple[FindingRow, ...]:
-    """Return each finding once: as it was measured, not as an earlier state of the file still expects it."""
+    """Return each finding once: as it was measured, not as it was only expected."""
     measured = {row.code for row in findings if row.step is not None}
     kept: dict[tuple[str, str, str], FindingRow] = {}
     for row in sorted(findings, key=by_weight):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from nanstop.commands.bisect.search import Status
 from nanstop.commands.bisect.trial_store import Failure
-from nanstop.records import CONFIG
+from nanstop.records.record import record
 
 Outcome = Literal["pass", "same_failure", "other_failure", "invalid"]
 
@@ -20,7 +19,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrialRow:
     """One trial. ``keys``: what it took from BAD. "invalid": it ended by an error before any step of training.
 
@@ -28,7 +27,6 @@ class TrialRow:
     ``forked``: from a process that had imported its libraries; what confirms an answer never is.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     number: int
     keys: tuple[str, ...]
     attempt: int
@@ -44,17 +42,16 @@ class TrialRow:
     folder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Difference:
     """A key and what it is in BAD and in GOOD, as text."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     key: str
     bad: str
     good: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BisectResult:
     """What a bisect established, and every trial that says so.
 
@@ -64,7 +61,6 @@ class BisectResult:
     answer; empty with status "found". ``not_forked``: why no trial was, or none any more.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     status: Status
     message: str = ""
     minimal: tuple[str, ...] = ()

@@ -88,6 +88,7 @@ class _Oracle:
         return agreed.pop() if len(agreed) == 1 else "unresolved"
 
     def flaky(self) -> list[Keys]:
+        """Return the key sets whose runs did not all give the same verdict."""
         return [keys for keys, verdicts in self.seen.items() if len(set(verdicts)) > 1]
 
     def _try(self, wanted: Sequence[Keys]) -> None:

@@ -10,15 +10,15 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 from nanstop.errors import NanstopError
 from nanstop.process.children.isolate import End
 from nanstop.process.crash.crash_report import fatal_op
 from nanstop.process.crash.process_end import collect
-from nanstop.records import CONFIG, SCHEMA, FailureKey, Phase, Report, codec
+from nanstop.records import SCHEMA, FailureKey, Phase, Report, codec
+from nanstop.records.record import record
 from nanstop.session.machine import environment
 from nanstop.store.files import load_record, write_whole
 from nanstop.store.incidents import load_report, load_summary
@@ -32,14 +32,13 @@ _MAX_HASHED_BYTES = 64 * 2**20
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Failure:
     """One way in which a run failed. ``name``: code of the finding, signal, class of the exception, or exit code.
 
     ``key``: where a value stopped being finite; of a death by signal, the operation that was running, where recorded.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     kind: FailureType
     name: str
     message: str = ""
@@ -64,14 +63,13 @@ class Failure:
         return f"{self.name}: {self.message}" if self.message else self.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Finished:
     """A finished trial: how its process ended, what failed in it (the deciding failure first), updates it applied.
 
     ``forked``: its process was forked from one that had imported its libraries.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     end: End
     failures: tuple[Failure, ...] = ()
@@ -105,6 +103,7 @@ class TrialStore:
         return hashlib.sha256(f"{self._base}\n{text}".encode()).hexdigest()[:16]
 
     def place(self, digest: str) -> Path:
+        """Return the folder of the trial whose configuration has this digest. Creates nothing."""
         return self.folder / digest
 
     def load(self, digest: str) -> Finished | None:
@@ -177,6 +176,7 @@ def failures_so_far(place: Path) -> tuple[Failure, ...]:
 
 
 def cannot_write(folder: Path, error: OSError) -> NanstopError:
+    """Return the error for a folder that cannot be written, with what to do."""
     return NanstopError(
         f"cannot write {folder}: {error.strerror or error}",
         hint="NANSTOP_DIR names another folder for incidents and trials",
@@ -212,7 +212,7 @@ def _death(end: End, live: Path) -> Failure | None:
 
 def _running(live: Path) -> FailureKey | None:
     """Return the operation that a recorded process died in, or had completed last."""
-    flights = (remains.flight for remains in collect(live) if remains.trained)
+    flights = (left.flight for left in collect(live) if left.trained)
     last = next((op for flight in flights if (op := fatal_op(flight))), None)
     if last is None:
         return None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from nanstop.records import (
-    CONFIG,
     SCHEMA,
     Diagnosis,
     Environment,
     Probe,
     RunFacts,
 )
+from nanstop.records.record import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Preflight:
     """What is known of a run that has not begun, and what follows from it.
 
@@ -23,7 +20,6 @@ class Preflight:
     looking, without what the script itself took.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     facts: RunFacts
     environment: Environment

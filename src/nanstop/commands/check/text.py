@@ -8,7 +8,7 @@ from nanstop.report.text.terminal import render_finding
 
 
 def render(found: Preflight) -> str:
-    """Return the findings as text, each as everywhere, and what was looked at."""
+    """Return the text of a check: a block for each finding, then notes and what was looked at."""
     blocks = [render_finding(one) for one in found.findings]
     notes = [f"note: {failure}" for failure in found.failures]
     return "\n\n".join([*blocks, "\n".join([*notes, _closing(found)])])

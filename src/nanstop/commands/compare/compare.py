@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nanstop.commands.compare.layers import (
     Layer,
@@ -21,7 +21,8 @@ from nanstop.commands.compare.layers import (
     sampled_steps,
 )
 from nanstop.errors import NanstopError
-from nanstop.records import CONFIG, Report
+from nanstop.records import Report
+from nanstop.records.record import record
 from nanstop.session.sampled_ranges import module_of
 from nanstop.store.files import MAX_JSON_BYTES, read_text
 from nanstop.store.incidents import (
@@ -38,7 +39,7 @@ from nanstop.store.summary import summary_row
 TRAINER_STATE = "trainer_state.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SeriesRow:
     """One series of both runs. ``first_difference``: first step at which it is not equal in both.
 
@@ -46,7 +47,6 @@ class SeriesRow:
     there, or at the last common step. ``largest``: the largest relative difference (infinite where one is not finite).
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     num_steps: int
     first_difference: int | None
@@ -56,7 +56,7 @@ class SeriesRow:
     largest: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Comparison:
     """Two runs. ``step`` and ``series``: the first divergence; None where they agree within ``tolerance``.
 
@@ -64,7 +64,6 @@ class Comparison:
     in an incident.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     a: str
     b: str
     tolerance: float
@@ -80,6 +79,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
+        """Whether no series and no layer of the two runs differs by more than ``tolerance``."""
         return self.step is None and self.layer is None
 
 

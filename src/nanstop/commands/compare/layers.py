@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from nanstop.records import CONFIG, OpEvent, Report
+from nanstop.records import OpEvent, Report
+from nanstop.records.record import record
 from nanstop.store.summary import summary_row
 
 Values = Mapping[int, Sequence[float]]
 """By step, what was noted of it: one value, or one for each micro-batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Layer:
     """Where one run's layers part from the other's. ``why``: in words; ranges are of outputs.
 
     ``op``: of an operation that an incident recorded; empty for a module, whose range was sampled at this step.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     step: int
     module: str
     op: str

@@ -7,10 +7,9 @@ same one without it, and, where another guard would have stopped the failure as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 from nanstop.commands.doctor.result import (
     INJECTED,
@@ -24,8 +23,8 @@ from nanstop.commands.doctor.result import (
 )
 from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run import dry_run
-from nanstop.records import CONFIG
 from nanstop.records.codec import to_json
+from nanstop.records.record import record
 from nanstop.store.files import write_whole
 
 FAR = 1e3
@@ -42,11 +41,10 @@ WATCH = "nanstop.watch"
 """What guards are called; clipping adds its bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Audit:
     """What a child process has seen so far: the trials that are due may need another one."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     host: str
     guards: tuple[Guard, ...]
     trials: tuple[GuardTrial, ...]

@@ -266,7 +266,7 @@ class Voices(logging.Handler):
 
 
 def observing_updates(before: Callable[[Optimizer], None]) -> Table:
-    """Have every optimizer's update told before it, until the table is undone."""
+    """Call ``before`` ahead of each update of every optimizer, until the table is undone."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     def told(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
-from nanstop.records.vocabulary import CONFIG, SCHEMA
+from nanstop.records.record import record
+from nanstop.records.vocabulary import SCHEMA
 
 Injected = Literal["nan_loss", "inf_loss", "nan_gradient", "inf_gradient", "norm_overflow"]
 """A failure that is planted in one step: in its loss, in one gradient, or in the norm of finite gradients."""
@@ -26,18 +26,17 @@ Act = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Guard:
     """Something of the user's stack that may keep a failure from the weights. ``name`` is unique in an audit."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     name: str
     kind: GuardKind
     cases: tuple[Injected, ...] = INJECTED
     """The failures that it is tried on: a line of a script only on those that it was seen to read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GuardTrial:
     """One short training with a failure planted in its second step, and the guards ``removed`` taken away.
 
@@ -45,7 +44,6 @@ class GuardTrial:
     weights went, as a multiple of the same training without a failure.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     injected: Injected
     removed: tuple[str, ...] = ()
     took: bool = True
@@ -65,20 +63,18 @@ class GuardTrial:
     """Lines of the script that read a value that was not finite."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GuardRow:
     """What one guard did about each failure, in the order of ``INJECTED``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     guard: Guard
     acts: tuple[Act, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class InjectedRow:
     """What became of one failure with every guard in place. ``stopped_by``: guards that kept it from the weights."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     injected: Injected
     tried: bool
     reaches_weights: bool
@@ -86,11 +82,10 @@ class InjectedRow:
     stopped_by: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Doctor:
     """The outcome of ``nanstop doctor``, and every trial that it rests on."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     host: str
     failures: tuple[InjectedRow, ...]

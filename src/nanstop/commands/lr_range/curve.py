@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from nanstop.errors import NanstopError
-from nanstop.records import CONFIG
+from nanstop.records.record import record
 
 MIN_STEPS = 20
 
@@ -23,7 +22,7 @@ _BEGUN = 0.1
 """Share of the whole fall from which on the loss is said to be falling."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LrRange:
     """What a sweep showed. ``losses``: one for each rate, taken after the update at that rate.
 
@@ -33,7 +32,6 @@ class LrRange:
     "found". ``noise``: standard deviation of a loss around the smoothed one.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     status: Literal["found", "flat", "too_short"]
     message: str = ""
     low: float | None = None

@@ -48,7 +48,7 @@ class Objective:
 
 @dataclass(slots=True)
 class CalibrationMicro:
-    """See ``loop_step.Micro``."""
+    """See ``hosts.loop.step.Micro``."""
 
     given: Any
     objective: Objective
@@ -67,7 +67,7 @@ class CalibrationMicro:
 
 
 class CalibrationStep(LoopStep):
-    """A window of calibration batches; see ``run.planning.ScaledStep``."""
+    """A window of calibration batches; see ``commands.plan.trials.ScaledStep``."""
 
     objective: Objective
 

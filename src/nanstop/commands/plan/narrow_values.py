@@ -1,7 +1,7 @@
 """What a run under a plan holds in a narrow format, and how large that is in float32.
 
 A recorded run says which operation emits which format; sizes come from a float32 run of the same micro-batch
-(``probe.SizeLook``), because what overflows is saturated, and all that follows it spoiled, in the run itself.
+(``measure.ranges.SizeLook``), because what overflows is saturated, and all that follows it spoiled, in the run itself.
 """
 
 from __future__ import annotations

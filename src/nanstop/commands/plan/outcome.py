@@ -54,6 +54,7 @@ class Outcome:
 
     @property
     def passes(self) -> bool:
+        """Whether the plan agrees with float32 within its tolerances; ``why`` says why not."""
         return not self.why
 
 

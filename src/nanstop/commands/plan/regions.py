@@ -60,6 +60,10 @@ class _Trials(Generic[Item]):
     start: float = 0.0
 
     def look(self, items: tuple[Item, ...]) -> Look[Item]:
+        """Return what a trial of these items gave, run at most once.
+
+        Errors: ``_SpentError`` where the budget of trials or seconds is spent.
+        """
         key = frozenset(items)
         if key not in self.done:
             spent = self.budget.clock() - self.start >= self.budget.seconds

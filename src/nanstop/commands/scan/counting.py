@@ -48,6 +48,7 @@ class Scratch:
 
     @classmethod
     def new(cls) -> Scratch:
+        """Return two uint8 buffers of ``CHUNK_BYTES`` on the host, to be used for every chunk."""
         return cls(*(torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in range(2)))
 
 

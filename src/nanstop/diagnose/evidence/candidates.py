@@ -1,4 +1,4 @@
-"""Candidate cures in the order in which they should be tried. Rules propose, ``search.prove`` decides."""
+"""Candidates for a cure in the order to try. Rules propose, ``prove.search`` decides."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KERNELS = ("sdpa", "eager")
 
 
 def is_attention(event: OpEvent) -> bool:
-    """Return whether the op belongs to an attention module or to a function that computes attention."""
+    """Return whether the op belongs to an attention module or an attention function."""
     function = event.source.function if event.source is not None else ""
     place = f"{event.module.rsplit('.', 1)[-1]} {function} {event.op}".lower()
     return "attn" in place or "attention" in place
 
 
 def kernels(facts: RunFacts) -> Candidates:
-    """Return the attention kernels other than the present one; none where the model has no such switch."""
+    """Return the other attention kernels; none where the model has no such switch."""
     if facts.attention is None:
         return ()
     return tuple(
@@ -30,7 +30,8 @@ def kernels(facts: RunFacts) -> Candidates:
 
 
 def islands(event: OpEvent, facts: RunFacts) -> Candidates:
-    """Return float32 islands on the op's module: giving back the input's format, float32, float32 under autocast.
+    """Return float32 islands on the op's module:
+    giving back the input's format, float32, float32 under autocast.
 
     An op outside the modules has none; what is left there is the loss, and the head that feeds it.
     """
@@ -50,7 +51,7 @@ def _half_format(facts: RunFacts) -> str:
 
 
 def precision(event: OpEvent, facts: RunFacts, dtype: str) -> Candidates:
-    """Return what cures an overflow of ``dtype`` at ``event``: an island, another kernel, then bfloat16."""
+    """Return what cures an overflow at ``event``: an island, another kernel, bfloat16."""
     other = kernels(facts) if is_attention(event) else ()
     wide = BF16 if dtype != "bfloat16" else ()
     return (*islands(event, facts), *other, *wide)
@@ -66,7 +67,7 @@ def half_trainables(facts: RunFacts) -> tuple[str, ...]:
 
 
 def updated_in_half(facts: RunFacts) -> tuple[str, ...]:
-    """Return the half formats of what updates write to: of no parameter where the optimizer has copies."""
+    """Return the half formats that updates write to; none where the optimizer has copies."""
     return () if has_masters(facts) else half_trainables(facts)
 
 

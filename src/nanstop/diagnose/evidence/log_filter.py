@@ -1,8 +1,8 @@
 """The arithmetic of transformers' ``logging_nan_inf_filter``, and its inverse.
 
-``Trainer`` keeps the sum of the losses since it last logged. With the filter on (the default) a micro-batch whose loss
-is not finite adds ``sum / (1 + steps since the last log)`` instead, which multiplies the sum by 1 + 1/n; the log shows
-the sum over the number of steps.
+``Trainer`` keeps the sum of the losses since it last logged. With the filter on (the default) a
+micro-batch whose loss is not finite adds ``sum / (1 + steps since the last log)`` instead, which
+multiplies the sum by 1 + 1/n; the log shows the sum over the number of steps.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ HUGE = 1e6
 class Decoded:
     """What a logged number really was. Steps count from 0 in the window that the number covers.
 
-    ``before``: mean of the losses a step before the first bad micro-batch, in the units of the log; None if there is
-    none. ``multiplier``: what the filter multiplied the sum by, in all.
+    ``before``: mean of the losses a step before the first bad micro-batch, in the units of the log;
+    None if there is none. ``multiplier``: what the filter multiplied the sum by, in all.
     """
 
     logged: float
@@ -36,7 +36,7 @@ class Decoded:
 
 
 def filtered(window: Sequence[Sequence[float]]) -> float:
-    """Return what the filter logs for the raw losses of a window: one sequence of micro-batch losses a step."""
+    """Return what the filter logs for raw losses: of each step, its micro-batches."""
     total = 0.0
     for step, losses in enumerate(window):
         for loss in losses:
@@ -45,10 +45,12 @@ def filtered(window: Sequence[Sequence[float]]) -> float:
 
 
 def decode_logged(logged: float, window: Sequence[Sequence[float]]) -> Decoded | None:
-    """Return what ``logged`` hides; None if every loss is finite or the filter's arithmetic does not give it.
+    """Return what ``logged`` hides;
+    None if every loss is finite or the filter's arithmetic does not give it.
 
-    ``window``: raw losses of the micro-batches of each step since the last log. They may be undivided or divided by
-    the accumulation (a loss that does not count tokens is divided before it is logged): the scale that fits is taken.
+    ``window``: raw losses of the micro-batches of each step since the last log. They may be
+    undivided or divided by the accumulation (a loss that does not count tokens is divided before it
+    is logged): the scale that fits is taken.
     """
     bad = [
         (step, micro)
@@ -85,8 +87,9 @@ def _agree(logged: float, predicted: float) -> bool:
 def explain_number(logged: float, *, num_steps: int, num_micro: int) -> tuple[Decoded, ...]:
     """Return the plausible readings of a logged number whose raw losses were not kept.
 
-    Each assumes that all micro-batches failed from the start of one step of the window on; a reading is plausible if
-    the mean loss before lies between 0.01 and 50. Exactly 0.0 has one reading: no loss of the window was finite.
+    Each assumes that all micro-batches failed from the start of one step of the window on; a
+    reading is plausible if the mean loss before lies between 0.01 and 50. Exactly 0.0 has one
+    reading: no loss of the window was finite.
     """
     readings = []
     for first in range(num_steps):

@@ -12,7 +12,7 @@ from nanstop.records import Evidence, OpEvent
 INF, NAN, UNSCORED = "reward_inf/", "reward_nan/", "reward_unscored"
 """Share of a batch of rewards that was bad, by reward function; noted of bad batches only."""
 RATIO_AT_ONCE, RATIO = "log_ratio/at_once", "log_ratio/later"
-"""Mean distance of a token's log-probability to the one noted with the completion, before any update and after one."""
+"""Mean distance of log-probabilities to those noted, before any update and after one."""
 
 _POLICY = re.compile(r"ratio|(^|\W|_)kl|log_?p(rob)?s?\b|logits_ref|ref_log|importance", re.I)
 _METHODS = ("grpo", "rloo", "ppo", "gspo", "reinforce")
@@ -35,7 +35,7 @@ def typical(evidence: Evidence, name: str, *, last: int = 8, least: int = 1) -> 
 
 
 def is_of_policies(evidence: Evidence, event: OpEvent) -> bool:
-    """Return whether an op of the loss belongs to the comparison of two policies: by the trainer, else by its own line."""
+    """Return whether an op compares two policies: the trainer says so, else its own line."""
     objective = standing(evidence).objective
     if objective is not None and objective.method in _METHODS:
         return event.phase == "loss" or not event.module

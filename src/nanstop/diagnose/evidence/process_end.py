@@ -1,4 +1,4 @@
-"""What the rules about dead processes read off the evidence: how it ended, and the last operations."""
+"""How a dead process ended, and its last operations, for the rules about such."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BESIDE = ("evidence", "frame")
 
 
 def unnatural_end(evidence: Evidence, kind: FailureKind) -> Signal | None:
-    """Return the signal (source "exit") that names the end of a process, if its failure is of this kind."""
+    """Return the "exit" signal that names the end of a process, if it is of this kind."""
     found, incident = evidence.localization, evidence.incident
     if found is None or incident is None or found.key.kind != kind:
         return None
@@ -39,14 +39,14 @@ def op_in_title(evidence: Evidence, *, known: bool = True) -> str:
 
 
 def spelled(event: OpEvent) -> str:
-    """Return an operation with its operands: ``aten.mm.default: bfloat16 [64, 896] x bfloat16 [896, 16]``."""
+    """Return an operation with its operands: ``aten.mm.default: bfloat16 [64, 896] x ...``."""
     shapes = (f"{one.dtype} [{', '.join(map(str, one.shape))}]" for one in event.inputs)
     operands = " x ".join(shapes)
     return f"{event.op}: {operands}" if operands else event.op
 
 
 def last_op_lines(evidence: Evidence, *, fatal: bool = True) -> tuple[str, ...]:
-    """Return the last operation, its line, and the innermost line of Python; or how to come to know them."""
+    """Return the last operation and lines of the process, or how to come to know them."""
     event = last_op(evidence)
     frames = signals_named(evidence, "frame")[:1]
     lines = [f"{'last operation' if fatal else 'it was at'} {spelled(event)}"] if event else []

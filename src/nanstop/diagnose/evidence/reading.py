@@ -32,7 +32,7 @@ _OF_TORCH = (
     "torchvision",
 )
 MODEST = 1e4
-"""Largest input from which no sensible operation leaves the range of bfloat16 or float32: its cube fits."""
+"""Largest input from which no op leaves the range of bfloat16 or float32: its cube fits."""
 
 FORWARD = ("forward", "recompute", "generate", "evaluate", "loss")
 
@@ -47,7 +47,7 @@ def standing(evidence: Evidence) -> RunFacts:
 def sighting(
     evidence: Evidence, phase: Phase, *, op: str | None = None, since: int | None = None
 ) -> Sighting | None:
-    """Return where in a run that has not failed this is seen, from step ``since`` on if that was earlier."""
+    """Return where in a healthy run this is seen, from step ``since`` on if that is earlier."""
     at = evidence.at
     if at is None:
         return None
@@ -64,18 +64,26 @@ def machine_of(evidence: Evidence) -> Environment | None:
 
 
 def weights_of(evidence: Evidence) -> tuple[TensorStats, ...]:
-    """Return the ranges of the weights of the scanned checkpoint, or of those that stood out as a model was loaded."""
+    """Return the ranges of a scanned checkpoint's weights, or of odd ones as loaded."""
     if evidence.checkpoint is not None:
         return tuple(tensor.stats for tensor in evidence.checkpoint.tensors)
     return standing(evidence).odd_weights
 
 
 def born(evidence: Evidence, phases: Iterable[str]) -> OpEvent | None:
-    """Return the op that made the first bad value out of finite ones in one of ``phases``, else None."""
+    """Return the op that made the first bad value out of finite ones in a phase, else None."""
     found = evidence.localization
     if found is None or found.origin != "born_here" or found.first_bad is None:
         return None
     return found.first_bad if found.first_bad.phase in phases else None
+
+
+def first_bad(
+    evidence: Evidence, phases: Iterable[str]
+) -> tuple[OpEvent | None, TensorStats | None]:
+    """Return the op that was ``born`` bad, and its first output that is not finite."""
+    event = born(evidence, phases)
+    return event, bad_output(event) if event is not None else None
 
 
 def bad_output(event: OpEvent) -> TensorStats | None:
@@ -90,10 +98,11 @@ def op_name(op: str) -> str:
 
 
 def foreign_kernel(event: OpEvent) -> bool:
-    """Return whether the op is a kernel from outside torch that is not finite on values far inside its wide format.
+    """Return whether the op is a kernel from outside torch that is not finite on values far inside
+    its wide format.
 
-    Nothing inside such a kernel was seen. In float16 it may overflow as any op does; elsewhere small finite inputs speak
-    against the kernel, also where it is finite in a wider format.
+    Nothing inside such a kernel was seen. In float16 it may overflow as any op does; elsewhere
+    small finite inputs speak against the kernel, also where it is finite in a wider format.
     """
     output = bad_output(event)
     if event.op.partition(".")[0] in _OF_TORCH or "." not in event.op:
@@ -121,7 +130,7 @@ def counted(amount: int, noun: str) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Return a share as people say it: whole percents, one digit below 10 %, never rounded to none or all."""
+    """Return a share in percent: one digit below 10 %, never rounded to none or all."""
     if part in (0, whole):
         return "100 %" if part else "0 %"
     share = max(100.0 * part / whole, 0.1)
@@ -129,7 +138,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def limit(dtype: str) -> str:
-    """Return the largest finite value of a format, as text."""
+    """Return the largest finite value of a format, as text: ``65504`` of float16."""
     return number(FORMAT_MAX[dtype]) if dtype in FORMAT_MAX else "its limit"
 
 
@@ -158,7 +167,7 @@ def _growth(event: OpEvent) -> float:
 
 
 def failing_batch(evidence: Evidence) -> tuple[BatchFact, ...]:
-    """Return the facts of the failing micro-batch; of the whole window where it is not known which failed."""
+    """Return the facts of the failing micro-batch, or of a window of which none is known."""
     incident = evidence.incident
     if incident is None:
         return ()
@@ -177,7 +186,9 @@ def loss_is_bad(evidence: Evidence) -> bool:
 
 
 def after_reduction(evidence: Evidence) -> bool:
-    """Return whether ranks trained together, this one's losses were finite, and a gradient that they share was not."""
+    """Return whether ranks trained together, this one's losses were finite, and a gradient that
+    they share was not.
+    """
     incident = evidence.incident
     if incident is None or standing(evidence).world_size < 2 or loss_is_bad(evidence):
         return False
@@ -185,7 +196,7 @@ def after_reduction(evidence: Evidence) -> bool:
 
 
 def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...]:
-    """Return (step, value) pairs of a named history, from the evidence or else from the incident."""
+    """Return (step, value) pairs of a named history, of the evidence or of the incident."""
     histories = evidence.series or (evidence.incident.history if evidence.incident else ())
     for history in histories:
         if history.name == name:
@@ -194,7 +205,7 @@ def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...
 
 
 def lost_squares(facts: RunFacts, dtype: str) -> str:
-    """Return which second moments a state in ``dtype`` loses whatever computes them, as text; "" where it has none."""
+    """Return which second moments a state in ``dtype`` loses, as text; "" for none."""
     optimizer = facts.optimizer
     if optimizer is None or optimizer.betas is None or optimizer.state_bits == 8:
         return ""
@@ -203,15 +214,17 @@ def lost_squares(facts: RunFacts, dtype: str) -> str:
 
 
 def has_masters(facts: RunFacts) -> bool:
-    """Return whether the optimizer holds none of the model's own parameters: it updates copies of them."""
+    """Return whether the optimizer updates copies of the parameters, none of themselves."""
     path = facts.gradient_path
     return path is not None and path.num_trainable > 0 and path.num_updated == 0
 
 
 def is_count(read: TensorStats) -> bool:
-    """Return whether a tensor seems to count something: integers, or floats of which the ends are whole and reach 2.
+    """Return whether a tensor seems to count something:
+    integers, or floats of which the ends are whole and reach 2.
 
-    A mask that is summed in a floating format counts what it lets through; norms that are whole are 0 or 1 at most.
+    A mask that is summed in a floating format counts what it lets through;
+    norms that are whole are 0 or 1 at most.
     """
     least, most = float(read.absmin_nonzero), float(read.absmax)
     whole = least.is_integer() and most.is_integer()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from nanstop.records import Diagnosis, Evidence
+
+Role = Literal["cause", "symptom", "log", "unexplained"]
+"""What made a failure; how it shows; how a log shows it; that nothing else explains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A finding: its code, its name (the bad thing, in kebab case), its check and its page (a Markdown docstring).
+    """A finding: its code, its name (the bad thing, in kebab case), its check, and what others mean
+    to it.
 
-    ``when``: "static" rules look at ``RunFacts`` before and during a run, "incident" rules at a failure, "gauge" rules
-    at sampled ranges and logs of a run that has not failed.
+    ``when``: "static" rules look at ``RunFacts`` before and during a run, "incident" rules at a
+    failure, "gauge" rules at sampled ranges and logs of a run that has not failed. ``yields_to``:
+    codes that are more specific; where one of them is more than possible, this one is withdrawn.
+    ``beside``: codes of standing facts that can have caused this, named beside it.
     """
 
     code: str
@@ -21,4 +29,11 @@ class Rule:
     title: str
     check: Callable[[Evidence], Diagnosis | None]
     when: tuple[str, ...]
-    page: str
+    role: Role = "cause"
+    yields_to: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    @property
+    def page(self) -> str:
+        """The docstring of the file of the check, in Markdown; empty under ``python -OO``."""
+        return sys.modules[self.check.__module__].__doc__ or ""

@@ -1,4 +1,4 @@
-"""The table of known-bad stacks, and what it means for a run to stand on one and for a failure to fit it."""
+"""The table of known-bad stacks: whether a run stands on one, and a failure fits it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Stack:
         return _on_machine(self.where, environment) and _in_run(self.where, facts)
 
     def fits(self, evidence: Evidence) -> bool:
-        """Return whether the failure of the evidence is one that the defect explains, as far as it is known."""
+        """Return whether the defect explains the failure, as far as it is known."""
         if self.failure is None:
             return False
         end = unnatural_end(evidence, "signal")
@@ -113,7 +113,8 @@ def stacks() -> tuple[Stack, ...]:
 
 
 def in_range(version: str | None, wanted: str) -> bool:
-    """Return whether a version is in a range such as ``>=12.1,<12.4.5.8``; an unknown version is in none.
+    """Return whether a version is in a range such as ``>=12.1,<12.4.5.8``;
+    an unknown version is in none.
 
     Only the numbers of the release count: ``2.5.1+cu121`` is 2.5.1, ``2.5.0a0`` is 2.5.0.
     """

@@ -1,29 +1,33 @@
 """The evidence does not single out a cause.
 
 ## What happened
-A step failed, it was captured and examined, and no finding of the catalogue fits what was seen. nanstop says what it
-could rule out and which experiment would settle the rest, instead of naming a likely culprit.
+A step failed, it was captured and examined, and no finding of the catalogue fits what was seen.
+nanstop says what it could rule out and which experiment would settle the rest, instead of naming a
+likely culprit.
 
 ## Why it happens
-In 8 of the 130 public failures that this catalogue is drawn from, the thread never established a cause, although most
-of them carried confident advice. Four facts split most failures: were the parameters finite before the step, was the
-batch, was the forward pass, and does the step fail again when it is replayed? With all four known, 2 x 2 x 2 x 2 = 16
-cases remain apart; with one unknown, each conclusion covers two of them, and a confident one is wrong about half of
-the time.
+In 8 of the 130 public failures that this catalogue is drawn from, the thread never established a
+cause, although most of them carried confident advice. Four facts split most failures: were the
+parameters finite before the step, was the batch, was the forward pass, and does the step fail again
+when it is replayed? With all four known, 2 x 2 x 2 x 2 = 16 cases remain apart; with one unknown,
+each conclusion covers two of them, and a confident one is wrong about half of the time.
 
 ## Example
-A custom autograd function writes NaN into a gradient buffer in C++. No torch operation produced it, the parameters
-and the batch are finite, the forward pass is finite, the replay is bitwise identical. That is all that can be said.
+A custom autograd function writes NaN into a gradient buffer in C++. No torch operation produced it,
+the parameters and the batch are finite, the forward pass is finite, the replay is bitwise
+identical. That is all that can be said.
 
 ## Fix
 1. Run the next experiment that the report names. Cost: one micro-batch or a few.
-2. Take the candidates in the order given: another attention kernel, float32 trainables, float32 logits and loss,
-   bfloat16. Each is tried on the failing micro-batch only. Cost: one forward and backward each.
+2. Take the candidates in the order given: another attention kernel, float32 trainables, float32
+   logits and loss, bfloat16. Each is tried on the failing micro-batch only. Cost: one forward and
+   backward each.
 3. Keep the incident folder: a later version may know the cause, and diagnoses old incidents anew.
    Cost: its size on disk.
 
 ## Fix safety
-The candidates other than bfloat16 keep the mathematics of the training. None is applied without proof.
+The candidates other than bfloat16 keep the mathematics of the training.
+None is applied without proof.
 
 ## Not to be confused with
 NS603, where the replay shows that the failure does not come back at all.
@@ -100,7 +104,10 @@ def _next_experiment(evidence: Evidence) -> str:
 
 def _next_about(event: OpEvent | None) -> str:
     if event is not None and any(stats.nan for stats in event.inputs):
-        return "look for what made its NaN: no op of torch did (NumPy, a custom kernel, a C++ extension)"
+        return (
+            "look for what made its NaN: no op of torch did (NumPy, a custom kernel, a C++ "
+            "extension)"
+        )
     if event is not None and event.wider == "unknown":
         return f"repeat `{op_name(event.op)}` in a wider format on the recorded inputs"
     return "try the candidates on the failing micro-batch, then the same batch on another device"
@@ -120,5 +127,5 @@ def _where(evidence: Evidence) -> str:
 
 
 RULE = Rule(
-    "NS000", "not-established", "cause not established", check, ("incident",), __doc__ or ""
+    "NS000", "not-established", "cause not established", check, ("incident",), role="unexplained"
 )

@@ -52,6 +52,7 @@ class LoopController:
             self.session.start()
 
     def step_id(self, micro: int | None = None) -> StepId:
+        """Return which step this is; ``step`` counts the updates that were seen, from 0."""
         return StepId(run="loop", step=self.num_updates, micro=micro, rank=rank())
 
     def note_rates(self, optimizer: Optimizer | None) -> tuple[Any, ...]:

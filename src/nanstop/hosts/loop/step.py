@@ -65,7 +65,7 @@ class UnseenMicro:
 
 @dataclass(slots=True)
 class LoopStep:
-    """See ``core.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run again.
+    """See ``replay.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run again.
 
     ``start``: the buffers as they were when the window began. ``apply``: the update as the loop makes it. ``rates``:
     the learning rates of this window, one for each group; ``usual``: those that windows of the run have had.

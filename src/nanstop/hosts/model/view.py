@@ -18,7 +18,7 @@ _KERNELS = ("eager", "sdpa")
 
 
 class PlainView:
-    """See ``core.step.ModelView``. Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config."""
+    """See ``replay.step.ModelView``. Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config."""
 
     def __init__(
         self, root: nn.Module, optimizer: Optimizer | None = None, scaler: Any = None

@@ -28,7 +28,7 @@ LEAST_SCALE = 8.0
 
 
 class BufferGroup:
-    """Buffers of several modules, noted and restored together; see ``core.snapshot.BufferNotes``."""
+    """Buffers of several modules, noted and restored together; see ``replay.snapshot.BufferNotes``."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[nn.Module, BufferNotes] = WeakKeyDictionary()

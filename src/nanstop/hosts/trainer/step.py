@@ -194,7 +194,7 @@ def _given(batch: Batch) -> Any:
 
 @dataclass(slots=True)
 class HfStep:
-    """See ``core.step.Step``. Two micro-batches run in order inside one ``isolated`` go on from each other."""
+    """See ``replay.step.Step``. Two micro-batches run in order inside one ``isolated`` go on from each other."""
 
     id: StepId
     view: ModelView

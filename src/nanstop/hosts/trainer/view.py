@@ -18,7 +18,7 @@ _HEADS = ("score", "classifier", "qa_outputs", "v_head", "reward_head")
 
 
 class HfView:
-    """See ``core.step.ModelView``. Reads the trainer each time: ``train()`` makes its optimizer and may wrap its model."""
+    """See ``replay.step.ModelView``. Reads the trainer each time: ``train()`` makes its optimizer and may wrap its model."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -44,7 +44,7 @@ class Local:
         self.close()
 
     def close(self) -> None:
-        """End the warm parent."""
+        """End the fork server, if there is one."""
         if self._parent is not None:
             self._parent.close()
             self._parent = None

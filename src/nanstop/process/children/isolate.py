@@ -12,15 +12,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 from nanstop.errors import NanstopError
 from nanstop.process.children import run_bounded
 from nanstop.process.oom import is_out_of_memory, num_oom_kills
 from nanstop.process.signals import signal_name
-from nanstop.records import CONFIG
+from nanstop.records.record import record
 
 EndKind = Literal["clean", "exception", "exit", "signal", "oom", "timeout", "stopped", "lost"]
 
@@ -35,7 +35,7 @@ _TELLING = re.compile(r"abort|assert|error|fatal|terminate|what\(\)", re.IGNOREC
 """In the last line before a death by signal: it says why. Other lines only happen to be the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class End:
     """How a child ended.
 
@@ -44,7 +44,6 @@ class End:
     "stopped": ended because what was asked is answered; "lost": nobody can tell. ``code`` is as a shell says it, 128 + n after signal n.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     kind: EndKind
     name: str = ""
     message: str = ""

@@ -28,21 +28,29 @@ class Running(Protocol):
     folder: Path
     forked: bool
 
-    def poll(self) -> End | None: ...
+    def poll(self) -> End | None:
+        """Return how the job ended, None while it runs."""
+        ...
 
-    def stop(self, kind: EndKind = "stopped") -> End: ...
+    def stop(self, kind: EndKind = "stopped") -> End:
+        """End the job with all that it started, and return its end, which is called ``kind``."""
+        ...
 
 
 class Executor(Protocol):
     """Starts jobs. ``forks``: some of them may be forks; ``why_not`` says why none is, where any could be."""
 
     @property
-    def forks(self) -> bool: ...
+    def forks(self) -> bool:
+        """Whether jobs may be forked from a process that has the imports."""
+        ...
 
     @property
     def why_not(self) -> str: ...
 
-    def start(self, job: Job) -> Running: ...
+    def start(self, job: Job) -> Running:
+        """Start a job and return it. Errors: ``NanstopError`` where its command cannot be run."""
+        ...
 
     def stop_forking(self, why: str) -> None: ...
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from nanstop.records import CONFIG, SCHEMA, Environment, RunFacts
+from nanstop.records import SCHEMA, Environment, RunFacts
+from nanstop.records.record import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainingFacts:
     """Facts of a training and of its machine, and the rank of the process among those that train together."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CONFIG
     schema: int = SCHEMA
     facts: RunFacts
     environment: Environment

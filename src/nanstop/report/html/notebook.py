@@ -1,4 +1,4 @@
-"""A report in a notebook cell: the terminal's text, escaped, in one small box. No script, nothing loaded."""
+"""A report in a notebook cell: the terminal's text, escaped, in one box. No script."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A report as plain sentences, in the fixed order: what, where, evidence, certainty, help with its proof, pointer.
+"""A report as plain sentences, in the fixed order:
+what, where, evidence, certainty, help with its proof, pointer.
 
-A block is one logical line; ``report.text`` and ``report.notebook`` wrap and colour it.
+A block is one logical line; ``report.text`` and ``report.html.notebook`` wrap and colour it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MAX_SOURCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One line before wrapping. ``cells`` after ``lead`` are set apart by ``gap`` and wrap one by one."""
+    """One line before wrapping. ``cells`` come after ``lead``, ``gap`` apart, and wrap singly."""
 
     kind: str
     lead: str
@@ -41,7 +42,7 @@ class Block:
 
 
 def incident_blocks(report: Report, record: str | None = None) -> tuple[Block, ...]:
-    """Return the blocks of an incident. ``record``: path of its ``report.json``, for the pointer."""
+    """Return the blocks of an incident. ``record``: path of its ``report.json``, to point to."""
     best = report.diagnoses[0] if report.diagnoses else _UNDIAGNOSED
     found = report.localization
     event = found.first_bad if found is not None else None
@@ -251,7 +252,7 @@ def _none_found(proof: Proof) -> list[Block]:
 
 
 def proof_in_brackets(proof: Proof) -> str:
-    """Return the verdict with its counts: how often it passes, fails without, how near float32, at what cost."""
+    """Return the verdict with its counts: passes, ablations, distance to float32, cost."""
     removed = proof.ablations or ((proof.baseline,) if proof.baseline is not None else ())
     part = "it" if len(proof.minimal) == 1 else "any part"
     clauses = [f"{proof.verdict}: passes {_share(proof.passing, passed=True)}"]

@@ -1,4 +1,4 @@
-"""Reports for the terminal: colour and wrapping where there is one, plain whole lines where there is not."""
+"""Reports for the terminal: colour and wrapping where there is one, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def render(
     record: str | None = None,
     stream: TextIO | None = None,
 ) -> str:
-    """Return the incident as text. ``width`` None: that of the terminal, or no wrapping where there is none.
+    """Return the incident as text.
+    ``width`` None: that of the terminal, or no wrapping where there is none.
 
-    ``color`` None: only on a terminal. ``record``: path of the full record, for the last line. ``stream``: where the
-    text will go, stdout by default; it says whether there is a terminal.
+    ``color`` None: only on a terminal. ``record``: path of the full record, for the last line.
+    ``stream``: where the text will go, stdout by default; it says whether there is a terminal.
     """
     return _text(incident_blocks(report, record), width, color, stream)
 
@@ -62,7 +63,7 @@ def render_summary(
     width: int | None = None,
     color: bool | None = None,
 ) -> str:
-    """Return the end of a run in a few lines: how long, what failed and what was done, what else was found."""
+    """Return the end of a run in a few lines: how long, what failed, what was done, found."""
     happened = counted(len(reports), "incident") if reports else "no incident"
     also = f", {counted(len(findings), 'finding')}" if findings else ""
     took = f"{counted(steps, 'step')} in {number(round(seconds, 1))} s"
@@ -92,7 +93,7 @@ def _finding_line(finding: Diagnosis) -> Block:
 
 
 def wrapped(block: Block, width: int | None) -> Iterable[str]:
-    """Yield the block's lines. Cells that do not fit beside the ones before them begin a line of their own."""
+    """Yield the block's lines; cells that do not fit beside the others begin a new one."""
     line = block.lead + block.gap.join(block.cells)
     if width is None or len(line) <= width:
         yield line.rstrip()

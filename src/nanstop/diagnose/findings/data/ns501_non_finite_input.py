@@ -4,9 +4,9 @@
 A tensor of the failing micro-batch was not finite before the model saw it.
 
 ## Why it happens
-Division by the standard deviation of a constant image (0 / 0), a float16 cache of features beyond 65504, a missing
-value in a CSV (read as NaN), a rollout engine that returned NaN as log-probability. One bad element in a batch of
-8 x 3 x 224 x 224 = 1204224 makes the mean loss NaN.
+Division by the standard deviation of a constant image (0 / 0), a float16 cache of features beyond
+65504, a missing value in a CSV (read as NaN), a rollout engine that returned NaN as
+log-probability. One bad element in a batch of 8 x 3 x 224 x 224 = 1204224 makes the mean loss NaN.
 
 ## Example
 ```python
@@ -74,7 +74,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _may_hide(evidence: Evidence) -> bool:
-    """Return whether what is bad is -inf alone and was added to something: it may be a mask, and another op at fault."""
+    """Return whether what is bad is -inf alone and was added to something:
+    it may be a mask, and another op at fault.
+    """
     event = evidence.localization.first_bad if evidence.localization is not None else None
     if event is None or op_name(event.op).rstrip("_") not in ADDITIONS:
         return False
@@ -83,7 +85,9 @@ def _may_hide(evidence: Evidence) -> bool:
 
 
 def _made_by_script(evidence: Evidence, bad: list[BatchFact]) -> bool:
-    """Return whether what is bad has other rows than the batch: weights of classes, say, which some formula made."""
+    """Return whether what is bad has other rows than the batch:
+    weights of classes, say, which some formula made.
+    """
     rows = {fact.shape[:1] for fact in failing_batch(evidence)[:1]}
     return bool(bad) and rows.isdisjoint(fact.shape[:1] for fact in bad)
 
@@ -94,5 +98,10 @@ def _cause(num_bad: int) -> str:
 
 
 RULE = Rule(
-    "NS501", "non-finite-input", "NaN or Inf in the batch", check, ("incident",), __doc__ or ""
+    "NS501",
+    "non-finite-input",
+    "NaN or Inf in the batch",
+    check,
+    ("incident",),
+    yields_to=("NS704",),
 )

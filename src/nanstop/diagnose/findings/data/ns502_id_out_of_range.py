@@ -1,13 +1,14 @@
 """A token or label id has no row in its table.
 
 ## What happened
-The batch holds an id that is negative or not smaller than the number of rows of the embedding (or of classes). On the
-CPU that raises `index out of range`; on CUDA it is a device assert that ends the process's use of the GPU, reported at
-a later, innocent line.
+The batch holds an id that is negative or not smaller than the number of rows of the embedding (or
+of classes). On the CPU that raises `index out of range`; on CUDA it is a device assert that ends
+the process's use of the GPU, reported at a later, innocent line.
 
 ## Why it happens
 A vocabulary of 32000 has rows 0 to 31999. Adding a `[PAD]` token gives it id 32000, and without
-`resize_token_embeddings` there is no such row. Labels of -1 instead of -100 are another: the loss ignores -100 only.
+`resize_token_embeddings` there is no such row. Labels of -1 instead of -100 are another: the loss
+ignores -100 only.
 
 ## Example
 ```python
@@ -16,7 +17,8 @@ model(**tokenizer("...", padding="max_length", return_tensors="pt"))
 ```
 
 ## Fix
-1. `model.resize_token_embeddings(len(tokenizer))`, then initialise the new rows (NS103). Cost: a few rows.
+1. `model.resize_token_embeddings(len(tokenizer))`, then initialise the new rows (NS103).
+   Cost: a few rows.
 2. Use an existing token for padding: `tokenizer.pad_token = tokenizer.eos_token`. Cost: none.
 3. Mark labels to ignore with -100. Cost: none.
 4. Drop the micro-batch. Cost: its data; the next one with that token fails again.
@@ -87,11 +89,4 @@ def _message(evidence: Evidence) -> str:
     return next((text.splitlines()[0] for text in raised if _MESSAGE.search(text)), "")
 
 
-RULE = Rule(
-    "NS502",
-    "id-out-of-range",
-    "token or label id without a row",
-    check,
-    ("incident",),
-    __doc__ or "",
-)
+RULE = Rule("NS502", "id-out-of-range", "token or label id without a row", check, ("incident",))

@@ -4,10 +4,10 @@
 The loss is NaN because there is nothing to average: all labels are -100.
 
 ## Why it happens
-Cross-entropy divides the sum over supervised tokens by their number: 0 / 0 = NaN. Labels vanish when truncation cuts
-the completion away (a prompt of 2100 tokens under `max_length=2048` leaves 0 of the answer), when the response
-template is not found in the text, or when a filter masks each truncated completion. With the default log filter the
-log prints 0.0 instead.
+Cross-entropy divides the sum over supervised tokens by their number: 0 / 0 = NaN. Labels vanish
+when truncation cuts the completion away (a prompt of 2100 tokens under `max_length=2048` leaves 0
+of the answer), when the response template is not found in the text, or when a filter masks each
+truncated completion. With the default log filter the log prints 0.0 instead.
 
 ## Example
 ```python
@@ -22,10 +22,12 @@ F.cross_entropy(torch.randn(3, 5), labels)        # tensor(nan)
 4. Drop the micro-batch when it happens. Cost: nothing is lost; it has no label.
 
 ## Fix safety
-Dropping the micro-batch changes training formally (the window's mean has one term less); it is applied only when allowed.
+Dropping the micro-batch changes training formally (the window's mean has one term less);
+it is applied only when allowed.
 
 ## Not to be confused with
-NS802, a loss of 0 by design. NS205, another empty mean. Precision, learning rate and clipping have no part in it.
+NS802, a loss of 0 by design. NS205, another empty mean.
+Precision, learning rate and clipping have no part in it.
 
 ## References
 - https://github.com/huggingface/trl/issues/6668
@@ -44,7 +46,7 @@ EMPTY_MEANS = ("nll_loss", "cross_entropy", "div", "mean")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if the failing micro-batch supervises nothing and its loss is not finite."""
+    """Return the finding if the micro-batch supervises nothing and its loss is not finite."""
     empty = [fact for fact in failing_batch(evidence) if fact.num_supervised == 0]
     if not empty or not loss_is_bad(evidence):
         return None
@@ -67,6 +69,4 @@ def _divides_by_nothing(evidence: Evidence) -> bool:
     return any(name in found.first_bad.op for name in EMPTY_MEANS)
 
 
-RULE = Rule(
-    "NS503", "no-supervised-tokens", "every label is masked", check, ("incident",), __doc__ or ""
-)
+RULE = Rule("NS503", "no-supervised-tokens", "every label is masked", check, ("incident",))

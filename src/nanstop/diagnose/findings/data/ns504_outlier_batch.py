@@ -1,13 +1,14 @@
 """One sample's values are far from the others', and it is the one that fails.
 
 ## What happened
-A micro-batch failed because of one sample. The others in it, and the other micro-batches of the step, are finite; the
-sample's values are many times larger than theirs.
+A micro-batch failed because of one sample. The others in it, and the other micro-batches of the
+step, are finite; the sample's values are many times larger than theirs.
 
 ## Why it happens
-Data that was not normalised: a sensor's raw count among values of 1, an amount in cents among euros, a spectrogram in
-linear units, a parse error that read 1e25. A value of 1e20 squared is 1e40, beyond float32, which ends at 3.4e38; one
-such value in a batch of 32 x 512 = 16384 makes the mean loss Inf.
+Data that was not normalised: a sensor's raw count among values of 1, an amount in cents among
+euros, a spectrogram in linear units, a parse error that read 1e25. A value of 1e20 squared is 1e40,
+beyond float32, which ends at 3.4e38; one such value in a batch of 32 x 512 = 16384 makes the mean
+loss Inf.
 
 ## Example
 ```python
@@ -17,16 +18,19 @@ x.pow(2).mean(1)                  # 0.9, inf, 1.1, 0.8
 ```
 
 ## Fix
-1. Look at the sample that the report names, and repair or remove it at its source. Cost: a look at the data.
-2. Normalise by what is robust (median, quantiles), or clip inputs to a few standard deviations. Cost: one line.
+1. Look at the sample that the report names, and repair or remove it at its source.
+   Cost: a look at the data.
+2. Normalise by what is robust (median, quantiles), or clip inputs to a few standard deviations.
+   Cost: one line.
 3. Leave the sample out of this batch. Cost: that sample.
 
 ## Fix safety
-Leaving data out changes training; it is applied only when allowed (`Policy(allow=("drop_sample",))`).
+Leaving data out changes training; it is applied only when allowed
+(`Policy(allow=("drop_sample",))`).
 
 ## Not to be confused with
-NS501: the data is NaN or Inf itself. NS502 and NS503: ids and labels. NS201: a value that float32 holds and a narrow
-format does not; an outlier can be why, and then both are said.
+NS501: the data is NaN or Inf itself. NS502 and NS503: ids and labels. NS201: a value that float32
+holds and a narrow format does not; an outlier can be why, and then both are said.
 
 ## References
 - https://github.com/meta-pytorch/torchtune/issues/2246
@@ -47,7 +51,9 @@ FAR = 16.0
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if the failing sample (of a micro-batch of few: the micro-batch) has by far the largest values."""
+    """Return the finding if the failing sample (of a micro-batch of few:
+    the micro-batch) has by far the largest values.
+    """
     found, incident = evidence.localization, evidence.incident
     if incident is None or incident.at.micro is None or found is None or found.first_bad is None:
         return None
@@ -78,7 +84,7 @@ def _sample(evidence: Evidence) -> Diagnosis | None:
 
 
 def _micro(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding for micro-batches of one or two samples, compared with the others of the window."""
+    """Return the finding for micro-batches of one or two samples, compared by window."""
     incident = evidence.incident
     assert incident is not None
     for fact in failing_batch(evidence):
@@ -105,7 +111,8 @@ def _finding(evidence: Evidence, fact: BatchFact, which: str, ratio: float) -> D
     return Diagnosis(
         code="NS504",
         title=f"{which} is far from the others",
-        cause=f"`{fact.name}` comes to {number(_size(fact))} there, {ratio:.3g} times the others' largest",
+        cause=f"`{fact.name}` comes to {number(_size(fact))} there, {ratio:.3g} times the others' "
+        "largest",
         confidence="likely" if which.startswith("sample") else "possible",
         lines=("the other samples are finite in the same step", *tested),
         remedies=without_rows(evidence),
@@ -119,5 +126,5 @@ RULE = Rule(
     "one sample far from the others fails",
     check,
     ("incident",),
-    __doc__ or "",
+    yields_to=("NS501", "NS502", "NS503"),
 )

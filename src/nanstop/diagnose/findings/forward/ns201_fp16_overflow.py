@@ -1,15 +1,16 @@
 """An operation's true result does not fit its narrow format.
 
 ## What happened
-An operation got finite inputs and produced Inf or NaN. The same operation on the same inputs is finite in float32.
-The result was right; the format could not hold it.
+An operation got finite inputs and produced Inf or NaN. The same operation on the same inputs is
+finite in float32. The result was right; the format could not hold it.
 
 ## Why it happens
-float16 ends at 65504, float8 at 448 (e4m3) or 57344 (e5m2). A query and a key of 128 elements of 25 each have the
-product 128 x 25 x 25 = 80000: finite in float32, Inf in float16. One more operation turns Inf into NaN (Inf - Inf in
-softmax, 0 x Inf under a mask), which is why the module where NaN is first seen is often not the one that made it.
-float32 and bfloat16 end at 3.4e38: a square of 2e19 leaves them. That they overflowed is certain; why a value was so
-large is a question of its own, and the finding says `possible`.
+float16 ends at 65504, float8 at 448 (e4m3) or 57344 (e5m2). A query and a key of 128 elements of 25
+each have the product 128 x 25 x 25 = 80000: finite in float32, Inf in float16. One more operation
+turns Inf into NaN (Inf - Inf in softmax, 0 x Inf under a mask), which is why the module where NaN
+is first seen is often not the one that made it. float32 and bfloat16 end at 3.4e38: a square of
+2e19 leaves them. That they overflowed is certain; why a value was so large is a question of its
+own, and the finding says `possible`.
 
 ## Example
 ```python
@@ -19,19 +20,21 @@ q.float() @ q.float().T    # tensor([[80000.]])
 ```
 
 ## Fix
-1. Keep the module that overflows in float32 (an island). Cost: two casts and one module in float32, usually below 1 %
-   of step time. Under half weights without autocast the rest needs autocast to accept float32.
-2. If it is attention, use a fused kernel (`attn_implementation="sdpa"`), which scales and accumulates in float32.
-   Cost: none.
+1. Keep the module that overflows in float32 (an island). Cost: two casts and one module in float32,
+   usually below 1 % of step time. Under half weights without autocast the rest needs autocast to
+   accept float32.
+2. If it is attention, use a fused kernel (`attn_implementation="sdpa"`), which scales and
+   accumulates in float32. Cost: none.
 3. Train in bfloat16. Cost: 3 bits of precision; a GPU that has it.
 
 ## Fix safety
-Islands and kernels are safe: the same mathematics with more bits. bfloat16 changes training. Clamping is not offered:
-it is finite and wrong.
+Islands and kernels are safe: the same mathematics with more bits. bfloat16 changes training.
+Clamping is not offered: it is finite and wrong.
 
 ## Not to be confused with
-NS301, where the forward pass is finite and the gradient overflows. NS204, which is not finite in any format. NS602,
-where the same format is finite with another kernel. A learning rate has no part in it: the very first step fails.
+NS301, where the forward pass is finite and the gradient overflows. NS204, which is not finite in
+any format. NS602, where the same format is finite with another kernel. A learning rate has no part
+in it: the very first step fails.
 
 ## References
 - https://github.com/huggingface/trl/issues/3236
@@ -46,8 +49,7 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.candidates import precision, without_rows
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
-    bad_output,
-    born,
+    first_bad,
     foreign_kernel,
     growth_lines,
     limit,
@@ -61,8 +63,7 @@ from nanstop.records.formats import NARROW, wider
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the overflow if a wider format holds the result of the first bad op."""
-    event = born(evidence, FORWARD)
-    output = bad_output(event) if event is not None else None
+    event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or foreign_kernel(event):
         return None
     if event.wider != "finite":
@@ -86,5 +87,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 RULE = Rule(
-    "NS201", "fp16-overflow", "overflow of a narrow format", check, ("incident",), __doc__ or ""
+    "NS201",
+    "fp16-overflow",
+    "overflow of a narrow format",
+    check,
+    ("incident",),
+    yields_to=("NS105", "NS202", "NS203", "NS404", "NS602"),
+    beside=("NS101", "NS108", "NS404", "NS504"),
 )

@@ -4,10 +4,10 @@
 Softmax or attention got a row whose every key is masked, and returned NaN for it.
 
 ## Why it happens
-Softmax subtracts the row's maximum first. With all scores at -inf that is -inf - (-inf) = NaN; written out, every
-term is exp(-inf) = 0 and the sum is 0, so each weight is 0 / 0. One such row in a batch of 32 x 2048 = 65536 rows is
-enough: the loss is a mean over all of them. Left padding with a sliding window makes such rows: a padded query sees
-only padding.
+Softmax subtracts the row's maximum first. With all scores at -inf that is -inf - (-inf) = NaN;
+written out, every term is exp(-inf) = 0 and the sum is 0, so each weight is 0 / 0. One such row in
+a batch of 32 x 2048 = 65536 rows is enough: the loss is a mean over all of them. Left padding with
+a sliding window makes such rows: a padded query sees only padding.
 
 ## Example
 ```python
@@ -16,16 +16,18 @@ torch.softmax(scores, dim=-1)      # tensor([[nan, nan, nan, nan]])
 ```
 
 ## Fix
-1. Use a kernel that returns 0 for such rows: `attn_implementation="sdpa"` with torch 2.5 or later. Cost: none.
-2. Pad on the right, or let padded queries attend to themselves. Cost: none; it is the collator's or the mask's code.
+1. Use a kernel that returns 0 for such rows:
+   `attn_implementation="sdpa"` with torch 2.5 or later. Cost: none.
+2. Pad on the right, or let padded queries attend to themselves. Cost: none;
+   it is the collator's or the mask's code.
 3. Drop the sample that has no visible key. Cost: that sample.
 
 ## Fix safety
 Another kernel is safe: rows that nothing reads become 0. Dropping a sample changes training.
 
 ## Not to be confused with
-NS203, where the mask overflowed while it was built. bfloat16, lower learning rates and clipping do not help: 0 / 0 is
-NaN in every format.
+NS203, where the mask overflowed while it was built. bfloat16, lower learning rates and clipping do
+not help: 0 / 0 is NaN in every format.
 
 ## References
 - https://github.com/pytorch/pytorch/issues/103749
@@ -66,5 +68,6 @@ RULE = Rule(
     "attention row without a visible key",
     check,
     ("incident",),
-    __doc__ or "",
+    yields_to=("NS203",),
+    beside=("NS108",),
 )

@@ -1,15 +1,17 @@
 """A sum of attention masks left its format: what meant "hidden" became -inf in a whole row.
 
 ## What happened
-Softmax or attention got a row that is -inf throughout and returned NaN for it. No mask of the program holds -inf: the
-values came out of an addition of large negative numbers, or of a number that the mask's format cannot hold.
+Softmax or attention got a row that is -inf throughout and returned NaN for it. No mask of the
+program holds -inf: the values came out of an addition of large negative numbers, or of a number
+that the mask's format cannot hold.
 
 ## Why it happens
-A mask that hides with the lowest number of its format leaves a row without visible keys finite: all its scores are
-about -65504 in float16, and softmax makes them equal weights. Added to a second mask the same place is -65504 - 65504 =
--131008, beyond float16, which ends at 65504: -inf. So is -65504 + score for each score below -16, half the distance
-between the last two numbers. In float32 and bfloat16 the lowest number is -3.4e38 and twice of it is -inf as well. A row
-of -inf has the maximum -inf, and -inf - (-inf) = NaN.
+A mask that hides with the lowest number of its format leaves a row without visible keys finite: all
+its scores are about -65504 in float16, and softmax makes them equal weights. Added to a second mask
+the same place is -65504 - 65504 = -131008, beyond float16, which ends at 65504: -inf. So is -65504
++ score for each score below -16, half the distance between the last two numbers. In float32 and
+bfloat16 the lowest number is -3.4e38 and twice of it is -inf as well. A row of -inf has the maximum
+-inf, and -inf - (-inf) = NaN.
 
 ## Example
 ```python
@@ -20,19 +22,24 @@ torch.softmax((row - 20.0).float(), dim=-1)     # nan, nan, nan, nan
 ```
 
 ## Fix
-1. Combine masks as booleans and fill once: `scores.masked_fill(~(causal & padding), low)`. Cost: one line of code.
-2. Compute attention with a fused kernel (`attn_implementation="sdpa"`), which takes the mask as it is. Cost: none.
-3. Add mask and scores in float32. Cost: two casts; it helps against -65504 + score and not against twice -3.4e38.
-4. `torch.clamp(scores + mask, min=low)` after the addition, as OPT does. Cost: one operation a layer.
+1. Combine masks as booleans and fill once: `scores.masked_fill(~(causal & padding), low)`.
+   Cost: one line of code.
+2. Compute attention with a fused kernel (`attn_implementation="sdpa"`), which takes the mask as it
+   is. Cost: none.
+3. Add mask and scores in float32. Cost: two casts;
+   it helps against -65504 + score and not against twice -3.4e38.
+4. `torch.clamp(scores + mask, min=low)` after the addition, as OPT does.
+   Cost: one operation a layer.
 
 ## Fix safety
-Kernels and islands are safe. Replacing the finite mask by -inf is no cure: a row without a visible key is then -inf by
-intention (NS202). A bias that is added to a mask of a few thousand can also lift hidden keys back into view ("revived"):
-nothing fails then, and future tokens leak; a causality probe shows it.
+Kernels and islands are safe. Replacing the finite mask by -inf is no cure: a row without a visible
+key is then -inf by intention (NS202). A bias that is added to a mask of a few thousand can also
+lift hidden keys back into view ("revived"): nothing fails then, and future tokens leak; a causality
+probe shows it.
 
 ## Not to be confused with
-NS202: the mask itself is -inf, and the row has nothing to attend to by intention. NS201: a score, not a mask, left the
-format.
+NS202: the mask itself is -inf, and the row has nothing to attend to by intention. NS201:
+a score, not a mask, left the format.
 
 ## References
 - https://github.com/huggingface/transformers/pull/17437
@@ -57,7 +64,7 @@ from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if rows that are masked throughout are the overflow of additions, and of nothing else."""
+    """Return the finding if fully masked rows come of additions that overflow, only."""
     event, found = born(evidence, FORWARD), evidence.localization
     if event is None or found is None or not event.fully_masked_rows:
         return None
@@ -75,7 +82,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=_cause(source, output),
         confidence="certain" if made >= event.fully_masked_rows else "likely",
         lines=(
-            f"{counted(event.fully_masked_rows, 'row')} -inf throughout reach `{op_name(event.op)}`",
+            (
+                f"{counted(event.fully_masked_rows, 'row')} -inf throughout reach "
+                f"`{op_name(event.op)}`"
+            ),
             "no mask of the program is -inf: the same sum is finite in a wider format",
             *_made_at(source),
         ),
@@ -89,7 +99,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _largest(event: OpEvent) -> float:
-    """Return the largest magnitude that went into an op that made -inf and no other bad value; 0 for others."""
+    """Return the largest magnitude that an op read that made -inf only; 0 for others."""
     only = all(output.neginf and not output.nan and not output.posinf for output in event.outputs)
     if not only or not event.outputs:
         return 0.0
@@ -116,5 +126,5 @@ RULE = Rule(
     "masks added up beyond their format",
     check,
     ("incident",),
-    __doc__ or "",
+    beside=("NS108",),
 )

@@ -1,13 +1,14 @@
 """An operation is undefined for the values that it got.
 
 ## What happened
-An operation got finite inputs and produced NaN or Inf, and repeating it in a wider format gives the same. The value is
-not too large for the format: the operation has no value there.
+An operation got finite inputs and produced NaN or Inf, and repeating it in a wider format gives the
+same. The value is not too large for the format: the operation has no value there.
 
 ## Why it happens
-0 / 0, log of a negative number, sqrt of a negative number, 1 / 0, asin of 1.0000001. These come from rounding (a
-difference of equal numbers that is -1e-9 instead of 0: sqrt(-1e-9) is NaN), from empty selections, and from data
-that the formula never met. More bits do not help: float64 returns the same.
+0 / 0, log of a negative number, sqrt of a negative number, 1 / 0, asin of 1.0000001. These come
+from rounding (a difference of equal numbers that is -1e-9 instead of 0: sqrt(-1e-9) is NaN), from
+empty selections, and from data that the formula never met. More bits do not help: float64 returns
+the same.
 
 ## Example
 ```python
@@ -16,18 +17,20 @@ p * torch.log(p)                  # tensor([nan, 0.])   0 x -inf; the true limit
 ```
 
 ## Fix
-1. Use a form that is defined there: `torch.special.xlogy`, `F.log_softmax`, `F.softplus`, `torch.where` on the *input*
-   of the operation. Cost: one line of code.
-2. Find out why the value occurs: the report names the sample and its tokens. Cost: a look at the data.
+1. Use a form that is defined there: `torch.special.xlogy`, `F.log_softmax`, `F.softplus`,
+   `torch.where` on the *input* of the operation. Cost: one line of code.
+2. Find out why the value occurs: the report names the sample and its tokens.
+   Cost: a look at the data.
 3. Drop the sample or the micro-batch that has it. Cost: that data.
 
 ## Fix safety
-Dropping data changes training; nanstop proves that the rest of the batch is left as it was, and applies it only when
-allowed.
+Dropping data changes training; nanstop proves that the rest of the batch is left as it was, and
+applies it only when allowed.
 
 ## Not to be confused with
-NS201: finite in a wider format. NS202 (masked rows), NS205 (mean of nothing) and NS206 (zero norm) are special cases
-with cures of their own. NS304: the forward pass is finite and the derivative is not.
+NS201: finite in a wider format. NS202 (masked rows), NS205 (mean of nothing) and NS206 (zero norm)
+are special cases with cures of their own. NS304: the forward pass is finite and the derivative is
+not.
 
 ## References
 - https://github.com/huggingface/trl/issues/2564
@@ -40,14 +43,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import (
-    FORWARD,
-    bad_output,
-    born,
-    foreign_kernel,
-    number,
-    op_name,
-)
+from nanstop.diagnose.evidence.reading import FORWARD, first_bad, foreign_kernel, number, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
 from nanstop.records.formats import NARROW
@@ -55,8 +51,7 @@ from nanstop.records.formats import NARROW
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is not finite in a wider format either."""
-    event = born(evidence, FORWARD)
-    output = bad_output(event) if event is not None else None
+    event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
     if any(stats.nan for stats in event.inputs):  # every op hands a NaN on
@@ -76,7 +71,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _made(event: OpEvent, output: TensorStats) -> str:
-    """Return what came out of what: an operand from outside the step may be the culprit, a constant above all."""
+    """Return what came out of what; an operand from outside may be the culprit."""
     kind = "NaN" if output.nan else "Inf"
     constants = [value for value in event.scalars if not math.isfinite(value)]
     if constants:
@@ -93,5 +88,6 @@ RULE = Rule(
     "operation undefined for its inputs",
     check,
     ("incident",),
-    __doc__ or "",
+    yields_to=("NS202", "NS203", "NS205", "NS206", "NS207", "NS404", "NS503", "NS602"),
+    beside=("NS108", "NS504"),
 )

@@ -1,13 +1,14 @@
 """A mean, a deviation or a normaliser over no element.
 
 ## What happened
-An operation divided by a count that is 0, or took the mean or the standard deviation of nothing (or, for a sample
-deviation, of a single element). The result is NaN.
+An operation divided by a count that is 0, or took the mean or the standard deviation of nothing
+(or, for a sample deviation, of a single element). The result is NaN.
 
 ## Why it happens
-sum / count with count = 0 is 0 / 0 = NaN. `torch.std` divides by n - 1: for a group of one completion that is 0 / 0
-again. Counts become 0 when a filter removes every completion of a group, when truncation leaves no answer, or when one
-of the two sides of a paired batch is empty. One empty group among 64 makes the mean loss NaN.
+sum / count with count = 0 is 0 / 0 = NaN. `torch.std` divides by n - 1: for a group of one
+completion that is 0 / 0 again. Counts become 0 when a filter removes every completion of a group,
+when truncation leaves no answer, or when one of the two sides of a paired batch is empty. One empty
+group among 64 makes the mean loss NaN.
 
 ## Example
 ```python
@@ -17,14 +18,16 @@ kept = rewards[lengths < 512]          # none was shorter
 
 ## Fix
 1. Floor the count: `total / count.clamp(min=1)`. Cost: one line; an empty group then contributes 0.
-2. Skip groups with fewer than two elements before the statistics are taken. Cost: these groups, which teach nothing.
+2. Skip groups with fewer than two elements before the statistics are taken.
+   Cost: these groups, which teach nothing.
 3. Drop the micro-batch when it happens. Cost: its data.
 
 ## Fix safety
 Dropping data changes training; it is applied only when allowed.
 
 ## Not to be confused with
-NS503, the same division where all labels are masked. NS206: the count is fine and a row's norm is 0.
+NS503, the same division where all labels are masked. NS206:
+the count is fine and a row's norm is 0.
 
 ## References
 - https://github.com/huggingface/trl/pull/3248
@@ -38,7 +41,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import FORWARD, bad_output, born, is_count, op_name
+from nanstop.diagnose.evidence.reading import FORWARD, first_bad, is_count, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent
 
@@ -49,8 +52,7 @@ _ONE = "the sample deviation of one element divides by n - 1 = 0"
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op divides by a single 0 or reduces no element."""
-    event = born(evidence, FORWARD)
-    output = bad_output(event) if event is not None else None
+    event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or event.wider == "finite":
         return None
     few = _reduces_too_few(event)
@@ -82,7 +84,7 @@ def _divides_by_zero(event: OpEvent) -> str | None:
 
 
 def _weighs_nothing(event: OpEvent) -> str | None:
-    """Return the cause if a weighted mean loss of finite scores is NaN. Labels that are all ignored: NS503."""
+    """Return the cause if a weighted mean of finite scores is NaN. All ignored: NS503."""
     name = op_name(event.op)
     weighted = name.startswith("nll_loss") and "backward" not in name and len(event.inputs) > 2
     if not weighted or not event.outputs[0].nan or not all(one.finite for one in event.inputs):
@@ -109,5 +111,5 @@ RULE = Rule(
     "mean or normaliser over no element",
     check,
     ("incident",),
-    __doc__ or "",
+    yields_to=("NS503",),
 )

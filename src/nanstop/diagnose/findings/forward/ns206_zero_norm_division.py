@@ -1,12 +1,14 @@
 """Division by the norm or scale of a row that is all zero.
 
 ## What happened
-A tensor was divided by another one that holds zeros: the norm, the scale or the maximum of rows of which some are 0.
+A tensor was divided by another one that holds zeros:
+the norm, the scale or the maximum of rows of which some are 0.
 
 ## Why it happens
-x / |x| for x = 0 is 0 / 0 = NaN. Rows of zeros are common: padded tokens, new tokens (NS103), pruned channels. DoRA
-divides its magnitude by the norm of each row of W + BA, and B starts at 0: a zero row of W is 0 / 0 before the first
-step. A float8 scale of 448 / max(|row|) is 448 / 0 = Inf. One zero row among 32000 is enough.
+x / |x| for x = 0 is 0 / 0 = NaN. Rows of zeros are common: padded tokens, new tokens (NS103),
+pruned channels. DoRA divides its magnitude by the norm of each row of W + BA, and B starts at 0: a
+zero row of W is 0 / 0 before the first step. A float8 scale of 448 / max(|row|) is 448 / 0 = Inf.
+One zero row among 32000 is enough.
 
 ## Example
 ```python
@@ -16,8 +18,9 @@ F.normalize(x, dim=0)             # tensor([0., 0., 0.])
 ```
 
 ## Fix
-1. Put a floor under the norm: `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)`, which is `F.normalize`. In float16
-   1e-12 is 0: take 1e-7 or larger, or compute the norm in float32. Cost: one line.
+1. Put a floor under the norm: `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)`, which is
+   `F.normalize`. In float16 1e-12 is 0: take 1e-7 or larger, or compute the norm in float32.
+   Cost: one line.
 2. Initialise the zero rows (NS103). Cost: none.
 3. Drop the sample that has such a row. Cost: that sample.
 
@@ -25,7 +28,8 @@ F.normalize(x, dim=0)             # tensor([0., 0., 0.])
 Initialising rows and dropping data change training; they are applied only when allowed.
 
 ## Not to be confused with
-NS205: a single count that is 0. NS304: 0 / |0| is avoided in the forward pass and the derivative of the norm is not.
+NS205: a single count that is 0. NS304:
+0 / |0| is avoided in the forward pass and the derivative of the norm is not.
 
 ## References
 - https://github.com/huggingface/peft/issues/2049
@@ -40,9 +44,8 @@ import math
 from nanstop.diagnose.evidence.candidates import Candidates, initialised, islands, without_rows
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
-    bad_output,
-    born,
     counted,
+    first_bad,
     is_count,
     op_name,
     standing,
@@ -56,8 +59,7 @@ _NO_EPS = "in float16 an eps below 3e-8 is 0, and keeps nothing from being 0"
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op divides by a tensor that holds zeros."""
-    event = born(evidence, FORWARD)
-    output = bad_output(event) if event is not None else None
+    event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or event.wider == "finite":
         return None
     if op_name(event.op).rstrip("_") != "div" or len(event.inputs) < 2:
@@ -78,7 +80,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _wider(event: OpEvent, evidence: Evidence) -> Candidates:
-    """Return islands for a denominator in half precision: it, or what was added to it, may not be 0 in float32."""
+    """Return islands for a half-precision denominator that may not be 0 in float32."""
     return islands(event, standing(evidence)) if event.inputs[1].dtype in HALF else ()
 
 
@@ -88,6 +90,4 @@ def _zero_tables(evidence: Evidence) -> Candidates:
     )
 
 
-RULE = Rule(
-    "NS206", "zero-norm-division", "division by a norm of 0", check, ("incident",), __doc__ or ""
-)
+RULE = Rule("NS206", "zero-norm-division", "division by a norm of 0", check, ("incident",))

@@ -1,12 +1,14 @@
 """exp or log leaves the range although a stable form exists.
 
 ## What happened
-An exponential exceeded the range of float32, or a logarithm met an exact 0 that is a rounded probability.
+An exponential exceeded the range of float32, or a logarithm met an exact 0 that is a rounded
+probability.
 
 ## Why it happens
-float32 ends at 3.4e38 = exp(88.72): exp(89) is Inf. A log-ratio summed over 200 tokens of 0.5 each is 100. The other
-way round, 1 - exp(logp) is 0 as soon as logp > -3e-8, because float32 keeps 24 bits, and log(0) = -Inf. In both cases
-the quantity that is wanted afterwards is an ordinary number; only the way to it leaves the range.
+float32 ends at 3.4e38 = exp(88.72): exp(89) is Inf. A log-ratio summed over 200 tokens of 0.5 each
+is 100. The other way round, 1 - exp(logp) is 0 as soon as logp > -3e-8, because float32 keeps 24
+bits, and log(0) = -Inf. In both cases the quantity that is wanted afterwards is an ordinary number;
+only the way to it leaves the range.
 
 ## Example
 ```python
@@ -16,16 +18,19 @@ torch.log(-torch.expm1(logp))                 # -20.7233
 ```
 
 ## Fix
-1. Use the stable form: `F.log_softmax`, `F.logsigmoid`, `torch.logsumexp`, `torch.expm1`, or log(-expm1(x)) in place of
-   log1p(-exp(x)). Cost: one line.
-2. Clamp the *argument* of exp where the objective allows it (a ratio clipped at 10 anyway). Cost: no gradient there.
+1. Use the stable form: `F.log_softmax`, `F.logsigmoid`, `torch.logsumexp`, `torch.expm1`, or
+   log(-expm1(x)) in place of log1p(-exp(x)). Cost: one line.
+2. Clamp the *argument* of exp where the objective allows it (a ratio clipped at 10 anyway).
+   Cost: no gradient there.
 3. Drop the sample or micro-batch that reaches it. Cost: that data.
 
 ## Fix safety
-Dropping data changes training; it is applied only when allowed. An eps inside the logarithm biases the loss.
+Dropping data changes training; it is applied only when allowed.
+An eps inside the logarithm biases the loss.
 
 ## Not to be confused with
-NS201: the format is narrow and float32 is enough. NS204: the logarithm of a negative number has no stable form.
+NS201: the format is narrow and float32 is enough. NS204:
+the logarithm of a negative number has no stable form.
 
 ## References
 - https://github.com/huggingface/trl/issues/2564
@@ -37,7 +42,7 @@ NS201: the format is narrow and float32 is enough. NS204: the logarithm of a neg
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import FORWARD, bad_output, born, limit, number, op_name
+from nanstop.diagnose.evidence.reading import FORWARD, first_bad, limit, number, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
 from nanstop.records.formats import NARROW
@@ -47,9 +52,8 @@ LOGARITHMS = ("log", "log1p", "log2", "log10")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if the first bad op is an exponential or logarithm that gave Inf, in a format that is not narrow."""
-    event = born(evidence, FORWARD)
-    output = bad_output(event) if event is not None else None
+    """Return the finding if an exp or log gave Inf first, in a format that is not narrow."""
+    event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or output.nan:
         return None
     if output.dtype in NARROW and event.wider != "nonfinite":
@@ -84,5 +88,6 @@ RULE = Rule(
     "exp or log leaves the range",
     check,
     ("incident",),
-    __doc__ or "",
+    yields_to=("NS702",),
+    beside=("NS404", "NS504"),
 )

@@ -1,38 +1,40 @@
 """Everything is finite, and the numbers are wrong.
 
 ## What happened
-No value left its range, and the model's answers are not those of the same model in float32: positions were counted in
-half precision, a difference of large numbers lost its digits, or a score was read at a padding token.
+No value left its range, and the model's answers are not those of the same model in float32:
+positions were counted in half precision, a difference of large numbers lost its digits, or a score
+was read at a padding token.
 
 ## Why it happens
-bfloat16 has 8 bits, so that its whole numbers end at 256: 257 becomes 256, and positions 256 and 257 are one. float16
-ends at 2048. An angle of 1045 in float16 is right to 0.5 radian, so that its cosine is any number. When
-`model.to(torch.bfloat16)` has rounded `inv_freq`, the angle at position 4096 is off by up to 4096 / 256 = 16 radians,
-even if sine and cosine are computed in float32. The mean of x^2 less the square of the mean: 10000.5 - 10000 is 0 in
-float16. A classifier whose config names another padding token than the tokenizer pads with pools a padding token.
+bfloat16 has 8 bits, so that its whole numbers end at 256: 257 becomes 256, and positions 256 and
+257 are one. float16 ends at 2048. An angle of 1045 in float16 is right to 0.5 radian, so that its
+cosine is any number. When `model.to(torch.bfloat16)` has rounded `inv_freq`, the angle at position
+4096 is off by up to 4096 / 256 = 16 radians, even if sine and cosine are computed in float32. The
+mean of x^2 less the square of the mean: 10000.5 - 10000 is 0 in float16. A classifier whose config
+names another padding token than the tokenizer pads with pools a padding token.
 
 ## Example
 ```python
 positions = torch.arange(300).to(torch.bfloat16)
 positions.unique().numel()          # 279: the last ones are not told apart
 model = LlamaForCausalLM(config).to(torch.bfloat16)
-model.model.rotary_emb.inv_freq.dtype       # bfloat16: load with dtype=torch.bfloat16 instead, which spares it
+model.model.rotary_emb.inv_freq.dtype  # bfloat16: load with dtype=torch.bfloat16, which spares it
 ```
 
 ## Fix
 1. Count positions and compute angles in float32, and cast sine and cosine afterwards; load with
-   `from_pretrained(dtype=...)` rather than `.to(...)`, which rounds `inv_freq` too. An island comes too late for numbers
-   that are rounded already. Cost: none.
+   `from_pretrained(dtype=...)` rather than `.to(...)`, which rounds `inv_freq` too. An island comes
+   too late for numbers that are rounded already. Cost: none.
 2. Keep the module that loses the digits in float32. Cost: two casts.
 3. Set `model.config.pad_token_id` to the id that the tokenizer pads with. Cost: none.
 
 ## Fix safety
-float32 where digits are lost is safe. A model that was trained with coarse positions or the wrong token changes its
-answers when this is put right: do it before training.
+float32 where digits are lost is safe. A model that was trained with coarse positions or the wrong
+token changes its answers when this is put right: do it before training.
 
 ## Not to be confused with
-NS209, where an overflow was hidden. NS111: the forward pass is right and the weights stand still. A distance to
-float32 of some hundredths of a nat a token is what bfloat16 costs, and no fault.
+NS209, where an overflow was hidden. NS111: the forward pass is right and the weights stand still. A
+distance to float32 of some hundredths of a nat a token is what bfloat16 costs, and no fault.
 
 ## References
 - https://github.com/EleutherAI/gpt-neox/issues/1003
@@ -71,7 +73,7 @@ _ANGLES = ("sin", "cos")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return what the probe saw: padding that is pooled, positions that collide, angles that turn, distant logits."""
+    """Return what the probe saw: pooled padding, colliding positions, distant logits."""
     probe = evidence.probe
     if probe is None:
         return None
@@ -127,7 +129,7 @@ def _coarse_cause(row: CoarseRow) -> str:
 
 
 def _advice(row: CoarseRow) -> str:
-    """Return what helps: an island does not, because the numbers are rounded before they come to it."""
+    """Return what helps; no island, since the numbers come to it rounded."""
     if _is_angle(row):
         return "`from_pretrained(dtype=...)` spares `inv_freq`, which `model.to(...)` rounds"
     return "count in integers or float32, and round sines and cosines only"
@@ -138,7 +140,7 @@ def _logit_distance(probe: Probe) -> float:
 
 
 def strays(probe: Probe) -> bool:
-    """Return whether loss or log-probabilities are so far from float32 that the cause is worth looking for."""
+    """Return whether loss or log-probabilities are far enough from float32 to look on."""
     return _logit_distance(probe) >= LEAST_DISTANCE or _loss_strays(probe)
 
 
@@ -150,7 +152,7 @@ def _loss_strays(probe: Probe) -> bool:
 
 
 def _distant(probe: Probe) -> tuple[str, ...]:
-    """Return how far the answers are from float32; the loss alone tells where an op is seen to lose its digits."""
+    """Return how far answers are from float32; of an op that loses digits, the loss."""
     gap = probe.logits
     if gap is not None and gap.logprob_mean >= LEAST_DISTANCE:
         distance = f"{gap.logprob_mean:.2g} nats a token off float32 on average"
@@ -176,10 +178,5 @@ def _islands(places: list[str]) -> Candidates:
 
 
 RULE = Rule(
-    "NS208",
-    "silent-precision-loss",
-    "finite, and not what float32 computes",
-    check,
-    ("gauge",),
-    __doc__ or "",
+    "NS208", "silent-precision-loss", "finite, and not what float32 computes", check, ("gauge",)
 )

@@ -1,13 +1,13 @@
 """An overflow was turned back into a finite number.
 
 ## What happened
-Inside the step an operation overflowed to Inf, and a later one made a finite number of it. The loss is finite and
-wrong; nothing in the log shows it.
+Inside the step an operation overflowed to Inf, and a later one made a finite number of it. The loss
+is finite and wrong; nothing in the log shows it.
 
 ## Why it happens
-1 / Inf = 0, exp(-Inf) = 0, tanh(Inf) = 1, min(Inf, c) = c. The classic case is RMS normalisation in float16: for
-x = 300, x^2 = 90000 exceeds 65504, the mean is Inf, rsqrt(Inf) = 0, and the layer returns exactly 0 where the right
-answer is 1. The model then trains with that layer cut out.
+1 / Inf = 0, exp(-Inf) = 0, tanh(Inf) = 1, min(Inf, c) = c. The classic case is RMS normalisation in
+float16: for x = 300, x^2 = 90000 exceeds 65504, the mean is Inf, rsqrt(Inf) = 0, and the layer
+returns exactly 0 where the right answer is 1. The model then trains with that layer cut out.
 
 ## Example
 ```python
@@ -17,7 +17,8 @@ x.float() * torch.rsqrt(x.float().pow(2).mean() + 1e-6)   # ones
 ```
 
 ## Fix
-1. Keep the module in float32 (an island). Cost: two casts; normalisations are memory-bound, below 1 % of step time.
+1. Keep the module in float32 (an island). Cost: two casts;
+   normalisations are memory-bound, below 1 % of step time.
 2. If it is attention, use a fused kernel. Cost: none.
 3. Train in bfloat16. Cost: 3 bits of precision.
 
@@ -25,7 +26,8 @@ x.float() * torch.rsqrt(x.float().pow(2).mean() + 1e-6)   # ones
 Islands and kernels are safe: the same mathematics with more bits. bfloat16 changes training.
 
 ## Not to be confused with
-A mask, where -Inf is meant to become 0: those are not reported. NS201: the overflow reaches the loss.
+A mask, where -Inf is meant to become 0: those are not reported. NS201:
+the overflow reaches the loss.
 
 ## References
 - https://github.com/huggingface/transformers/pull/33317
@@ -91,5 +93,5 @@ RULE = Rule(
     "overflow turned into a finite number",
     check,
     ("incident", "gauge"),
-    __doc__ or "",
+    beside=("NS101",),
 )

@@ -1,15 +1,16 @@
 """A gradient does not fit its format, although the forward pass is finite.
 
 ## What happened
-The loss is finite. In the backward pass an operation got finite inputs and produced Inf; the same operation in a
-wider format is finite.
+The loss is finite. In the backward pass an operation got finite inputs and produced Inf; the same
+operation in a wider format is finite.
 
 ## Why it happens
-The gradient of a float16 value is float16, and `.grad` has the parameter's format. With loss scaling it is multiplied
-too: a gradient of 1.5 under a scale of 65536 is 98304, beyond 65504. Halving the scale once is enough there. Where
-the parameter itself is float16 there may be no such room: gradients that sum over a batch of 4 x 2048 tokens of 10
-each reach 81920 with no scale at all, and a float32 island around the forward pass cannot help, because the sum is
-stored in the parameter's format in the end.
+The gradient of a float16 value is float16, and `.grad` has the parameter's format. With loss
+scaling it is multiplied too: a gradient of 1.5 under a scale of 65536 is 98304, beyond 65504.
+Halving the scale once is enough there. Where the parameter itself is float16 there may be no such
+room: gradients that sum over a batch of 4 x 2048 tokens of 10 each reach 81920 with no scale at
+all, and a float32 island around the forward pass cannot help, because the sum is stored in the
+parameter's format in the end.
 
 ## Example
 ```python
@@ -20,8 +21,8 @@ w.grad                              # tensor([inf], dtype=torch.float16)
 ```
 
 ## Fix
-1. With a GradScaler: a smaller loss scale. It finds it by itself in a few skipped steps. Cost: nothing; small
-   gradients lose range.
+1. With a GradScaler: a smaller loss scale. It finds it by itself in a few skipped steps.
+   Cost: nothing; small gradients lose range.
 2. Store the trainable parameters in float32. Cost: 8 bytes more a trainable parameter.
 3. Keep the module whose gradient overflows in float32. Cost: two casts.
 4. Train in bfloat16. Cost: 3 bits of precision.
@@ -30,8 +31,9 @@ w.grad                              # tensor([inf], dtype=torch.float16)
 All but bfloat16 are safe. A power of two as loss scale changes no digit that stays in range.
 
 ## Not to be confused with
-NS304, not finite in any format. NS302, where no scale is small enough. Tighter clipping does not help: it divides by a
-norm that is Inf, so that every healthy gradient becomes 0 and the bad one Inf x 0 = NaN.
+NS304, not finite in any format. NS302, where no scale is small enough. Tighter clipping does not
+help: it divides by a norm that is Inf, so that every healthy gradient becomes 0 and the bad one Inf
+x 0 = NaN.
 
 ## References
 - https://github.com/unslothai/unsloth/pull/5074
@@ -43,8 +45,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables, precision
 from nanstop.diagnose.evidence.reading import (
-    bad_output,
-    born,
+    first_bad,
     foreign_kernel,
     limit,
     listed,
@@ -58,9 +59,8 @@ from nanstop.records.formats import NARROW, wider
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the overflow if the first bad op is in the backward pass and is not bad in every format."""
-    event = born(evidence, ("backward",))
-    output = bad_output(event) if event is not None else None
+    """Return the overflow if the first bad op is of backward and not bad in every format."""
+    event, output = first_bad(evidence, ("backward",))
     if event is None or output is None or foreign_kernel(event) or event.wider == "nonfinite":
         return None
     facts = standing(evidence)
@@ -81,7 +81,10 @@ def _cause(event: OpEvent, output: TensorStats, facts: RunFacts) -> str:
     ends = f"{output.dtype} ends at {limit(output.dtype)}"
     scale = f" under a loss scale of {number(facts.scaler)}" if facts.scaler else ""
     if event.wider == "finite":
-        return f"the forward pass is finite and so is this gradient in {wider(output.dtype)}; {ends}{scale}"
+        return (
+            f"the forward pass is finite and so is this gradient in {wider(output.dtype)}; "
+            f"{ends}{scale}"
+        )
     return f"the forward pass is finite; {ends}{scale}"
 
 
@@ -98,5 +101,11 @@ def _remedies(event: OpEvent, output: TensorStats, facts: RunFacts) -> Candidate
 
 
 RULE = Rule(
-    "NS301", "gradient-overflow", "gradient exceeds its format", check, ("incident",), __doc__ or ""
+    "NS301",
+    "gradient-overflow",
+    "gradient exceeds its format",
+    check,
+    ("incident",),
+    yields_to=("NS105", "NS404", "NS602"),
+    beside=("NS101", "NS102", "NS103", "NS108", "NS404", "NS504"),
 )

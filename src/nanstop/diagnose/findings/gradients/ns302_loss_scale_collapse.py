@@ -1,13 +1,14 @@
 """The loss scaler skips step after step.
 
 ## What happened
-The GradScaler found non-finite gradients in many steps in a row. It halves its scale and skips the update each time,
-so the run goes on, the log looks busy, and no weight moves.
+The GradScaler found non-finite gradients in many steps in a row. It halves its scale and skips the
+update each time, so the run goes on, the log looks busy, and no weight moves.
 
 ## Why it happens
-The scale starts at 65536 = 2^16 and settles after 3 to 8 skips in a healthy run. A failure that does not depend on the
-scale (NaN in the forward pass, 0 / 0) is not cured by halving: after 100 skips the scale is 2^-84 = 5.2e-26, after 166
-it is 0 in float32. The next good step then divides by 0 and writes NaN into every weight.
+The scale starts at 65536 = 2^16 and settles after 3 to 8 skips in a healthy run. A failure that
+does not depend on the scale (NaN in the forward pass, 0 / 0) is not cured by halving: after 100
+skips the scale is 2^-84 = 5.2e-26, after 166 it is 0 in float32. The next good step then divides by
+0 and writes NaN into every weight.
 
 ## Example
 ```python
@@ -16,16 +17,18 @@ scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
 ```
 
 ## Fix
-1. Cure the operation that makes the gradients non-finite; the report names it where it was localized. Cost: see its page.
+1. Cure the operation that makes the gradients non-finite; the report names it where it was
+   localized. Cost: see its page.
 2. Store the trainable parameters in float32. Cost: 8 bytes more a trainable parameter.
 3. Train in bfloat16, which needs no scaler. Cost: 3 bits of precision.
 
 ## Fix safety
-Float32 trainables are safe. bfloat16 changes training. Raising the scaler's floor or fixing the scale only silences
-the alarm: the overflow stays.
+Float32 trainables are safe. bfloat16 changes training. Raising the scaler's floor or fixing the
+scale only silences the alarm: the overflow stays.
 
 ## Not to be confused with
-The first skips of a healthy run. NS303, gradients that are flushed to zero because the scale is too small.
+The first skips of a healthy run.
+NS303, gradients that are flushed to zero because the scale is too small.
 
 ## References
 - https://github.com/hiyouga/LlamaFactory/issues/315
@@ -53,7 +56,7 @@ HEALTHY_SKIPS = 8
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the collapse if the scale has fallen more often in a row than a healthy start explains."""
+    """Return the collapse if the scale fell more often in a row than a start explains."""
     values = tuple(value for _, value in series_values(evidence, "scale"))
     skips = consecutive_falls(values)
     reported = evidence.incident is not None and any(
@@ -122,5 +125,6 @@ RULE = Rule(
     "the loss scaler skips step after step",
     check,
     ("incident", "gauge"),
-    __doc__ or "",
+    role="symptom",
+    beside=("NS101", "NS102"),
 )

@@ -1,14 +1,15 @@
 """Gradients are too small for their format and come out as zero.
 
 ## What happened
-The loss is finite and so are all gradients, but many of them are exactly 0 where float32 has a number: those weights
-are not trained.
+The loss is finite and so are all gradients, but many of them are exactly 0 where float32 has a
+number: those weights are not trained.
 
 ## Why it happens
-The smallest number of float16 is 2^-24 = 5.96e-08, and below 6.1e-05 its digits go one by one. The gradient of a mean
-over 4096 tokens is the gradient of one divided by 4096, so that a value of 1e-4 becomes 2.4e-08 and rounds to 0. A
-loss scale of 65536 lifts it to 1.6e-03; without a scaler, or when the scaler has gone down to a small scale, it is
-lost. bfloat16 has the exponents of float32 and does not know the problem.
+The smallest number of float16 is 2^-24 = 5.96e-08, and below 6.1e-05 its digits go one by one. The
+gradient of a mean over 4096 tokens is the gradient of one divided by 4096, so that a value of 1e-4
+becomes 2.4e-08 and rounds to 0. A loss scale of 65536 lifts it to 1.6e-03; without a scaler, or
+when the scaler has gone down to a small scale, it is lost. bfloat16 has the exponents of float32
+and does not know the problem.
 
 ## Example
 ```python
@@ -19,18 +20,18 @@ w.grad                              # zeros; with the loss times 65536 they are 
 ```
 
 ## Fix
-1. Float16 with a loss scale: `torch.amp.GradScaler`, or `fp16=True` in the trainer, on parameters in float32. Cost:
-   some skipped steps at the start.
+1. Float16 with a loss scale: `torch.amp.GradScaler`, or `fp16=True` in the trainer, on parameters
+   in float32. Cost: some skipped steps at the start.
 2. Train in bfloat16. Cost: 3 bits of precision.
 3. Find what drives the scale down (NS302) where there is a scaler already. Cost: none.
 
 ## Fix safety
-A power of two as loss scale changes no digit of what stays in range, but the weights that stood still now train.
-bfloat16 changes training.
+A power of two as loss scale changes no digit of what stays in range, but the weights that stood
+still now train. bfloat16 changes training.
 
 ## Not to be confused with
-NS111: the gradient is there and the update is rounded away. NS114: nothing leads from the loss to the weight, in any
-format. NS301, the other end of the range.
+NS111: the gradient is there and the update is rounded away. NS114: nothing leads from the loss to
+the weight, in any format. NS301, the other end of the range.
 
 ## References
 - https://github.com/engichang1467/Open-Rig3R/issues/35
@@ -52,7 +53,9 @@ _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if a tenth of all gradients that pass a short-range format are zero there and not in float32."""
+    """Return the finding if a tenth of all gradients that pass a short-range format are zero
+    there and not in float32.
+    """
     probe = evidence.probe
     rows = [row for row in probe.gradients if row.dtype in _NARROW] if probe is not None else []
     flushed, total = sum(r.num_flushed for r in rows), sum(r.num_nonzero for r in rows)
@@ -84,11 +87,4 @@ def _remedies(facts: RunFacts, scale: float | None) -> Candidates:
     return (*(larger if scale or facts.scaler else ()), *BF16)
 
 
-RULE = Rule(
-    "NS303",
-    "gradient-underflow",
-    "gradients are flushed to zero",
-    check,
-    ("gauge",),
-    __doc__ or "",
-)
+RULE = Rule("NS303", "gradient-underflow", "gradients are flushed to zero", check, ("gauge",))

@@ -1,13 +1,14 @@
 """The derivative is undefined where the function is not.
 
 ## What happened
-The forward pass is finite. In the backward pass an operation made NaN or Inf, and does so in a wider format too.
+The forward pass is finite. In the backward pass an operation made NaN or Inf, and does so in a
+wider format too.
 
 ## Why it happens
-sqrt(0) = 0, but its derivative is 1 / (2 sqrt(0)) = Inf. `torch.where(x > 0, sqrt(x), x)` selects the finite branch in
-the forward pass; the backward pass multiplies the other branch's gradient by 0, and 0 x NaN = NaN. So is
-exp(100) = Inf in a branch that is never used: 0 x Inf = NaN. `nan_to_num` on a loss repairs the number in the log and
-leaves every gradient NaN.
+sqrt(0) = 0, but its derivative is 1 / (2 sqrt(0)) = Inf. `torch.where(x > 0, sqrt(x), x)` selects
+the finite branch in the forward pass; the backward pass multiplies the other branch's gradient by
+0, and 0 x NaN = NaN. So is exp(100) = Inf in a branch that is never used: 0 x Inf = NaN.
+`nan_to_num` on a loss repairs the number in the log and leaves every gradient NaN.
 
 ## Example
 ```python
@@ -17,16 +18,19 @@ x.grad                              # tensor([nan, 0.2500])
 ```
 
 ## Fix
-1. Make the *input* of the operation safe: `torch.where(x > 0, x, 1.0).sqrt()` inside the `where`. Cost: one more select.
-2. Move away from the singular point: `(x + eps).sqrt()`, `F.normalize(x, eps=1e-12)`. Cost: a bias of the size of eps.
+1. Make the *input* of the operation safe:
+   `torch.where(x > 0, x, 1.0).sqrt()` inside the `where`. Cost: one more select.
+2. Move away from the singular point: `(x + eps).sqrt()`, `F.normalize(x, eps=1e-12)`.
+   Cost: a bias of the size of eps.
 3. Drop the sample or micro-batch that reaches the point. Cost: that data.
 
 ## Fix safety
 Dropping data changes training; it is applied only when allowed.
 
 ## Not to be confused with
-NS301: the gradient is finite in a wider format. More precision, bfloat16, loss scaling and clipping do not help here.
-Anomaly mode names the operation whose *backward* failed, which may be the consumer of an earlier NaN.
+NS301: the gradient is finite in a wider format. More precision, bfloat16, loss scaling and clipping
+do not help here. Anomaly mode names the operation whose *backward* failed, which may be the
+consumer of an earlier NaN.
 
 ## References
 - https://github.com/pytorch/pytorch/issues/68425
@@ -37,7 +41,7 @@ Anomaly mode names the operation whose *backward* failed, which may be the consu
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import bad_output, born, foreign_kernel, listed, op_name
+from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, listed, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
 from nanstop.records.formats import NARROW
@@ -45,8 +49,7 @@ from nanstop.records.formats import NARROW
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is in the backward pass and more bits do not help."""
-    event = born(evidence, ("backward",))
-    output = bad_output(event) if event is not None else None
+    event, output = first_bad(evidence, ("backward",))
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
     untested = event.wider == "unknown"
@@ -73,5 +76,6 @@ RULE = Rule(
     "derivative undefined where the function is not",
     check,
     ("incident",),
-    __doc__ or "",
+    yields_to=("NS404", "NS602"),
+    beside=("NS108",),
 )

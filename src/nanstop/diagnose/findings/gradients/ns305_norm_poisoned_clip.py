@@ -1,14 +1,16 @@
 """One non-finite gradient destroys all the others through clipping.
 
 ## What happened
-A gradient was not finite, and gradients were clipped by their common norm: what was healthy is zero or NaN as well. Or
-every gradient was finite, their squares were summed in float16, and the norm alone was Inf: all of them are zero.
+A gradient was not finite, and gradients were clipped by their common norm: what was healthy is zero
+or NaN as well. Or every gradient was finite, their squares were summed in float16, and the norm
+alone was Inf: all of them are zero.
 
 ## Why it happens
-Clipping multiplies every gradient by max_norm / norm. One Inf among a million elements makes the norm Inf and the
-factor 1 / Inf = 0: each finite gradient becomes 0, and the Inf itself Inf x 0 = NaN. One NaN makes the norm NaN and
-with it every gradient. The optimizer then writes NaN into one weight in the first case and into all in the second, and
-a log that shows zeros looks like a run that has converged.
+Clipping multiplies every gradient by max_norm / norm. One Inf among a million elements makes the
+norm Inf and the factor 1 / Inf = 0: each finite gradient becomes 0, and the Inf itself Inf x 0 =
+NaN. One NaN makes the norm NaN and with it every gradient. The optimizer then writes NaN into one
+weight in the first case and into all in the second, and a log that shows zeros looks like a run
+that has converged.
 
 ## Example
 ```python
@@ -18,17 +20,18 @@ torch.nn.utils.clip_grad_norm_([a, b], 1.0)     # a.grad: 0, 0; b.grad: nan, 0
 ```
 
 ## Fix
-1. Cure what made the first gradient non-finite: the finding beside this one names it. Cost: see its page.
-2. Look at the norm before it is used: `clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)`, or leave the update
-   out when it is not finite. Cost: one synchronisation a step.
+1. Cure what made the first gradient non-finite: the finding beside this one names it.
+   Cost: see its page.
+2. Look at the norm before it is used: `clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)`,
+   or leave the update out when it is not finite. Cost: one synchronisation a step.
 3. Leave the clipping to `clip_grad_norm_` or the trainer, where nanstop looks first. Cost: none.
 
 ## Fix safety
 Nothing is changed by looking. A smaller max_norm is no cure: it multiplies the same Inf.
 
 ## Not to be confused with
-NS301 and NS304 say what made the gradient non-finite. NS112: every gradient is finite and their norm is not, because it
-was added up in half precision.
+NS301 and NS304 say what made the gradient non-finite. NS112: every gradient is finite and their
+norm is not, because it was added up in half precision.
 
 ## References
 - https://github.com/pytorch/pytorch/issues/46849
@@ -64,7 +67,7 @@ MOST = 0.5
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return what clipping did to healthy gradients before nanstop looked, or else what it would have done to them."""
+    """Return what clipping did to healthy gradients, or else what it would have done."""
     if evidence.probe is not None:
         return _emptied(evidence, evidence.probe)
     signal = _gradient_signal(evidence)
@@ -83,10 +86,14 @@ def _emptied(evidence: Evidence, probe: Probe) -> Diagnosis | None:
     return Diagnosis(
         code="NS305",
         title="every gradient is zero when the update comes",
-        cause=f"backward makes {percent(made, total)} of them, and something between it and the update makes all of them 0",
+        cause=f"backward makes {percent(made, total)} of them, and something between it and the "
+        "update makes all of them 0",
         confidence="likely",
         lines=(
-            "a norm that overflowed to Inf gives the factor max_norm / Inf = 0: keep norms in float32",
+            (
+                "a norm that overflowed to Inf gives the factor max_norm / Inf = 0: keep norms in "
+                "float32"
+            ),
         ),
         where=standing(evidence).host or "",
         seen=sighting(evidence, "backward", since=probe.since),
@@ -106,7 +113,7 @@ def _spoiled(found: Localization | None) -> tuple[str, ...]:
 
 
 def _done(evidence: Evidence, tally: GradientTally) -> Diagnosis | None:
-    """Return the finding if more was destroyed when nanstop looked than the backward pass destroys."""
+    """Return the finding if more was destroyed than backward by itself destroys."""
     spoiled = _spoiled(evidence.localization)
     lost = tally.num_bad - len(spoiled)
     if spoiled and lost > 0 and tally.num_bad == tally.num_total:
@@ -127,7 +134,8 @@ def _finding(
     origin = f"the backward pass spoils {listed(spoiled)} alone" if spoiled else ""
     return Diagnosis(
         code="NS305",
-        title=f"gradients destroyed by a norm that is not finite: {tally.num_total} of {tally.num_total}",
+        title=f"gradients destroyed by a norm that is not finite: {tally.num_total} of "
+        f"{tally.num_total}",
         cause=f"{effect} before nanstop could look: clipped by their common norm",
         confidence=confidence,
         lines=(origin,) if origin else ("what made the first gradient non-finite is not known",),
@@ -136,7 +144,7 @@ def _finding(
 
 
 def _prevented(evidence: Evidence, signal: Signal, tally: GradientTally) -> Diagnosis | None:
-    """Return what clipping would have done, beside the finding that says what made the first gradient bad."""
+    """Return what clipping would have done, beside the finding that names the cause."""
     clip, healthy = standing(evidence).clip, tally.num_total - tally.num_bad
     causes = (ns301_gradient_overflow, ns304_backward_singularity)
     if not clip or not healthy or not any(rule.check(evidence) for rule in causes):
@@ -158,5 +166,5 @@ RULE = Rule(
     "one bad gradient destroys the others through clipping",
     check,
     ("incident", "gauge"),
-    __doc__ or "",
+    role="symptom",
 )

@@ -1,15 +1,16 @@
 """The logged loss is an artefact of the log filter.
 
 ## What happened
-Losses were NaN or Inf, and the log shows a finite number: 0.0, a smooth curve, or something like 1.19e34. Training
-went on with broken weights.
+Losses were NaN or Inf, and the log shows a finite number: 0.0, a smooth curve, or something like
+1.19e34. Training went on with broken weights.
 
 ## Why it happens
-`logging_nan_inf_filter` is on by default. It replaces a non-finite micro-batch loss by sum / n, with n = 1 + the number
-of steps since the last log, so each bad micro-batch multiplies the running sum by 1 + 1/n. If the first loss of the
-window is bad, the sum is 0 and stays 0: the log shows 0.0. If step 0 was healthy and all of the 24 others were not,
-with 32 micro-batches a step, the factors are (3/2 x 4/3 x ... x 26/25)^32 = 13^32, and 13^32 x 0.672 / 25 = 1.19e34:
-the number of TRL issue 2367. Read backwards, its one healthy step had a loss of 0.672, about ln 2.
+`logging_nan_inf_filter` is on by default. It replaces a non-finite micro-batch loss by sum / n,
+with n = 1 + the number of steps since the last log, so each bad micro-batch multiplies the running
+sum by 1 + 1/n. If the first loss of the window is bad, the sum is 0 and stays 0: the log shows 0.0.
+If step 0 was healthy and all of the 24 others were not, with 32 micro-batches a step, the factors
+are (3/2 x 4/3 x ... x 26/25)^32 = 13^32, and 13^32 x 0.672 / 25 = 1.19e34: the number of TRL issue
+2367. Read backwards, its one healthy step had a loss of 0.672, about ln 2.
 
 ## Example
 ```
@@ -26,8 +27,8 @@ the number of TRL issue 2367. Read backwards, its one healthy step had a loss of
 Nothing is changed in the training: the filter acts on the log only.
 
 ## Not to be confused with
-NS404, a loss that truly grows. NS802, a loss that is 0 by design (its gradient norm is finite). Vanishing gradients: 0.0
-in the log says nothing about them.
+NS404, a loss that truly grows. NS802, a loss that is 0 by design (its gradient norm is finite).
+Vanishing gradients: 0.0 in the log says nothing about them.
 
 ## References
 - https://github.com/huggingface/trl/issues/2367
@@ -73,10 +74,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _from_losses(
     evidence: Evidence, logs: tuple[tuple[int, float], ...]
 ) -> tuple[int, Decoded] | None:
-    """Return (first step, decoded) of the last window whose raw losses give its logged number through the filter.
+    """Return (first step, decoded) of the last window whose raw losses give its logged number
+    through the filter.
 
-    A log at step k covers the steps from the previous log (or 0) up to, but not including, k. Each loss is looked at
-    twice at most: a healthy run asks at every log.
+    A log at step k covers the steps from the previous log (or 0) up to, but not including, k. Each
+    loss is looked at twice at most: a healthy run asks at every log.
     """
     raw: dict[int, list[float]] = {}
     first_bad = math.inf
@@ -101,7 +103,7 @@ def _from_losses(
 def _from_numbers(
     evidence: Evidence, logs: tuple[tuple[int, float], ...]
 ) -> tuple[int, Decoded] | None:
-    """Return a reading of the last log alone, where raw losses are missing and only one reading is plausible."""
+    """Return the one plausible reading of the last log, where raw losses are missing."""
     end, logged = logs[-1]
     start = logs[-2][0] if len(logs) > 1 else 0
     if series_values(evidence, "loss_raw") or end <= start:
@@ -136,5 +138,5 @@ RULE = Rule(
     "the logged loss is an artefact",
     check,
     ("incident", "gauge"),
-    __doc__ or "",
+    role="log",
 )

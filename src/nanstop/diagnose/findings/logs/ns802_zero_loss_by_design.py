@@ -4,9 +4,10 @@
 The log shows a loss of exactly 0.0 and a gradient norm that is finite and not 0. The model learns.
 
 ## Why it happens
-On-policy GRPO with one update per batch has a ratio of exp(logp - logp) = 1 for every token. The loss is the mean of
-ratio x advantage, and advantages are centred in their group: (1, 0, -1) sums to 0. So the value is 0 whatever the
-model does, while its gradient is the advantage-weighted gradient of the log-probabilities, which is not 0.
+On-policy GRPO with one update per batch has a ratio of exp(logp - logp) = 1 for every token. The
+loss is the mean of ratio x advantage, and advantages are centred in their group: (1, 0, -1) sums to
+0. So the value is 0 whatever the model does, while its gradient is the advantage-weighted gradient
+of the log-probabilities, which is not 0.
 
 ## Example
 ```
@@ -20,8 +21,8 @@ model does, while its gradient is the advantage-weighted gradient of the log-pro
 Nothing is changed.
 
 ## Not to be confused with
-NS801: 0.0 because every loss was NaN and the log filter replaced it (the gradient norm is then NaN). NS701: 0 because
-all rewards of a group are equal (the gradient norm is then 0 too).
+NS801: 0.0 because every loss was NaN and the log filter replaced it (the gradient norm is then
+NaN). NS701: 0 because all rewards of a group are equal (the gradient norm is then 0 too).
 
 ## References
 - https://github.com/huggingface/trl/issues/3452
@@ -57,4 +58,4 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-RULE = Rule("NS802", "zero-loss-by-design", "loss of 0 by design", check, ("gauge",), __doc__ or "")
+RULE = Rule("NS802", "zero-loss-by-design", "loss of 0 by design", check, ("gauge",), role="log")

@@ -1,15 +1,16 @@
 """Nothing in the batch tells better from worse: the objective has no gradient.
 
 ## What happened
-The rewards of every group are equal, or the gradient is exactly zero in update after update. Everything is finite, the
-loss is 0 or stands still, and no weight has a reason to move.
+The rewards of every group are equal, or the gradient is exactly zero in update after update.
+Everything is finite, the loss is 0 or stands still, and no weight has a reason to move.
 
 ## Why it happens
-GRPO and RLOO learn from differences inside a group: the advantage is the reward less the group's mean. Four rewards of
-1.0 have the mean 1.0 and the advantages 0, 0, 0, 0, and with them the gradient of all their tokens is 0 x grad(log p) = 0.
-A task that is solved with probability p leaves p^G + (1 - p)^G of the groups of G without a difference: at p = 0.02 and
-G = 4 that is 92 %, at G = 16 still 72 %. A reward function that looks for a format which the model never writes, that
-compares with a wrong column or catches its own exceptions and returns 0.0, leaves 100 %.
+GRPO and RLOO learn from differences inside a group: the advantage is the reward less the group's
+mean. Four rewards of 1.0 have the mean 1.0 and the advantages 0, 0, 0, 0, and with them the
+gradient of all their tokens is 0 x grad(log p) = 0. A task that is solved with probability p leaves
+p^G + (1 - p)^G of the groups of G without a difference: at p = 0.02 and G = 4 that is 92 %, at G =
+16 still 72 %. A reward function that looks for a format which the model never writes, that compares
+with a wrong column or catches its own exceptions and returns 0.0, leaves 100 %.
 
 ## Example
 ```
@@ -17,20 +18,22 @@ compares with a wrong column or catches its own exceptions and returns 0.0, leav
 ```
 
 ## Fix
-1. Call the reward function on a few completions by hand: right column, right format, no exception turned into a number.
-   Cost: minutes.
-2. Grade in parts (format, then answer, then length), so that attempts differ. Cost: a reward to design.
+1. Call the reward function on a few completions by hand: right column, right format, no exception
+   turned into a number. Cost: minutes.
+2. Grade in parts (format, then answer, then length), so that attempts differ.
+   Cost: a reward to design.
 3. Larger groups (`num_generations`) or a higher temperature. Cost: generation time in proportion.
-4. Prompts that the model solves sometimes: leave out those it always or never solves. Cost: a filter.
+4. Prompts that the model solves sometimes: leave out those it always or never solves.
+   Cost: a filter.
 
 ## Fix safety
 All of these change training: from nothing to something.
 
 ## Not to be confused with
-NS802: a loss of 0 with rewards that differ and a gradient that is not 0. NS114: no path leads from the loss to the weights.
-NS303: the gradient exists in float32 and is flushed to zero in float16. NS113: `num_generations=1`.
-A loss that is at its least for now, as that of a value network of zeros before its first reward: with other weights it
-has a gradient. That is tried first.
+NS802: a loss of 0 with rewards that differ and a gradient that is not 0. NS114: no path leads from
+the loss to the weights. NS303: the gradient exists in float32 and is flushed to zero in float16.
+NS113: `num_generations=1`. A loss that is at its least for now, as that of a value network of zeros
+before its first reward: with other weights it has a gradient. That is tried first.
 
 ## References
 - https://github.com/huggingface/trl/issues/3857
@@ -49,11 +52,11 @@ FROM_THE_START = 4
 LATER = 16
 """The same of a run that has had some: rewards that are rarely won may pause."""
 OF_ANY = 64
-"""Updates without a gradient after which a loop is told, whose objective is not known: its first reward may be late."""
+"""Updates without a gradient before a loop of unknown objective is told: rewards come late."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if no group of several logs has a reward that differs, or no update had a gradient."""
+    """Return the finding if in several logs no reward differs, or no gradient came."""
     return _equal_rewards(evidence) or _no_gradient(evidence)
 
 
@@ -89,13 +92,15 @@ def _no_gradient(evidence: Evidence) -> Diagnosis | None:
         return None
     since = next((step for step, norm in reversed(norms) if norm != 0.0), -1)
     elsewhere = [value for step, value in series_values(evidence, "grad_elsewhere") if step > since]
-    # What has a gradient with other weights is at its least now: a fit, or a value network before its first reward.
+    # What has a gradient with other weights is at its least now:
+    # a fit, or a value network before its first reward.
     if not elsewhere or elsewhere[-1] != 0.0:
         return None
     return Diagnosis(
         code="NS701",
         title="the objective has no gradient",
-        cause=f"the gradient was exactly 0 in {counted(num_steps, 'update')} in a row, and is with other weights, too",
+        cause=f"the gradient was exactly 0 in {counted(num_steps, 'update')} in a row, and is "
+        "with other weights, too",
         confidence="likely" if asks else "possible",
         lines=("look for advantages, weights or masks of the loss that are all 0",),
         where="gradient",
@@ -108,7 +113,8 @@ def _may_flush(evidence: Evidence) -> bool:
 
 
 def _last_run(rows: list[tuple[int, bool]], *, logs: bool) -> tuple[int, bool]:
-    """Return how many steps the last rows that are all True cover, and whether there is no other row.
+    """Return how many steps the last rows that are all True cover, and whether there is no other
+    row.
 
     A log at step k covers those since the log before it, or since step 0.
     """
@@ -128,5 +134,5 @@ RULE = Rule(
     "nothing in the batch tells better from worse",
     check,
     ("gauge",),
-    __doc__ or "",
+    yields_to=("NS704",),
 )

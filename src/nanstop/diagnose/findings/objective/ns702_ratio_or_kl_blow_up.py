@@ -1,37 +1,40 @@
 """The ratio of two policies, or their KL estimate, explodes.
 
 ## What happened
-The policy has moved so far from the one that generated the completions, or from the reference, that the ratio of their
-probabilities is a huge number. Before it overflows it rules the loss; afterwards the loss is Inf or NaN.
+The policy has moved so far from the one that generated the completions, or from the reference, that
+the ratio of their probabilities is a huge number. Before it overflows it rules the loss; afterwards
+the loss is Inf or NaN.
 
 ## Why it happens
-A ratio is exp(logp - old_logp). A difference of 5 nats is a ratio of 148, 20 nats 4.9e8, and float32 ends at 88.72 nats,
-float16 at 11.09. Over a sequence differences add up: 100 tokens that are 0.3 nats off each are exp(30) = 1e13. The k3
-estimate of the KL divergence, exp(d) - d - 1 with d = ref_logp - logp, has the same exponential: one token that the
-policy has unlearned (logp = -100) against a reference that likes it (-1) gives exp(99) = Inf, where the plain estimate -d
-gives 99.
+A ratio is exp(logp - old_logp). A difference of 5 nats is a ratio of 148, 20 nats 4.9e8, and
+float32 ends at 88.72 nats, float16 at 11.09. Over a sequence differences add up: 100 tokens that
+are 0.3 nats off each are exp(30) = 1e13. The k3 estimate of the KL divergence, exp(d) - d - 1 with
+d = ref_logp - logp, has the same exponential: one token that the policy has unlearned (logp = -100)
+against a reference that likes it (-1) gives exp(99) = Inf, where the plain estimate -d gives 99.
 
 ## Example
 ```python
 logp, ref = torch.tensor([-0.5, -100.0]), torch.tensor([-0.6, -1.0])
 (torch.exp(ref - logp) - (ref - logp) - 1).mean()     # inf
-torch.exp(ref - logp).clamp(max=10)                   # finite forward, and exp's own gradient is still inf
+torch.exp(ref - logp).clamp(max=10)  # finite forward, and exp's own gradient is still inf
 ```
 
 ## Fix
-1. Clamp the log-ratio (to 20, in float32) *before* the exponential, and mask padding before it as well. Cost: no
-   gradient for tokens beyond.
-2. Fewer updates for each batch of completions (`num_iterations`, `steps_per_generation`), a smaller learning rate.
-   Cost: more generation.
-3. Ratios of tokens instead of whole sequences, clipped on both sides (`delta` in TRL). Cost: another objective.
+1. Clamp the log-ratio (to 20, in float32) *before* the exponential, and mask padding before it as
+   well. Cost: no gradient for tokens beyond.
+2. Fewer updates for each batch of completions (`num_iterations`, `steps_per_generation`), a smaller
+   learning rate. Cost: more generation.
+3. Ratios of tokens instead of whole sequences, clipped on both sides (`delta` in TRL).
+   Cost: another objective.
 4. A larger `beta`, where it is the reference that is left behind. Cost: slower learning.
 
 ## Fix safety
-All of these change training. `beta=0` removes the term and with it the only sign that the policy drifts.
+All of these change training. `beta=0` removes the term and with it the only sign that the policy
+drifts.
 
 ## Not to be confused with
-NS703: the ratio is off before the first update, so that training cannot be its cause. NS207: any other exponential. NS404:
-the loss itself diverges.
+NS703: the ratio is off before the first update, so that training cannot be its cause. NS207: any
+other exponential. NS404: the loss itself diverges.
 
 ## References
 - https://github.com/huggingface/trl/pull/6549
@@ -49,8 +52,7 @@ from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.objective import RATIO, RATIO_AT_ONCE, is_of_policies, typical
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
-    bad_output,
-    born,
+    first_bad,
     limit,
     number,
     op_name,
@@ -62,18 +64,17 @@ from nanstop.records import Diagnosis, Evidence
 MOST_KL = 20.0
 """Nats a token on average; the logarithm of a vocabulary of 256000 is 12.5."""
 MOST_RATIO = 1.0
-"""Nats a token on average, after updates on the same completions: each ratio is off by a factor of e."""
+"""Nats a token on average, after updates on the same completions: a factor of e each."""
 OVERFLOWS = ("exp", "exp2", "expm1")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return an exponential of a log-ratio that overflowed, else a logged KL or a ratio that no policy should reach."""
+    """Return an overflowed exp of a log-ratio, or a KL or ratio that is far too large."""
     return _overflow(evidence) if evidence.incident is not None else _drift(evidence)
 
 
 def _overflow(evidence: Evidence) -> Diagnosis | None:
-    event = born(evidence, FORWARD)
-    output = bad_output(event) if event is not None else None
+    event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or output.nan or not event.inputs:
         return None
     if op_name(event.op).rstrip("_") not in OVERFLOWS or not is_of_policies(evidence, event):
@@ -82,7 +83,8 @@ def _overflow(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS702",
         title="the ratio of two policies overflows",
-        cause=f"log-probabilities are up to {reached} nats apart; exp ends at {_edge(output.dtype)} "
+        cause=f"log-probabilities are up to {reached} nats apart; exp ends at "
+        f"{_edge(output.dtype)} "
         f"in {output.dtype} ({limit(output.dtype)})",
         confidence="certain",
         lines=("clamp the difference of the log-probabilities before the exponential",),
@@ -125,5 +127,4 @@ RULE = Rule(
     "the ratio or KL of two policies explodes",
     check,
     ("incident", "gauge"),
-    __doc__ or "",
 )

@@ -1,15 +1,17 @@
 """Completions were generated under other log-probabilities than training computes for them.
 
 ## What happened
-Before any update the policy already differs from the one that wrote the completions, although both have the same weights.
-Ratios that must be 1 are not, clipping and importance weights act on noise, and the gradient is biased. All is finite.
+Before any update the policy already differs from the one that wrote the completions, although both
+have the same weights. Ratios that must be 1 are not, clipping and importance weights act on noise,
+and the gradient is biased. All is finite.
 
 ## Why it happens
-The ratio is exp(logp - old_logp), and 1 exactly on the first pass. It is not where both sides are computed
-differently: dropout on one side; a temperature, top-p or top-k on one side only (with top_p = 0.8 kept tokens get
-1 / 0.8 of their probability, so that the mean ratio is 0.8 to 0.9); positions that count padding; another kernel or
-format in the rollout engine. Small differences add up over a sequence: 0.012 nats a token is a ratio of
-exp(1.2) = 3.3 after 100 tokens. A missing value that is filled with 0.0 stands for a probability of 1: a ratio of exp(-5).
+The ratio is exp(logp - old_logp), and 1 exactly on the first pass. It is not where both sides are
+computed differently: dropout on one side; a temperature, top-p or top-k on one side only (with
+top_p = 0.8 kept tokens get 1 / 0.8 of their probability, so that the mean ratio is 0.8 to 0.9);
+positions that count padding; another kernel or format in the rollout engine. Small differences add
+up over a sequence: 0.012 nats a token is a ratio of exp(1.2) = 3.3 after 100 tokens. A missing
+value that is filled with 0.0 stands for a probability of 1: a ratio of exp(-5).
 
 ## Example
 ```python
@@ -19,17 +21,20 @@ model.train(); new = logps(model, ids)         # dropout on
 ```
 
 ## Fix
-1. Make both sides the same: no dropout in the policy (`disable_dropout`), the same temperature, log-probabilities of the
-   distribution that was sampled from (`processed_logprobs` in vLLM). Cost: none.
+1. Make both sides the same: no dropout in the policy (`disable_dropout`), the same temperature,
+   log-probabilities of the distribution that was sampled from (`processed_logprobs` in vLLM).
+   Cost: none.
 2. Positions from the attention mask where prompts are padded on the left. Cost: none.
 3. The same format on both sides; a float32 head. Cost: some speed of generation.
 4. Importance sampling of tokens with a cap, which bounds the damage of what is left. Cost: bias.
 
 ## Fix safety
-All of these change training: they take a bias out of it. A higher cap, or none, only hides the ratio.
+All of these change training: they take a bias out of it.
+A higher cap, or none, only hides the ratio.
 
 ## Not to be confused with
-NS702: the ratio is 1 at first and grows with the updates. NS208: the forward itself loses digits, on both sides alike.
+NS702: the ratio is 1 at first and grows with the updates. NS208:
+the forward itself loses digits, on both sides alike.
 
 ## References
 - https://github.com/huggingface/trl/issues/4159
@@ -57,7 +62,7 @@ _WEIGHT = "sampling/importance_sampling_ratio/mean"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if log-probabilities of the same weights, or the importance weights, are far apart."""
+    """Return the finding if log-probabilities of equal weights are far apart."""
     noted = typical(evidence, RATIO_AT_ONCE, least=2)
     if noted is not None and noted >= MOST:
         cause = f"{number(noted)} nats a token between generating and training, before any update"
@@ -90,5 +95,4 @@ RULE = Rule(
     "rollout and training disagree about the same weights",
     check,
     ("gauge",),
-    __doc__ or "",
 )

@@ -1,15 +1,17 @@
 """A reward is NaN, infinite or missing.
 
 ## What happened
-A reward function returned something that is no number. Either the loss fails with it, or the trainer replaces it and goes
-on: then whole groups teach nothing, or something else than was meant, and no log says so.
+A reward function returned something that is no number. Either the loss fails with it, or the
+trainer replaces it and goes on: then whole groups teach nothing, or something else than was meant,
+and no log says so.
 
 ## Why it happens
-One Inf among the rewards of a group makes its mean Inf: the advantages are 1 - Inf = -Inf and Inf - Inf = NaN, for all of
-them. TRL divides by a deviation that is NaN as well and turns NaN into 0: a group of 8 with one Inf has eight advantages
-of 0. Without that division -Inf becomes -3.4e38, and the loss overflows. A NaN or None leaves its completion out; if no
-function scores it, it is generated and not learned from. Usual origins are 0 / 0 for an empty completion, log(0), a
-division by the length, `float("inf")` as a penalty, a judge that did not answer.
+One Inf among the rewards of a group makes its mean Inf: the advantages are 1 - Inf = -Inf and Inf -
+Inf = NaN, for all of them. TRL divides by a deviation that is NaN as well and turns NaN into 0: a
+group of 8 with one Inf has eight advantages of 0. Without that division -Inf becomes -3.4e38, and
+the loss overflows. A NaN or None leaves its completion out; if no function scores it, it is
+generated and not learned from. Usual origins are 0 / 0 for an empty completion, log(0), a division
+by the length, `float("inf")` as a penalty, a judge that did not answer.
 
 ## Example
 ```python
@@ -18,17 +20,20 @@ def reward(completions, **_):
 ```
 
 ## Fix
-1. Give an empty, unparsable or failed completion a finite worst reward, such as the least that others can get. Cost: none.
-2. Check rewards before they are returned: `assert math.isfinite(r)` tells which completion it was. Cost: none.
+1. Give an empty, unparsable or failed completion a finite worst reward, such as the least that
+   others can get. Cost: none.
+2. Check rewards before they are returned:
+   `assert math.isfinite(r)` tells which completion it was. Cost: none.
 3. Bound the reward (a clamp, tanh) where it is a ratio or a logarithm. Cost: extremes look alike.
-4. None where a function does not apply, and another function that scores those completions. Cost: none.
+4. None where a function does not apply, and another function that scores those completions.
+   Cost: none.
 
 ## Fix safety
 Another reward is another training. Lower learning rates, clipping and formats do not help.
 
 ## Not to be confused with
-NS501: another entry of the batch is not finite. NS701: rewards are finite and equal. A None where other functions score
-the completion is how TRL routes tasks, and no fault.
+NS501: another entry of the batch is not finite. NS701: rewards are finite and equal. A None where
+other functions score the completion is how TRL routes tasks, and no fault.
 
 ## References
 - https://github.com/modelscope/ms-swift/issues/8123
@@ -50,7 +55,7 @@ _OF_REWARDS = re.compile(r"reward|advantage|returns\b", re.I)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if rewards of the failing batch, or of a run that goes on, are not numbers."""
+    """Return the finding if rewards, of a failing batch or of the logs, are not numbers."""
     return _failed(evidence) if evidence.incident is not None else _absorbed(evidence)
 
 
@@ -85,7 +90,10 @@ def _word(value: float | None) -> str:
 
 
 _ADVICE = "give a completion that cannot be scored a finite worst reward"
-_DERIVED = "it was made of rewards before the model was called: look for a deviation of one reward, or one of 0"
+_DERIVED = (
+    "it was made of rewards before the model was called: look for a deviation of one "
+    "reward, or one of 0"
+)
 
 
 def _absorbed(evidence: Evidence) -> Diagnosis | None:
@@ -118,5 +126,4 @@ RULE = Rule(
     "a reward is NaN, infinite or missing",
     check,
     ("incident", "gauge"),
-    __doc__ or "",
 )

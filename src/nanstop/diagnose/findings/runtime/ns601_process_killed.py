@@ -1,35 +1,41 @@
 """The process was killed by a signal.
 
 ## What happened
-The training process did not raise an exception: the operating system ended it. SIGFPE, SIGSEGV, SIGABRT, SIGBUS and
-SIGILL come from native code inside the process, SIGKILL from outside. The shell shows `Floating point exception (core
-dumped)` or exit code 128 + n: 136 for SIGFPE, 139 for SIGSEGV, 134 for SIGABRT, 137 for SIGKILL.
+The training process did not raise an exception: the operating system ended it. SIGFPE, SIGSEGV,
+SIGABRT, SIGBUS and SIGILL come from native code inside the process, SIGKILL from outside. The shell
+shows `Floating point exception (core dumped)` or exit code 128 + n: 136 for SIGFPE, 139 for
+SIGSEGV, 134 for SIGABRT, 137 for SIGKILL.
 
 ## Why it happens
-NaN and Inf raise no signal: 0.0 / 0.0 is NaN, silently. SIGFPE on x86 is an integer division by zero (or -2^31 / -1), in
-practice a library that computes how to split a matrix product and gets 0 tiles: cuBLAS 12.1 to 12.3 did so on H20 for
-some shapes of bfloat16 products (64 x 14688 x 1536 is one in float16). SIGSEGV is an address that is not mapped,
-SIGABRT a failed assertion, SIGBUS a mapped page that cannot be filled, often /dev/shm of 64 MiB in a container.
+NaN and Inf raise no signal: 0.0 / 0.0 is NaN, silently. SIGFPE on x86 is an integer division by
+zero (or -2^31 / -1), in practice a library that computes how to split a matrix product and gets 0
+tiles: cuBLAS 12.1 to 12.3 did so on H20 for some shapes of bfloat16 products (64 x 14688 x 1536 is
+one in float16). SIGSEGV is an address that is not mapped, SIGABRT a failed assertion, SIGBUS a
+mapped page that cannot be filled, often /dev/shm of 64 MiB in a container.
 
 ## Example
 ```
-step 0, forward, model.layers.0.mlp.down_proj: aten.mm.default bfloat16 [64, 4864] x bfloat16 [4864, 896]
+step 0, forward, layers.0.mlp.down_proj: aten.mm.default bfloat16 [64, 4864] x bfloat16 [4864, 896]
 Floating point exception (core dumped)
 ```
 
 ## Fix
-1. Look at the operation: `nanstop run --record` names the last one with its shapes; after a first death the next run in
-   the same folder records by itself. Cost: about 30 microseconds an operation; compiled code runs eagerly.
-2. Compare the stack with the known defects (NS108) and update the library that it names. Cost: an update.
-3. Find the setting that matters: `nanstop bisect BAD GOOD --script S`. Cost: about log2 of the settings in runs.
-4. Run the operation in float32, or with other shapes (another batch size or padding). Cost: speed, memory.
+1. Look at the operation: `nanstop run --record` names the last one with its shapes; after a first
+   death the next run in the same folder records by itself. Cost: about 30 microseconds an
+   operation; compiled code runs eagerly.
+2. Compare the stack with the known defects (NS108) and update the library that it names.
+   Cost: an update.
+3. Find the setting that matters: `nanstop bisect BAD GOOD --script S`.
+   Cost: about log2 of the settings in runs.
+4. Run the operation in float32, or with other shapes (another batch size or padding).
+   Cost: speed, memory.
 
 ## Fix safety
 An update of a library and float32 keep the mathematics. Another batch size changes training.
 
 ## Not to be confused with
-NS604: the kernel killed it for want of memory. A device assert (NS502) is an exception. A learning rate or a loss that
-is out of range cannot raise SIGFPE.
+NS604: the kernel killed it for want of memory. A device assert (NS502) is an exception. A learning
+rate or a loss that is out of range cannot raise SIGFPE.
 
 ## References
 - https://github.com/huggingface/trl/issues/2906
@@ -52,7 +58,8 @@ from nanstop.records import Diagnosis, Evidence
 CAUSES = {
     "SIGFPE": "native code divided an integer by zero; NaN and Inf raise no signal",
     "SIGSEGV": "native code touched memory that is not its own",
-    "SIGABRT": "native code gave up: a failed assertion, a damaged heap or an uncaught C++ exception",
+    "SIGABRT": "native code gave up: a failed assertion, a damaged heap or an uncaught C++ "
+    "exception",
     "SIGBUS": "a mapped page could not be filled: a truncated file, or a full /dev/shm",
     "SIGILL": "native code holds an instruction that this processor does not have",
     "SIGKILL": "something outside the process killed it; no out-of-memory kill was seen",
@@ -79,10 +86,5 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 RULE = Rule(
-    "NS601",
-    "process-killed",
-    "process killed by a signal",
-    check,
-    ("incident",),
-    __doc__ or "",
+    "NS601", "process-killed", "process killed by a signal", check, ("incident",), beside=("NS108",)
 )

@@ -1,21 +1,24 @@
 """A kernel is wrong: reference mathematics is finite on the same inputs.
 
 ## What happened
-A fused, compiled or vendor kernel returned NaN or Inf. The same operation on the same inputs in the same format,
-written out in plain operations, is finite. What a kernel from outside torch does inside is not seen: one that is not
-finite on small, finite values in a wide format is likely to be wrong.
+A fused, compiled or vendor kernel returned NaN or Inf. The same operation on the same inputs in the
+same format, written out in plain operations, is finite. What a kernel from outside torch does
+inside is not seen: one that is not finite on small, finite values in a wide format is likely to be
+wrong.
 
 ## Why it happens
-Fused attention keeps logsumexp and recomputes exp(score - logsumexp) tile by tile. A padded tile scored 0 with a
-logsumexp below -88.7 gives exp(88.8) = Inf, because float32 ends at exp(88.72); times a masked 0 it is NaN. Other
-kernels fail for a sequence of length 1, an empty sequence, or a head dimension of 256. None of that is in the model.
+Fused attention keeps logsumexp and recomputes exp(score - logsumexp) tile by tile. A padded tile
+scored 0 with a logsumexp below -88.7 gives exp(88.8) = Inf, because float32 ends at exp(88.72);
+times a masked 0 it is NaN. Other kernels fail for a sequence of length 1, an empty sequence, or a
+head dimension of 256. None of that is in the model.
 
 ## Example
-cuDNN attention backward with an explicit mask and a sequence length of 64 modulo 128 (torch 2.11 to 2.13 on H100):
-the loss is finite, every gradient is NaN; `sdpa_kernel(SDPBackend.MATH)` is finite.
+cuDNN attention backward with an explicit mask and a sequence length of 64 modulo 128 (torch 2.11 to
+2.13 on H100): the loss is finite, every gradient is NaN; `sdpa_kernel(SDPBackend.MATH)` is finite.
 
 ## Fix
-1. Use another attention kernel: `attn_implementation="sdpa"` or `"eager"`. Cost: none to 20 % of step time.
+1. Use another attention kernel: `attn_implementation="sdpa"` or `"eager"`.
+   Cost: none to 20 % of step time.
 2. Run the module in float32, which selects another kernel. Cost: that module's time doubles.
 3. Switch compilation off for the module, or update the library. Cost: speed; an update.
 
@@ -23,8 +26,8 @@ the loss is finite, every gradient is NaN; `sdpa_kernel(SDPBackend.MATH)` is fin
 Another kernel and float32 are safe: the same mathematics.
 
 ## Not to be confused with
-NS201: the same format fails with plain operations too. Instrumentation can hide a defect of fusion, so the
-un-instrumented replay counts.
+NS201: the same format fails with plain operations too. Instrumentation can hide a defect of fusion,
+so the un-instrumented replay counts.
 
 ## References
 - https://github.com/huggingface/trl/issues/7181
@@ -42,14 +45,15 @@ from nanstop.records import Diagnosis, Evidence, OpEvent
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the defect if reference mathematics (plain operations, or eager code) is finite, or is to be expected."""
+    """Return the defect if reference mathematics is finite, or is to be expected so."""
     found, replay, facts = evidence.localization, evidence.replay, standing(evidence)
     event = found.first_bad if found is not None and found.origin == "born_here" else None
     if event is not None and event.reference == "finite":
         return Diagnosis(
             code="NS602",
             title=f"kernel defect in `{op_name(event.op)}`",
-            cause="plain operations are finite on the same inputs in the same format; the kernel is not",
+            cause="plain operations are finite on the same inputs in the same format; the kernel "
+            "is not",
             confidence="certain",
             remedies=_remedies(evidence, event),
             where=event.module,
@@ -60,7 +64,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
             code="NS602",
             title=f"kernel defect in `{op_name(event.op)}`",
             cause=(
-                f"`{event.op}` is no operation of torch and is not finite, although its inputs are and, but for "
+                f"`{event.op}` is no operation of torch and is not finite, although its inputs "
+                "are and, but for "
                 f"masks, end at {number(largest)}; nothing inside it was seen"
             ),
             confidence="likely",
@@ -90,5 +95,5 @@ RULE = Rule(
     "kernel wrong where plain operations are right",
     check,
     ("incident",),
-    __doc__ or "",
+    beside=("NS108",),
 )

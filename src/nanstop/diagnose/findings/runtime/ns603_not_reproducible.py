@@ -1,13 +1,15 @@
 """The failing step is clean when it is replayed.
 
 ## What happened
-The step failed once. Run again from the same weights, batch and random state it is finite, more than once.
+The step failed once. Run again from the same weights, batch and random state it is finite, more
+than once.
 
 ## Why it happens
-A failure that depends on nothing that was saved depends on something else: a race between streams, memory that was
-never filled, a GPU that computes wrongly, or state that the run keeps outside the model. Two clean replays do not
-exclude a rare race: one that strikes in 10 % of the runs passes two replays with a probability of 0.9 x 0.9 = 0.81.
-Ten clean replays still happen in 0.9^10 = 35 % of the cases.
+A failure that depends on nothing that was saved depends on something else: a race between streams,
+memory that was never filled, a GPU that computes wrongly, or state that the run keeps outside the
+model. Two clean replays do not exclude a rare race: one that strikes in 10 % of the runs passes two
+replays with a probability of 0.9 x 0.9 = 0.81. Ten clean replays still happen in 0.9^10 = 35 % of
+the cases.
 
 ## Example
 ```python
@@ -15,10 +17,10 @@ buffer = torch.empty(1024)        # whatever was in that memory: finite today, N
 ```
 
 ## Fix
-1. Run the same seed twice and lay the runs side by side: `nanstop compare A B` names the first step at which they part.
-   Then once more on another device. Cost: a run up to that step each.
-2. Fill memory deterministically: `torch.use_deterministic_algorithms(True)` fills `torch.empty` with NaN, so that a read
-   of it always fails. Cost: some kernels become slower.
+1. Run the same seed twice and lay the runs side by side: `nanstop compare A B` names the first step
+   at which they part. Then once more on another device. Cost: a run up to that step each.
+2. Fill memory deterministically: `torch.use_deterministic_algorithms(True)` fills `torch.empty`
+   with NaN, so that a read of it always fails. Cost: some kernels become slower.
 3. Switch off overlapping communication, custom streams and CUDA graphs one at a time. Cost: speed.
 4. Look for GPU errors in the system log (XID). Cost: none.
 
@@ -26,8 +28,9 @@ buffer = torch.empty(1024)        # whatever was in that memory: finite today, N
 Nothing is changed in the training: the step is redone as it was.
 
 ## Not to be confused with
-A private `torch.Generator`, NumPy state in a worker, or time-dependent data: those are run state that was not saved.
-They are excluded before this is said. NS606: of several ranks only the gradient that they share was not finite.
+A private `torch.Generator`, NumPy state in a worker, or time-dependent data: those are run state
+that was not saved. They are excluded before this is said. NS606: of several ranks only the gradient
+that they share was not finite.
 
 ## References
 - https://github.com/deepspeedai/DeepSpeed/issues/8061
@@ -55,19 +58,16 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS603",
         title="the failure does not come back",
-        cause=f"{counted(replay.runs, 'replay')} from the same weights, batch and random state: clean",
+        cause=f"{counted(replay.runs, 'replay')} from the same weights, batch and random state: "
+        "clean",
         confidence="likely" if replay.runs > 1 else "possible",
         lines=(
-            "left are what the script itself counts or iterates, a race, unfilled memory, or hardware",
+            (
+                "left are what the script itself counts or iterates, a race, unfilled memory, or "
+                "hardware"
+            ),
         ),
     )
 
 
-RULE = Rule(
-    "NS603",
-    "not-reproducible",
-    "the failure does not come back",
-    check,
-    ("incident",),
-    __doc__ or "",
-)
+RULE = Rule("NS603", "not-reproducible", "the failure does not come back", check, ("incident",))

@@ -1,14 +1,16 @@
 """Memory ran out.
 
 ## What happened
-Either an allocation failed and raised (`torch.OutOfMemoryError` on a GPU, `can't allocate memory` on the CPU), or the
-Linux kernel killed the process: exit code 137, no traceback, and the log simply stops.
+Either an allocation failed and raised (`torch.OutOfMemoryError` on a GPU, `can't allocate memory`
+on the CPU), or the Linux kernel killed the process: exit code 137, no traceback, and the log simply
+stops.
 
 ## Why it happens
-With AdamW in mixed precision a trainable parameter costs 16 bytes before any activation: 4 for the weight, 4 for the
-gradient, 8 for two moments. 7e9 of them are 112 GB. Activations grow with batch x length, logits with batch x length x
-vocabulary: 4 x 4096 x 152064 in float32 are 10 GB, once for the logits and again for their gradient. In a container the
-limit is that of its control group, not the machine's.
+With AdamW in mixed precision a trainable parameter costs 16 bytes before any activation: 4 for the
+weight, 4 for the gradient, 8 for two moments. 7e9 of them are 112 GB. Activations grow with batch x
+length, logits with batch x length x vocabulary: 4 x 4096 x 152064 in float32 are 10 GB, once for
+the logits and again for their gradient. In a container the limit is that of its control group, not
+the machine's.
 
 ## Example
 ```
@@ -17,7 +19,8 @@ memory.events of the control group: oom_kill 1
 ```
 
 ## Fix
-1. A smaller `per_device_train_batch_size` with more `gradient_accumulation_steps`. Cost: a little time.
+1. A smaller `per_device_train_batch_size` with more `gradient_accumulation_steps`.
+   Cost: a little time.
 2. `gradient_checkpointing=True`. Cost: about 30 % of step time.
 3. Shorter `max_length`, or a loss that never holds all logits. Cost: what is cut off.
 4. LoRA, or an 8-bit optimizer. Cost: another training; see NS102 and NS402 for what to look after.
@@ -27,7 +30,8 @@ memory.events of the control group: oom_kill 1
 The first two and the last keep the mathematics. The others change training.
 
 ## Not to be confused with
-NS601: killed without a sign that memory was short. A `SIGBUS` is shared memory (/dev/shm) that is full.
+NS601: killed without a sign that memory was short.
+A `SIGBUS` is shared memory (/dev/shm) that is full.
 
 ## References
 - https://github.com/hiyouga/LlamaFactory/issues/6040
@@ -47,7 +51,7 @@ from nanstop.records import Diagnosis, Evidence
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return what ran out of memory: an allocation that raised, or a process that the kernel killed."""
+    """Return what ran out of memory: an allocation, or a process that was killed."""
     end = unnatural_end(evidence, "oom")
     if end is None:
         return None
@@ -66,11 +70,4 @@ def _plain(message: str) -> str:
     return f"allocation failed: {message.rstrip('.')}"
 
 
-RULE = Rule(
-    "NS604",
-    "out-of-memory",
-    "memory ran out",
-    check,
-    ("incident",),
-    __doc__ or "",
-)
+RULE = Rule("NS604", "out-of-memory", "memory ran out", check, ("incident",))

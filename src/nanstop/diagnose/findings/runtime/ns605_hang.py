@@ -1,14 +1,14 @@
 """The run stood still.
 
 ## What happened
-Steps were completed regularly and then none was, for many times as long as one takes. The stack of every thread was
-written down, then the run was ended.
+Steps were completed regularly and then none was, for many times as long as one takes. The stack of
+every thread was written down, then the run was ended.
 
 ## Why it happens
-One rank waits in a collective that another never enters (it skipped a batch, or died); a data loader's worker forked
-while a thread held a lock; a file system does not answer; a download waits for a network that is not there. NCCL gives
-up after 10 minutes by default, a lock never does. With 8 ranks and 1 that leaves the loop a batch early, the 7 others
-wait for ever.
+One rank waits in a collective that another never enters (it skipped a batch, or died); a data
+loader's worker forked while a thread held a lock; a file system does not answer; a download waits
+for a network that is not there. NCCL gives up after 10 minutes by default, a lock never does. With
+8 ranks and 1 that leaves the loop a batch early, the 7 others wait for ever.
 
 ## Example
 ```
@@ -17,16 +17,21 @@ innermost Python frame torch/distributed/distributed_c10d.py:2924 in all_reduce
 ```
 
 ## Fix
-1. Read `stacks.txt` of the incident: the innermost line of the main thread says what is waited for. Cost: none.
-2. In a collective: give every rank the same number of batches (`drop_last`, or `Join`). Cost: a few samples.
-3. In a data loader: `num_workers=0`, or the start method `spawn`. Cost: loading is not overlapped; slower start.
-4. If it was only slow (an evaluation, a checkpoint), wait for longer: `nanstop run --hang`. Cost: none.
+1. Read `stacks.txt` of the incident:
+   the innermost line of the main thread says what is waited for. Cost: none.
+2. In a collective: give every rank the same number of batches (`drop_last`, or `Join`).
+   Cost: a few samples.
+3. In a data loader: `num_workers=0`, or the start method `spawn`.
+   Cost: loading is not overlapped; slower start.
+4. If it was only slow (an evaluation, a checkpoint), wait for longer: `nanstop run --hang`.
+   Cost: none.
 
 ## Fix safety
 `drop_last` changes which samples are seen; the others change nothing in the training.
 
 ## Not to be confused with
-A slow step: first compilations, evaluation and saving take longer than a step. NS601: the process is gone.
+A slow step: first compilations, evaluation and saving take longer than a step. NS601:
+the process is gone.
 
 ## References
 - https://github.com/pytorch/pytorch/issues/1355
@@ -60,11 +65,4 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-RULE = Rule(
-    "NS605",
-    "hang",
-    "no step for many step times",
-    check,
-    ("incident",),
-    __doc__ or "",
-)
+RULE = Rule("NS605", "hang", "no step for many step times", check, ("incident",))

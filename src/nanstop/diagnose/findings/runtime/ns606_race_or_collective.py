@@ -1,15 +1,18 @@
-"""A gradient was not finite after the ranks had added theirs, and what this rank computes is finite.
+"""A gradient was not finite after the ranks had added theirs, and what this rank computes is
+finite.
 
 ## What happened
-Several processes train together. The loss of this rank was finite, the gradient that came back from the reduction was
-not, and this rank's own micro-batches, run again without the others, give finite gradients.
+Several processes train together. The loss of this rank was finite, the gradient that came back from
+the reduction was not, and this rank's own micro-batches, run again without the others, give finite
+gradients.
 
 ## Why it happens
-Two things look alike from one rank. Another rank's gradient was not finite: the sum over 8 ranks is NaN if one of the
-8 is. Or every rank's was finite and the reduction read a buffer too early or too late: overlapped communication copies
-buckets of 25 MiB or more while the backward pass still fills them, and memory that was not yet written holds whatever
-was there before. Such a race comes and goes with timing: it is gone when a step synchronises the device, when
-communication is not overlapped, or when a profiler is on.
+Two things look alike from one rank. Another rank's gradient was not finite: the sum over 8 ranks is
+NaN if one of the 8 is. Or every rank's was finite and the reduction read a buffer too early or too
+late: overlapped communication copies buckets of 25 MiB or more while the backward pass still fills
+them, and memory that was not yet written holds whatever was there before. Such a race comes and
+goes with timing: it is gone when a step synchronises the device, when communication is not
+overlapped, or when a profiler is on.
 
 ## Example
 ```python
@@ -19,20 +22,20 @@ work.wait()
 ```
 
 ## Fix
-1. Look at the reports of the other ranks for the same step: one that names an operation is the cause, and this one only
-   its echo. Cost: none.
-2. Run without overlapped communication (DeepSpeed `overlap_comm: false`, FSDP without prefetching) and see whether it
-   comes back. Cost: speed.
-3. Switch off one of two features that share buffers (`contiguous_gradients`, custom streams, CUDA graphs, compiled
-   backward hooks) at a time. Cost: speed.
+1. Look at the reports of the other ranks for the same step: one that names an operation is the
+   cause, and this one only its echo. Cost: none.
+2. Run without overlapped communication (DeepSpeed `overlap_comm: false`, FSDP without prefetching)
+   and see whether it comes back. Cost: speed.
+3. Switch off one of two features that share buffers (`contiguous_gradients`, custom streams, CUDA
+   graphs, compiled backward hooks) at a time. Cost: speed.
 4. Update the library that reduces. Cost: none; the known defects have fixes of their own.
 
 ## Fix safety
 Nothing is changed in the training: nanstop only observes runs of several processes.
 
 ## Not to be confused with
-NS603: one process, or a loss of this rank's own that does not come back. One observation never settles which of the two
-it is: this is always said as possible only.
+NS603: one process, or a loss of this rank's own that does not come back. One observation never
+settles which of the two it is: this is always said as possible only.
 
 ## References
 - https://github.com/deepspeedai/DeepSpeed/issues/8061
@@ -49,7 +52,7 @@ from nanstop.records import Diagnosis, Evidence
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if only the reduced gradient was bad and this rank's own replay is clean."""
+    """Return the finding if only the reduced gradient is bad and this rank's own is not."""
     replay, incident = evidence.replay, evidence.incident
     if replay is None or incident is None or replay.fidelity != "not_reproduced":
         return None
@@ -58,7 +61,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     ranks = standing(evidence).world_size
     return Diagnosis(
         code="NS606",
-        title=f"gradient not finite after the reduction over {ranks} ranks, finite on rank {incident.at.rank}",
+        title=f"gradient not finite after the reduction over {ranks} ranks, finite on rank "
+        f"{incident.at.rank}",
         cause=f"{counted(replay.runs, 'replay')} of this rank's own micro-batches: clean",
         confidence="possible",
         lines=(
@@ -82,5 +86,4 @@ RULE = Rule(
     "gradient not finite after the reduction only",
     check,
     ("incident",),
-    __doc__ or "",
 )

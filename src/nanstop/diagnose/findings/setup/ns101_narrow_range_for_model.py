@@ -1,17 +1,18 @@
 """The model's values do not fit the range of float16.
 
 ## What happened
-The run computes in float16 (half weights or float16 autocast), but the model was trained in bfloat16, is of a family
-known to exceed float16, or has been seen within a factor of four of its limit. Or a range, of any format, was seen to
-grow by the same factor step after step, and to come that near: then the finding says at which steps it will arrive.
-Nothing has failed yet.
+The run computes in float16 (half weights or float16 autocast), but the model was trained in
+bfloat16, is of a family known to exceed float16, or has been seen within a factor of four of its
+limit. Or a range, of any format, was seen to grow by the same factor step after step, and to come
+that near: then the finding says at which steps it will arrive. Nothing has failed yet.
 
 ## Why it happens
-float16 has 5 exponent bits: its largest value is 65504. bfloat16 has 8: 3.39e38, as far as float32. A model that was
-trained in bfloat16 was never asked to stay below 65504. Gemma3's residual stream reaches about 8e5, twelve times too
-much; one element of T5's feed-forward output of 66246 was enough for NaN. Headroom is counted in doublings:
-log2(65504 / 20000) = 1.7 bits, so a value of 20000 needs to double less than twice. What doubles every 40 steps has
-then 1.7 * 40 = 68 steps left.
+float16 has 5 exponent bits: its largest value is 65504. bfloat16 has 8: 3.39e38, as far as float32.
+A model that was trained in bfloat16 was never asked to stay below 65504. Gemma3's residual stream
+reaches about 8e5, twelve times too much; one element of T5's feed-forward output of 66246 was
+enough for NaN. Headroom is counted in doublings: log2(65504 / 20000) = 1.7 bits, so a value of
+20000 needs to double less than twice. What doubles every 40 steps has then 1.7 * 40 = 68 steps
+left.
 
 ## Example
 ```python
@@ -20,20 +21,24 @@ args = TrainingArguments(output_dir="out", fp16=True)                    # compu
 ```
 
 ## Fix
-1. Train in bfloat16: `bf16=True` instead of `fp16=True`. Cost: none on Ampere or later; emulated or missing before.
-2. Keep the modules whose values are large in float32 and the rest in float16 (`nanstop plan`). Cost: a cast at each
-   region's edge, usually below 1 % of step time.
-3. Train in float32. Cost: twice the memory, and two to eight times the time of half precision on a GPU.
-4. Where a range keeps growing, a wider format only puts the end off: lower the learning rate, or stop what feeds the
-   growth (a residual branch without a norm, a weight that is not decayed). Cost: training changes.
+1. Train in bfloat16: `bf16=True` instead of `fp16=True`. Cost: none on Ampere or later;
+   emulated or missing before.
+2. Keep the modules whose values are large in float32 and the rest in float16 (`nanstop plan`).
+   Cost: a cast at each region's edge, usually below 1 % of step time.
+3. Train in float32. Cost: twice the memory, and two to eight times the time of half precision on a
+   GPU.
+4. Where a range keeps growing, a wider format only puts the end off: lower the learning rate, or
+   stop what feeds the growth (a residual branch without a norm, a weight that is not decayed).
+   Cost: training changes.
 
 ## Fix safety
-float32 regions are safe: the same mathematics with more bits. bfloat16 changes training: it keeps 8 bits of
-precision where float16 keeps 11.
+float32 regions are safe: the same mathematics with more bits. bfloat16 changes training: it keeps 8
+bits of precision where float16 keeps 11.
 
 ## Not to be confused with
-NS201, which reports an overflow that has happened. Loss scaling protects gradients only: it never touches the forward
-pass and cannot help here. Clamping values to 65504 is finite and wrong; for Gemma3 it cost ten points of accuracy.
+NS201, which reports an overflow that has happened. Loss scaling protects gradients only: it never
+touches the forward pass and cannot help here. Clamping values to 65504 is finite and wrong; for
+Gemma3 it cost ten points of accuracy.
 
 ## References
 - https://github.com/huggingface/trl/issues/3236
@@ -89,7 +94,7 @@ EXCEEDS_IN_EAGER_ATTENTION: dict[str, str] = {
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if a range is about to leave its format, or the run is in float16 and will not fit it."""
+    """Return the finding if a range is about to leave its format, or float16 is too narrow."""
     facts = standing(evidence)
     growing = [row for row in evidence.ranges if row.reaches is not None]
     if growing:
@@ -127,7 +132,8 @@ def _foretold(row: RangeRow) -> Diagnosis:
         code="NS101",
         title=f"`{row.module}` is about to overflow {row.dtype}",
         cause=(
-            f"the {row.op} of `{row.module}` doubles every {max(1, round(1 / row.growth))} steps; it was "
+            f"the {row.op} of `{row.module}` doubles every {max(1, round(1 / row.growth))} steps; "
+            "it was "
             f"{number(row.absmax)} at step {row.at} and reaches {number(FORMAT_MAX[row.dtype])} in "
             f"{first - row.at}-{last - row.at} steps"
         ),
@@ -146,7 +152,7 @@ def _computes_in_float16(facts: RunFacts) -> bool:
 
 
 def _probed(probe: Probe | None) -> tuple[RangeRow, ...]:
-    """Return the probed ranges; a loss scale goes down by itself, so that backward ones count without it."""
+    """Return the probed ranges, those of backward without the loss scale, which adapts."""
     if probe is None:
         return ()
     scale = probe.loss_scale or 1.0
@@ -208,5 +214,4 @@ RULE = Rule(
     "the model's values do not fit float16",
     check,
     ("static", "gauge"),
-    __doc__ or "",
 )

@@ -1,41 +1,45 @@
 """Trainable parameters are stored in half precision.
 
 ## What happened
-Some of the parameters that the optimizer updates are stored in float16 or bfloat16: LoRA matrices, a classification
-head in `modules_to_save`, or the whole model. The optimizer then computes its moments and its update in that format.
+Some of the parameters that the optimizer updates are stored in float16 or bfloat16: LoRA matrices,
+a classification head in `modules_to_save`, or the whole model. The optimizer then computes its
+moments and its update in that format.
 
 ## Why it happens
-AdamW divides by sqrt(v) + eps. In float16 the default eps of 1e-8 is below half of the smallest positive value (2^-24
-/ 2 = 2.98e-8) and rounds to 0. A gradient of 1e-4 squares to 1e-8, times 1 - beta2 = 0.001 gives v = 1e-11, which
-rounds to 0 as well. torch's default kernels compute in the format of the weights: the update is m / (0 + 0) = inf,
-and one step turns 0.02 into -inf. A gradient of exactly 0 gives 0 / 0 = NaN. The fused kernel (`fused=True`, and
-transformers' default `adamw_torch_fused`) computes in float32, where eps is not 0, and its first update is right. But
-it stores v in float16, where it is 0: the next update divides by what the present gradient alone puts in v, and where
-that is 0 by eps. After a gradient of 1e-4 and one of 0 a weight moves 4700 learning rates. Every number is finite,
-and the loss climbs from 5.8 to 400. In bfloat16 nothing overflows, but a weight keeps 8 bits: an update smaller than
-1/512 of the weight is rounded away, and training stands still without any sign.
+AdamW divides by sqrt(v) + eps. In float16 the default eps of 1e-8 is below half of the smallest
+positive value (2^-24 / 2 = 2.98e-8) and rounds to 0. A gradient of 1e-4 squares to 1e-8, times 1 -
+beta2 = 0.001 gives v = 1e-11, which rounds to 0 as well. torch's default kernels compute in the
+format of the weights: the update is m / (0 + 0) = inf, and one step turns 0.02 into -inf. A
+gradient of exactly 0 gives 0 / 0 = NaN. The fused kernel (`fused=True`, and transformers' default
+`adamw_torch_fused`) computes in float32, where eps is not 0, and its first update is right. But it
+stores v in float16, where it is 0: the next update divides by what the present gradient alone puts
+in v, and where that is 0 by eps. After a gradient of 1e-4 and one of 0 a weight moves 4700 learning
+rates. Every number is finite, and the loss climbs from 5.8 to 400. In bfloat16 nothing overflows,
+but a weight keeps 8 bits: an update smaller than 1/512 of the weight is rounded away, and training
+stands still without any sign.
 
 ## Example
 ```python
 model = AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float16)
-config = LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"])   # lora_A, lora_B become float32, score stays float16
+config = LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"])
+# lora_A, lora_B become float32, score stays float16
 ```
 
 ## Fix
-1. Store the trainable parameters in float32 and compute under autocast. Cost: 8 bytes more a trainable parameter
-   (weight, gradient and two moments), little for LoRA.
-2. Load the model in float32 or bfloat16 and let `bf16=True` or `fp16=True` choose the computing format. Cost: memory
-   of the frozen weights.
-3. Raise eps to 1e-5, for the fused kernel to 1e-3, where float32 is out of reach. Cost: it changes the update of every
-   parameter whose gradients are small.
+1. Store the trainable parameters in float32 and compute under autocast. Cost: 8 bytes more a
+   trainable parameter (weight, gradient and two moments), little for LoRA.
+2. Load the model in float32 or bfloat16 and let `bf16=True` or `fp16=True` choose the computing
+   format. Cost: memory of the frozen weights.
+3. Raise eps to 1e-5, for the fused kernel to 1e-3, where float32 is out of reach. Cost: it changes
+   the update of every parameter whose gradients are small.
 
 ## Fix safety
-Float32 trainables are safe: the same mathematics with more bits, saved in the format that you chose. A larger eps
-changes training.
+Float32 trainables are safe: the same mathematics with more bits, saved in the format that you
+chose. A larger eps changes training.
 
 ## Not to be confused with
-NS402, the failure that this causes. NS301: a half parameter also has a half gradient, which no float32 island around
-the forward pass can keep from overflowing.
+NS402, the failure that this causes. NS301: a half parameter also has a half gradient, which no
+float32 island around the forward pass can keep from overflowing.
 
 ## References
 - https://github.com/huggingface/trl/issues/2367
@@ -80,7 +84,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(f"{counted(num_tensors, 'tensor')}: {listed(names)}",) if names else (),
         remedies=fp32_trainables(facts),
         where=names[0] if names else "",
-        # A set-up is read anew in mid-run where a scaler does not take the gradients of such parameters.
+        # A set-up is read anew in mid-run where a scaler does not take the gradients of such
+        # parameters.
         seen=sighting(evidence, "optimizer") if "param_groups" in evidence.learned else None,
     )
 
@@ -108,5 +113,4 @@ RULE = Rule(
     "trainable parameters stored in half precision",
     check,
     ("static",),
-    __doc__ or "",
 )

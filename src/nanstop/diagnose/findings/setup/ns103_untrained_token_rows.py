@@ -1,15 +1,17 @@
 """Token rows look as if they had never been trained.
 
 ## What happened
-Some rows of the embedding or of the output head are all zero, or their norm is far off that of the others: new tokens
-after the vocabulary was extended, or reserved tokens that the base model never saw and a chat template now uses.
+Some rows of the embedding or of the output head are all zero, or their norm is far off that of the
+others: new tokens after the vocabulary was extended, or reserved tokens that the base model never
+saw and a chat template now uses.
 
 ## Why it happens
-A zero row is divided by its own norm: in the first RMS normalisation 0 / sqrt(0 + 1e-6) is 0, but the derivative there
-is 1 / sqrt(1e-6) = 1000, so the first gradients of that row are a thousand times those of a row with norm one, and with
-an epsilon of 1e-12 a million times. Where weights are normalised by rows (DoRA) it is 0 / 0 = NaN at once. With
-tied weights the row also is the token's output row: its logit is exactly 0 for every context, which beats all others
-as soon as these are negative. A row drawn at random is no better where the embedding is scaled: Gemma multiplies by
+A zero row is divided by its own norm: in the first RMS normalisation 0 / sqrt(0 + 1e-6) is 0, but
+the derivative there is 1 / sqrt(1e-6) = 1000, so the first gradients of that row are a thousand
+times those of a row with norm one, and with an epsilon of 1e-12 a million times. Where weights are
+normalised by rows (DoRA) it is 0 / 0 = NaN at once. With tied weights the row also is the token's
+output row: its logit is exactly 0 for every context, which beats all others as soon as these are
+negative. A row drawn at random is no better where the embedding is scaled: Gemma multiplies by
 sqrt(3072) = 55.
 
 ## Example
@@ -20,8 +22,10 @@ model.get_input_embeddings().weight.data[-2:] = 0.0
 ```
 
 ## Fix
-1. Set the rows to the mean of the trained rows (plus a little noise, so that they can differ). Cost: none.
-2. Draw them from a normal distribution with the mean and spread of the trained rows. Cost: none; a noisier start.
+1. Set the rows to the mean of the trained rows (plus a little noise, so that they can differ).
+   Cost: none.
+2. Draw them from a normal distribution with the mean and spread of the trained rows. Cost: none;
+   a noisier start.
 3. Train these rows only, in float32, before anything else. Cost: a short run.
 
 ## Fix safety
@@ -77,7 +81,10 @@ def _describe(table: TokenRows) -> str:
     tied = ", tied with the head" if table.tied else ""
     trained = "trainable" if table.trainable else "frozen"
     norm = number(float(f"{table.median_norm:.4g}"))
-    return f"`{table.parameter}` ({trained}{tied}): rows {shown} of {table.num_rows}; median norm {norm}"
+    return (
+        f"`{table.parameter}` ({trained}{tied}): rows {shown} of {table.num_rows}; median norm "
+        f"{norm}"
+    )
 
 
 def _initialisations(tables: list[TokenRows]) -> Candidates:
@@ -85,10 +92,5 @@ def _initialisations(tables: list[TokenRows]) -> Candidates:
 
 
 RULE = Rule(
-    "NS103",
-    "untrained-token-rows",
-    "token rows that were never trained",
-    check,
-    ("static",),
-    __doc__ or "",
+    "NS103", "untrained-token-rows", "token rows that were never trained", check, ("static",)
 )

@@ -1,16 +1,19 @@
 """The device has no such format, or the option that asks for it does nothing.
 
 ## What happened
-The run asks for a format that this device cannot compute in. Either the request is ignored without a word and the run
-trains in another format, or the format is emulated: results are right, speed and kernels are not. Nothing has failed.
+The run asks for a format that this device cannot compute in. Either the request is ignored without
+a word and the run trains in another format, or the format is emulated: results are right, speed and
+kernels are not. Nothing has failed.
 
 ## Why it happens
-bfloat16 units came with compute capability 8.0 (Ampere). V100 is 7.0, T4 7.5. `torch.cuda.is_bf16_supported()` is True
-there all the same: it counts emulation, which widens every operand to float32, multiplies, and rounds back to 8 bits. So
-transformers accepts `bf16=True`, and TRL, whose configs set `bf16=True` whenever `fp16` is not, uses it unasked. One
-product then costs a float32 product and three conversions, and kernels without a fallback refuse. On a CPU accelerate
-switches no autocast on for `fp16=True`: the run computes in float32, four bytes a value where two were expected, and
-shows nothing of what the same script does on a GPU. TF32 needs 8.0 as well, float8 products 8.9.
+bfloat16 units came with compute capability 8.0 (Ampere). V100 is 7.0, T4 7.5.
+`torch.cuda.is_bf16_supported()` is True there all the same: it counts emulation, which widens every
+operand to float32, multiplies, and rounds back to 8 bits. So transformers accepts `bf16=True`, and
+TRL, whose configs set `bf16=True` whenever `fp16` is not, uses it unasked. One product then costs a
+float32 product and three conversions, and kernels without a fallback refuse. On a CPU accelerate
+switches no autocast on for `fp16=True`: the run computes in float32, four bytes a value where two
+were expected, and shows nothing of what the same script does on a GPU. TF32 needs 8.0 as well,
+float8 products 8.9.
 
 ## Example
 ```python
@@ -19,17 +22,18 @@ args = TrainingArguments(fp16=True, use_cpu=True)  # computes in float32
 ```
 
 ## Fix
-1. Before Ampere: `fp16=True, bf16=False` with float32 weights, and float32 for the modules that leave float16's range
-   (`nanstop plan`). Cost: none for models that fit; some casts otherwise.
+1. Before Ampere: `fp16=True, bf16=False` with float32 weights, and float32 for the modules that
+   leave float16's range (`nanstop plan`). Cost: none for models that fit; some casts otherwise.
 2. Train in float32. Cost: twice the memory of half precision, and no tensor cores.
 3. On a CPU: say `bf16=True`, which is carried out, or nothing. Cost: none.
 
 ## Fix safety
-Every one of these changes the format that the run computes in: float32 keeps 24 bits, float16 11, bfloat16 8.
+Every one of these changes the format that the run computes in:
+float32 keeps 24 bits, float16 11, bfloat16 8.
 
 ## Not to be confused with
-NS101: the format exists and the model does not fit it. NS107: a quantised set-up that is wrong on any device. NS108: a
-combination that computes wrongly; emulation is right and slow.
+NS101: the format exists and the model does not fit it. NS107: a quantised set-up that is wrong on
+any device. NS108: a combination that computes wrongly; emulation is right and slow.
 
 ## References
 - https://github.com/pytorch/pytorch/pull/148322
@@ -50,7 +54,7 @@ FIRST_CAPABILITY = {"bfloat16": (8, 0), "tf32": (8, 0), "float8": (8, 9)}
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if a requested format is ignored, or one in use has no units on this GPU."""
+    """Return the finding if a format is asked for and ignored, or used without units."""
     facts, machine = standing(evidence), machine_of(evidence)
     return _ignored(facts) or _without_units(facts, machine)
 
@@ -64,7 +68,8 @@ def _ignored(facts: RunFacts) -> Diagnosis | None:
     return Diagnosis(
         code="NS104",
         title=f"`{asked.option}` does nothing on this device",
-        cause="accelerate has no float16 autocast for a CPU: the run computes in the format of its weights",
+        cause="accelerate has no float16 autocast for a CPU: the run computes in the format of "
+        "its weights",
         confidence="certain",
         lines=("what float16 does to this model shows on a GPU only, or under `nanstop plan`",),
         where=facts.host,
@@ -116,10 +121,5 @@ def _capability(machine: Environment | None) -> tuple[int, int] | None:
 
 
 RULE = Rule(
-    "NS104",
-    "precision-unsupported",
-    "a format that the device does not have",
-    check,
-    ("static",),
-    __doc__ or "",
+    "NS104", "precision-unsupported", "a format that the device does not have", check, ("static",)
 )

@@ -1,19 +1,20 @@
 """Parameters were never trained, or never filled at all.
 
 ## What happened
-A model starts with weights that no checkpoint gave it: memory that was allocated and never written, an adapter whose
-second half is still zero, or tensors that the checkpoint lacks although its config expects them, so that loading draws
-them anew. Nothing need have failed yet; where an operation overflows and weights were beyond 2**20 as they were loaded,
-they are the cause.
+A model starts with weights that no checkpoint gave it: memory that was allocated and never written,
+an adapter whose second half is still zero, or tensors that the checkpoint lacks although its config
+expects them, so that loading draws them anew. Nothing need have failed yet; where an operation
+overflows and weights were beyond 2**20 as they were loaded, they are the cause.
 
 ## Why it happens
-`torch.empty` returns memory as it was. Read as float32, the 64-bit pointers and small integers that lie there are numbers
-from 1e-45 to 1e38. Trained weights are not like that: of n values with a bounded density around zero the smallest is
-about 1/n of the usual one, so that 16777216 weights span some 24 + 5 doublings from smallest to largest. A tensor that
-spans 40 doublings more than log2(n), and reaches beyond 2**20, was not sampled from anything. Such weights come from
-sub-classes whose `_init_weights` does not know a new module: values of 1e20 to 1e34, other ones in each run. An
-adapter is zero by design when it is new: B = 0 makes the first step exact, and B still 0 on the disk says that no step
-was ever made, since any update moves it.
+`torch.empty` returns memory as it was. Read as float32, the 64-bit pointers and small integers that
+lie there are numbers from 1e-45 to 1e38. Trained weights are not like that: of n values with a
+bounded density around zero the smallest is about 1/n of the usual one, so that 16777216 weights
+span some 24 + 5 doublings from smallest to largest. A tensor that spans 40 doublings more than
+log2(n), and reaches beyond 2**20, was not sampled from anything. Such weights come from sub-classes
+whose `_init_weights` does not know a new module: values of 1e20 to 1e34, other ones in each run. An
+adapter is zero by design when it is new: B = 0 makes the first step exact, and B still 0 on the
+disk says that no step was ever made, since any update moves it.
 
 ## Example
 ```python
@@ -26,17 +27,19 @@ Ranker.from_pretrained(name).head.weight.abs().max()     # tensor(3.1e+34)
 
 ## Fix
 1. Implement `_init_weights` for the new module, or call `nn.init` after loading. Cost: none.
-2. Save the missing tensors too: `modules_to_save=["lm_head"]` for an adapter with a head, `state_dict` of the whole model
-   otherwise. Cost: their size on the disk.
-3. Make the config say what the files hold: `tie_word_embeddings`, `num_hidden_layers`, `vocab_size`. Cost: none.
+2. Save the missing tensors too: `modules_to_save=["lm_head"]` for an adapter with a head,
+   `state_dict` of the whole model otherwise. Cost: their size on the disk.
+3. Make the config say what the files hold:
+   `tie_word_embeddings`, `num_hidden_layers`, `vocab_size`. Cost: none.
 4. For an adapter that is still zero: find why no gradient reached it (NS114). Cost: a training.
 
 ## Fix safety
 All of them change training: from noise to what was meant.
 
 ## Not to be confused with
-NS103: single rows of a table. NS106: garbage that happens to be NaN or Inf. NS109: a head that is new on purpose and then
-not trained. A new head that is trained is a usual set-up and is not reported.
+NS103: single rows of a table. NS106: garbage that happens to be NaN or Inf. NS109: a head that is
+new on purpose and then not trained. A new head that is trained is a usual set-up and is not
+reported.
 
 ## References
 - https://github.com/huggingface/transformers/issues/28968
@@ -65,13 +68,14 @@ from nanstop.records import CheckpointScan, Confidence, Diagnosis, Evidence, Ten
 MOST_LINES = 4
 BEYOND_WEIGHTS = 2.0**20
 BEYOND_SAMPLING_BITS = 40.0
-"""A weight's magnitudes span log2(n) doublings and a few more; rounding, decay and heavy tails stay within these."""
+"""A weight's magnitudes span log2(n) doublings and a few more, rounding and decay included."""
 
 Reason = tuple[Confidence, str, str, tuple[str, ...]]
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return what was never filled, what is missing from the checkpoint, or what was never trained: the first of them.
+    """Return what was never filled, what is missing from the checkpoint, or what was never trained:
+    the first of them.
 
     Of a failure: the weights that had overflowed what they meet.
     """
@@ -105,7 +109,7 @@ def is_unfilled(stats: TensorStats) -> bool:
 
 
 def is_large_throughout(stats: TensorStats) -> bool:
-    """Return whether not one value is of a size that weights have. One number in every place is a mask's fill value."""
+    """Return whether no value has a weight's size; one number throughout is a mask's."""
     least = 0.0 if stats.zeros else stats.absmin_nonzero or 0.0
     return least > BEYOND_WEIGHTS and spans(stats) >= 1.0
 
@@ -127,7 +131,7 @@ def _unfilled(weights: tuple[TensorStats, ...], *, alone: bool) -> Reason | None
 
 
 def _too_large(evidence: Evidence) -> Reason | None:
-    """Return the weights behind an overflow that were far too large as they were loaded, whatever wrote them."""
+    """Return the weights behind an overflow that were far too large as they were loaded."""
     event = born(evidence, (*FORWARD, "backward"))
     if event is None or event.wider != "finite":
         return None
@@ -158,7 +162,10 @@ def _idle_adapter(scan: CheckpointScan) -> Reason | None:
     second = [tensor for tensor in scan.tensors if "lora_B" in tensor.name]
     if not second or any(not _is_zero(tensor) for tensor in second):
         return None
-    cause = f"all {len(second)} lora_B matrices are zero: the adapter adds nothing and was never trained"
+    cause = (
+        f"all {len(second)} lora_B matrices are zero: the adapter adds nothing and was never "
+        "trained"
+    )
     return "likely", second[0].name, cause, ()
 
 
@@ -189,10 +196,5 @@ def _is_zero(tensor: TensorScan) -> bool:
 
 
 RULE = Rule(
-    "NS105",
-    "uninitialised-weights",
-    "weights that no training made",
-    check,
-    ("static", "incident"),
-    __doc__ or "",
+    "NS105", "uninitialised-weights", "weights that no training made", check, ("static", "incident")
 )

@@ -1,34 +1,39 @@
 """Weights were NaN or infinite before training began.
 
 ## What happened
-The loaded weights, or the files of the checkpoint, hold NaN or Inf. The run has not failed yet; it will as soon as a
-batch reaches that weight, which for a rare token or a seldom chosen expert may take thousands of steps.
+The loaded weights, or the files of the checkpoint, hold NaN or Inf. The run has not failed yet; it
+will as soon as a batch reaches that weight, which for a rare token or a seldom chosen expert may
+take thousands of steps.
 
 ## Why it happens
-A run that had already failed was saved: one update with a NaN gradient makes every parameter NaN, and the next checkpoint
-holds them. Or a merge overflowed: W + (alpha / r) * B A in float16 is infinite as soon as it exceeds 65504, and with
-alpha / r = 16 and an element of B A of 6400 it does. Or a cast did: a bfloat16 weight of 1e5 is Inf in float16. Or memory
-was never filled, and its bits read as NaN: of random 16-bit patterns 1 in 32 (float16) or 1 in 256 (bfloat16) is not finite.
+A run that had already failed was saved: one update with a NaN gradient makes every parameter NaN,
+and the next checkpoint holds them. Or a merge overflowed: W + (alpha / r) * B A in float16 is
+infinite as soon as it exceeds 65504, and with alpha / r = 16 and an element of B A of 6400 it does.
+Or a cast did: a bfloat16 weight of 1e5 is Inf in float16. Or memory was never filled, and its bits
+read as NaN: of random 16-bit patterns 1 in 32 (float16) or 1 in 256 (bfloat16) is not finite.
 
 ## Example
 ```python
 merged = PeftModel.from_pretrained(base.half(), "adapter").merge_and_unload()
-[n for n, p in merged.named_parameters() if not p.isfinite().all()]     # ['model.layers.3.mlp.down_proj.weight']
+[n for n, p in merged.named_parameters() if not p.isfinite().all()]
+# ['model.layers.3.mlp.down_proj.weight']
 ```
 
 ## Fix
 1. Load an earlier checkpoint, after `nanstop scan CHECKPOINT`. Cost: the steps since.
-2. Where a merge or a cast made it, repeat it in float32 or bfloat16. Cost: twice the memory for the time of the merge.
+2. Where a merge or a cast made it, repeat it in float32 or bfloat16.
+   Cost: twice the memory for the time of the merge.
 3. Fetch the file again where its hash is not the published one. Cost: the download.
 4. Initialise the bad tensors anew and train them. Cost: what they had learned.
 
 ## Fix safety
-Another checkpoint and a merge with more range change nothing else. Replacing NaN by 0 hides how it came about and is not
-offered. nanstop never writes a checkpoint that is not finite.
+Another checkpoint and a merge with more range change nothing else. Replacing NaN by 0 hides how it
+came about and is not offered. nanstop never writes a checkpoint that is not finite.
 
 ## Not to be confused with
-NS401, which says the same of a step that failed by it. NS105: values that are finite and were never learned. A stored
-attention mask is -Inf where nothing may be seen; it is no weight and is not reported.
+NS401, which says the same of a step that failed by it. NS105: values that are finite and were never
+learned. A stored attention mask is -Inf where nothing may be seen; it is no weight and is not
+reported.
 
 ## References
 - https://github.com/IntMeGroup/FineVQ/issues/5
@@ -47,7 +52,7 @@ MOST_LINES = 4
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the weights that are not finite, of the checkpoint that was scanned or of the model that was loaded."""
+    """Return the weights that are not finite, as scanned or as loaded."""
     bad = [stats for stats in weights_of(evidence) if not stats.finite and not _is_mask(stats)]
     if not bad:
         return None
@@ -57,7 +62,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines.append(f"and {len(bad) - MOST_LINES} more")
     if all(stats.dtype == "float16" and not stats.nan for stats in bad):
         lines.append(
-            f"only infinities, in float16: a merge or a cast exceeded {limit('float16')}, as its end is"
+            f"only infinities, in float16: a merge or a cast exceeded {limit('float16')}, as its "
+            "end is"
         )
     return Diagnosis(
         code="NS106",
@@ -70,7 +76,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _is_mask(stats: TensorStats) -> bool:
-    """Return whether there are only 0 and -Inf: an additive mask that was stored with the weights."""
+    """Return whether there are only 0 and -Inf: an additive mask that was stored."""
     return bool(stats.neginf) and not (stats.nan or stats.posinf) and stats.absmax == 0.0
 
 
@@ -84,10 +90,5 @@ def _described(stats: TensorStats) -> str:
 
 
 RULE = Rule(
-    "NS106",
-    "checkpoint-not-finite",
-    "weights not finite as they were loaded",
-    check,
-    ("static",),
-    __doc__ or "",
+    "NS106", "checkpoint-not-finite", "weights not finite as they were loaded", check, ("static",)
 )

@@ -1,37 +1,42 @@
 """The quantised set-up cannot train as it stands.
 
 ## What happened
-The base model is packed in 4 or 8 bits, and something that training on top of it needs is missing: adapters, a computing
-format that fits the run, float32 for the parameters that were not packed, or a GPU that can multiply int8.
+The base model is packed in 4 or 8 bits, and something that training on top of it needs is missing:
+adapters, a computing format that fits the run, float32 for the parameters that were not packed, or
+a GPU that can multiply int8.
 
 ## Why it happens
-A packed weight has no gradient: 16 levels (NF4) or 256 (int8) cannot take a step of 1e-4. What `from_pretrained` leaves
-trainable are the parameters that were not packed, norms and embedding: 0.1 to 10 % of the model, which then has to
-learn everything, and whose gradients pass through each rounding on the way; of a 70B model in int8 they were NaN. Packed
-layers compute in `bnb_4bit_compute_dtype`, whatever autocast says: float16 there ends at 65504 in a run that says
-bfloat16 everywhere else. And int8 products need integer tensor cores, which begin with compute capability 7.5; V100 is
-7.0, where losses jumped and then read 0.0.
+A packed weight has no gradient: 16 levels (NF4) or 256 (int8) cannot take a step of 1e-4. What
+`from_pretrained` leaves trainable are the parameters that were not packed, norms and embedding: 0.1
+to 10 % of the model, which then has to learn everything, and whose gradients pass through each
+rounding on the way; of a 70B model in int8 they were NaN. Packed layers compute in
+`bnb_4bit_compute_dtype`, whatever autocast says: float16 there ends at 65504 in a run that says
+bfloat16 everywhere else. And int8 products need integer tensor cores, which begin with compute
+capability 7.5; V100 is 7.0, where losses jumped and then read 0.0.
 
 ## Example
 ```python
-model = AutoModelForCausalLM.from_pretrained(name, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+config = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained(name, quantization_config=config)
 for batch in loader:                      # no adapters: only norms and embedding are trained
     model(**batch).loss.backward()
 ```
 
 ## Fix
-1. Attach adapters: `get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(...))`. Cost: below 1 % of the memory.
+1. Attach adapters: `get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(...))`.
+   Cost: below 1 % of the memory.
 2. Set `bnb_4bit_compute_dtype` to the run's own format. Cost: none.
-3. Call `prepare_model_for_kbit_training` before the adapters are attached. Cost: norms, embedding and head in float32.
+3. Call `prepare_model_for_kbit_training` before the adapters are attached.
+   Cost: norms, embedding and head in float32.
 4. On a GPU before 7.5: `load_in_4bit`, or half precision. Cost: memory for the latter.
 
 ## Fix safety
-The computing format and float32 for the rest are the same mathematics with more range or bits. Adapters change what is
-trained.
+The computing format and float32 for the rest are the same mathematics with more range or bits.
+Adapters change what is trained.
 
 ## Not to be confused with
-NS102: adapters that are themselves stored in half. NS104: a format that the device does not have. NS114: nothing at all
-can learn. A head that is trained alone on a packed base is a sound set-up.
+NS102: adapters that are themselves stored in half. NS104: a format that the device does not have.
+NS114: nothing at all can learn. A head that is trained alone on a packed base is a sound set-up.
 
 ## References
 - https://github.com/huggingface/transformers/issues/30526
@@ -139,5 +144,4 @@ RULE = Rule(
     "a quantised set-up that cannot train as it stands",
     check,
     ("static",),
-    __doc__ or "",
 )

@@ -1,14 +1,15 @@
 """The run stands on a combination of hardware and libraries with a published defect.
 
 ## What happened
-Nothing in the training is wrong. This GPU, driver or library version, used in this way, is known to give NaN, a wrong
-gradient or a dead process. The row that matches is named with its source.
+Nothing in the training is wrong. This GPU, driver or library version, used in this way, is known to
+give NaN, a wrong gradient or a dead process. The row that matches is named with its source.
 
 ## Why it happens
-Libraries choose a kernel by shape, format and hardware, so a defect shows for one shape on one GPU and nowhere else.
-cuBLAS 12.1 to 12.3 divides an integer by zero while it plans some half-precision products on H20: 64 x 14688 x 1536 in
-float16 dies with SIGFPE, the same product in float32 does not. cuDNN's attention backward (torch 2.11 to 2.13 on
-Hopper) computes exp(0 - logsumexp) for a padded tile: below -88.7 that is above 3.4e38, so Inf, and Inf x 0 is NaN.
+Libraries choose a kernel by shape, format and hardware, so a defect shows for one shape on one GPU
+and nowhere else. cuBLAS 12.1 to 12.3 divides an integer by zero while it plans some half-precision
+products on H20: 64 x 14688 x 1536 in float16 dies with SIGFPE, the same product in float32 does
+not. cuDNN's attention backward (torch 2.11 to 2.13 on Hopper) computes exp(0 - logsumexp) for a
+padded tile: below -88.7 that is above 3.4e38, so Inf, and Inf x 0 is NaN.
 
 ## Example
 ```
@@ -24,8 +25,8 @@ Floating point exception (core dumped)
 A newer library, another kernel and float32 are the same mathematics.
 
 ## Not to be confused with
-NS602: a kernel that was seen to be wrong in this run, known or not. NS104: a format that the device does not have.
-A match is no proof: the defect may need a shape that this run never uses.
+NS602: a kernel that was seen to be wrong in this run, known or not. NS104: a format that the device
+does not have. A match is no proof: the defect may need a shape that this run never uses.
 
 ## References
 - https://github.com/huggingface/trl/issues/2906
@@ -44,7 +45,7 @@ from nanstop.records import Diagnosis, Environment, Evidence
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the first stack that this run stands on; of a run that failed, one whose defect fits the failure."""
+    """Return the first stack that this run stands on and whose defect fits its failure."""
     environment = machine_of(evidence)
     if environment is None:
         return None
@@ -87,5 +88,4 @@ RULE = Rule(
     "a combination with a published defect",
     check,
     ("static", "incident"),
-    __doc__ or "",
 )

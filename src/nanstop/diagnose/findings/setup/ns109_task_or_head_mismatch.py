@@ -1,16 +1,18 @@
 """The head does not fit the task: it is not trained, or does not know where a sequence ends.
 
 ## What happened
-The model classifies or scores sequences, and its head keeps the random weights it was made with; or PEFT was told of
-another task than the model's; or rows of a batch are padded and the model has no padding token to know it by.
+The model classifies or scores sequences, and its head keeps the random weights it was made with; or
+PEFT was told of another task than the model's; or rows of a batch are padded and the model has no
+padding token to know it by.
 
 ## Why it happens
-`AutoModelForSequenceClassification` puts a new head on a base: for a hidden size of 1536 and one output, 1536 numbers
-drawn with a spread of 0.02. PEFT freezes everything that it does not adapt and makes an exception of the head for
-`task_type="SEQ_CLS"` and `"TOKEN_CLS"` only. With any other task type the score stays a random projection of features
-that LoRA can only bend towards it, and the saved adapter does not hold it: a new random head comes with the next load.
-Decoders read their score at the last token that is not padding. Without a padding token there is no such place: a
-batch of 1 works, a batch of 2 raises `Cannot handle batch sizes > 1`.
+`AutoModelForSequenceClassification` puts a new head on a base: for a hidden size of 1536 and one
+output, 1536 numbers drawn with a spread of 0.02. PEFT freezes everything that it does not adapt and
+makes an exception of the head for `task_type="SEQ_CLS"` and `"TOKEN_CLS"` only. With any other task
+type the score stays a random projection of features that LoRA can only bend towards it, and the
+saved adapter does not hold it: a new random head comes with the next load. Decoders read their
+score at the last token that is not padding. Without a padding token there is no such place: a batch
+of 1 works, a batch of 2 raises `Cannot handle batch sizes > 1`.
 
 ## Example
 ```python
@@ -19,7 +21,8 @@ model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))    # `score` is
 ```
 
 ## Fix
-1. `LoraConfig(task_type="SEQ_CLS")`, or `modules_to_save=["score"]`. Cost: the head's few parameters.
+1. `LoraConfig(task_type="SEQ_CLS")`, or `modules_to_save=["score"]`.
+   Cost: the head's few parameters.
 2. `model.config.pad_token_id = tokenizer.pad_token_id`, after giving the tokenizer one. Cost: none.
 3. Load the base with the class of the task. Cost: none.
 
@@ -27,7 +30,8 @@ model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))    # `score` is
 All of these change what is trained: it was not what was meant.
 
 ## Not to be confused with
-NS105: a head that was never initialised. NS102: a head that is trained, but stored in half. NS114: nothing is trained.
+NS105: a head that was never initialised. NS102: a head that is trained, but stored in half.
+NS114: nothing is trained.
 
 ## References
 - https://github.com/huggingface/trl/issues/2367
@@ -48,7 +52,7 @@ _TASK_TYPES = {
     "sequence_classification": "SEQ_CLS",
     "token_classification": "TOKEN_CLS",
 }
-"""PEFT's name for each task of which it makes an exception in what it freezes, and for plain language models."""
+"""PEFT's names of tasks whose heads it does not freeze, and of plain language models."""
 
 _REFUSAL = "if no padding token is defined"
 """End of the message of transformers where a batch has more than one row."""
@@ -92,7 +96,8 @@ def _no_padding(facts: RunFacts, evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS109",
         title=f"no padding token for batches of {rows} sequences",
-        cause="the score is read at the last token that is not padding, and none is known as padding",
+        cause="the score is read at the last token that is not padding, and none is known as "
+        "padding",
         confidence="certain" if refused else "likely",
         lines=("set model.config.pad_token_id, and the tokenizer's pad_token",),
         where=facts.head.module,
@@ -108,7 +113,8 @@ def _other_task(facts: RunFacts) -> Diagnosis | None:
     return Diagnosis(
         code="NS109",
         title=f"an adapter for {told} on a model for {_words(facts.task)}",
-        cause=f"PEFT chooses by task type what is trained and saved beside the adapter; {meant} fits",
+        cause=f"PEFT chooses by task type what is trained and saved beside the adapter; {meant} "
+        "fits",
         confidence="possible",
         lines=(f'say task_type="{meant}", or load the base with the class of the task',),
         where=facts.model_type or facts.host,
@@ -120,10 +126,5 @@ def _words(task: str | None) -> str:
 
 
 RULE = Rule(
-    "NS109",
-    "task-or-head-mismatch",
-    "a head that does not fit the task",
-    check,
-    ("static",),
-    __doc__ or "",
+    "NS109", "task-or-head-mismatch", "a head that does not fit the task", check, ("static",)
 )

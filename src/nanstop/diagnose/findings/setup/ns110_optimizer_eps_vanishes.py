@@ -1,18 +1,19 @@
 """The optimizer's eps, or its second moment, is zero in the format of its state.
 
 ## What happened
-Adam divides each step by sqrt(v) + eps. In the format that the optimizer keeps v in, eps rounds to zero, or v does
-although the gradient is not zero. What then divides is too small, or is 0.
+Adam divides each step by sqrt(v) + eps. In the format that the optimizer keeps v in, eps rounds to
+zero, or v does although the gradient is not zero. What then divides is too small, or is 0.
 
 ## Why it happens
-torch keeps the state of a parameter in the parameter's format. The smallest number of float16 is 5.96e-08, so that
-the default eps of 1e-08 rounds to 0 in kernels that compute in it, as torch's default ones do. After the first step v
-is 0.001 x g^2, which is 0 in float16 for every |g| below 0.0055. With both at 0 the update is m / 0: Inf, or NaN
-where the gradient is 0 as well. With an eps of 1e-4 and v = 0 a gradient of 0.001 moves its weight by ten times the
-learning rate: finite, and wrong. A fused kernel computes in float32: its eps does not vanish, but the v that it
-stores does, and from the second update on it divides by the present gradient's share of v alone. A gradient of 0 then
-moves a weight by m / eps, thousands of learning rates. An 8-bit state has a few hundred values a block: a second
-moment far below the largest of its block is stored as 0.
+torch keeps the state of a parameter in the parameter's format. The smallest number of float16 is
+5.96e-08, so that the default eps of 1e-08 rounds to 0 in kernels that compute in it, as torch's
+default ones do. After the first step v is 0.001 x g^2, which is 0 in float16 for every |g| below
+0.0055. With both at 0 the update is m / 0: Inf, or NaN where the gradient is 0 as well. With an eps
+of 1e-4 and v = 0 a gradient of 0.001 moves its weight by ten times the learning rate: finite, and
+wrong. A fused kernel computes in float32: its eps does not vanish, but the v that it stores does,
+and from the second update on it divides by the present gradient's share of v alone. A gradient of 0
+then moves a weight by m / eps, thousands of learning rates. An 8-bit state has a few hundred values
+a block: a second moment far below the largest of its block is stored as 0.
 
 ## Example
 ```python
@@ -23,17 +24,19 @@ w                                   # [-inf, 0.9990]
 ```
 
 ## Fix
-1. Store the trainable parameters in float32: eps and v fit. Cost: 8 bytes more a trainable parameter.
-2. Keep 8-bit state in 32 bits for embeddings, heads and small tensors. Cost: 6 bytes more for each of their elements.
-3. Raise eps to 1e-5, for a fused kernel to 1e-3, where float32 is out of reach. Cost: it changes the update of every
-   parameter whose gradients are small.
+1. Store the trainable parameters in float32: eps and v fit.
+   Cost: 8 bytes more a trainable parameter.
+2. Keep 8-bit state in 32 bits for embeddings, heads and small tensors.
+   Cost: 6 bytes more for each of their elements.
+3. Raise eps to 1e-5, for a fused kernel to 1e-3, where float32 is out of reach. Cost: it changes
+   the update of every parameter whose gradients are small.
 
 ## Fix safety
 float32 trainables and 32-bit state are safe. A larger eps changes training.
 
 ## Not to be confused with
-NS102, the half-precision trainables that are the usual reason. NS402, the broken weights that follow. NS303: the
-gradient itself is flushed to zero.
+NS102, the half-precision trainables that are the usual reason. NS402, the broken weights that
+follow. NS303: the gradient itself is flushed to zero.
 
 ## References
 - https://github.com/google-deepmind/optax/issues/1754
@@ -58,7 +61,7 @@ LEAST_SHARE_OF_8_BIT = 0.5
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if eps is zero in the state's format, or the probed update left second moments at zero."""
+    """Return the finding if eps, or probed second moments, are zero in their format."""
     facts = standing(evidence)
     dtypes = _formats_without_eps(facts)
     vanished = _vanished(evidence)
@@ -78,7 +81,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _formats_without_eps(facts: RunFacts) -> tuple[str, ...]:
-    """Return the formats of trainable parameters in which eps is 0; fused and 8-bit optimizers compute in float32."""
+    """Return trainable formats in which eps is 0; fused and 8-bit optimizers use float32."""
     optimizer = facts.optimizer
     if optimizer is None or optimizer.eps is None:
         return ()
@@ -92,7 +95,7 @@ def _formats_without_eps(facts: RunFacts) -> tuple[str, ...]:
 
 
 def _vanished(evidence: Evidence) -> tuple[StateRow, ...]:
-    """Return the probed second moments of narrow formats of which too many are zero, the worst first."""
+    """Return probed second moments of narrow formats, too many zero, the worst first."""
     rows = evidence.probe.states if evidence.probe is not None else ()
     least = {"float16": LEAST_SHARE, "8-bit": LEAST_SHARE_OF_8_BIT}
     bad = [row for row in rows if row.num_vanished > least.get(row.dtype, 1.0) * row.num_total]
@@ -133,5 +136,4 @@ RULE = Rule(
     "the optimizer's eps or second moment is zero in its own format",
     check,
     ("static", "gauge"),
-    __doc__ or "",
 )

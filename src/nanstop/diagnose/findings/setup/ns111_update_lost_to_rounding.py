@@ -1,15 +1,16 @@
 """Updates are smaller than the weights' format can hold: training stands still.
 
 ## What happened
-Nothing is NaN and the loss is finite, but most weights are bit for bit the same after an update. The update was
-computed, added, and rounded away.
+Nothing is NaN and the loss is finite, but most weights are bit for bit the same after an update.
+The update was computed, added, and rounded away.
 
 ## Why it happens
-bfloat16 keeps 8 bits: between 1 and 2 its numbers are 1/128 apart. A sum rounds to the nearest, so that w + u is w
-again wherever |u| is less than half of that distance: for |u| < |w| / 512 always, up to |w| / 256 at most. An Adam
-update is about the learning rate. With lr = 1e-6 every weight above 512 x 1e-6 = 0.0005 stays where it is; of weights
-with a deviation of 0.02 that is 98 %. float16 keeps 11 bits and loses updates below |w| / 4096. The next update is
-rounded away just the same: they never add up.
+bfloat16 keeps 8 bits: between 1 and 2 its numbers are 1/128 apart. A sum rounds to the nearest, so
+that w + u is w again wherever |u| is less than half of that distance: for |u| < |w| / 512 always,
+up to |w| / 256 at most. An Adam update is about the learning rate. With lr = 1e-6 every weight
+above 512 x 1e-6 = 0.0005 stays where it is; of weights with a deviation of 0.02 that is 98 %.
+float16 keeps 11 bits and loses updates below |w| / 4096. The next update is rounded away just the
+same: they never add up.
 
 ## Example
 ```python
@@ -22,9 +23,10 @@ w                                   # 0.0200, as before; float32 has 0.0190
 ```
 
 ## Fix
-1. Store the trainable parameters in float32 and compute in bfloat16 (`bf16=True` on a model loaded in float32, which
-   is autocast with master weights). Cost: 8 bytes more a trainable parameter.
-2. Train adapters (LoRA) in float32 over the half base. Cost: none worth naming; it is another parametrisation.
+1. Store the trainable parameters in float32 and compute in bfloat16 (`bf16=True` on a model loaded
+   in float32, which is autocast with master weights). Cost: 8 bytes more a trainable parameter.
+2. Train adapters (LoRA) in float32 over the half base. Cost: none worth naming;
+   it is another parametrisation.
 3. An optimizer with stochastic rounding or Kahan summation for bfloat16 weights, such as torchao's
    `AdamW(bf16_stochastic_round=True)`. Cost: noise in each update, or 2 bytes more a parameter.
 4. A larger learning rate. Cost: it is another training, and the small updates are still lost.
@@ -33,8 +35,8 @@ w                                   # 0.0200, as before; float32 has 0.0190
 float32 trainables are safe: the same mathematics with more bits. All else changes training.
 
 ## Not to be confused with
-NS303: the gradient is flushed to zero before the optimizer sees it. NS701: the objective gives no gradient. NS113: a
-learning rate that is too small in any format.
+NS303: the gradient is flushed to zero before the optimizer sees it. NS701: the objective gives no
+gradient. NS113: a learning rate that is too small in any format.
 
 ## References
 - https://github.com/meta-pytorch/torchtune/issues/2254
@@ -63,7 +65,7 @@ _STEPS_OF_LR = ("adam", "lion", "lamb", "adan")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if a probed update was mostly lost or, where none was probed, would be at this learning rate."""
+    """Return the finding if a probed update was mostly lost, or would be at this rate."""
     facts = standing(evidence)
     probe = evidence.probe
     rows = probe.updates if probe is not None else ()
@@ -126,5 +128,4 @@ RULE = Rule(
     "updates are lost to the rounding of the weights",
     check,
     ("static", "gauge"),
-    __doc__ or "",
 )

@@ -1,22 +1,24 @@
 """Gradients are clipped while they are still scaled, or float16 computes without a loss scale.
 
 ## What happened
-The loop multiplies its loss by a loss scale and clips the gradients before `scaler.unscale_`; or it computes under float16
-autocast and has no scaler; or the norm by which it clips is itself kept in float16. Nothing fails: training is slower,
-or stands still, than the numbers in the script say. Where `optimizer.step()` is called in place of
-`scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within a few steps.
+The loop multiplies its loss by a loss scale and clips the gradients before `scaler.unscale_`; or it
+computes under float16 autocast and has no scaler; or the norm by which it clips is itself kept in
+float16. Nothing fails: training is slower, or stands still, than the numbers in the script say.
+Where `optimizer.step()` is called in place of `scaler.step(optimizer)`, the scale stays on the
+gradients: SGD runs away within a few steps.
 
 ## Why it happens
-With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they are divided by that
-norm, and then `scaler.step` divides them by 65536 once more: the update sees a norm of 1 / 65536 = 1.5e-5 where 1.0 was
-meant. AdamW divides by the size of the gradients and hides it, until gradients come near its epsilon of 1e-8; SGD stands
-still. Without a scale, what is below 6e-8 is 0 in float16: a mean over 2048 tokens alone divides by 2048. A norm in float16
-is Inf above 65504, and clipping by Inf turns every healthy gradient into 0.
+With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they
+are divided by that norm, and then `scaler.step` divides them by 65536 once more: the update sees a
+norm of 1 / 65536 = 1.5e-5 where 1.0 was meant. AdamW divides by the size of the gradients and hides
+it, until gradients come near its epsilon of 1e-8; SGD stands still. Without a scale, what is below
+6e-8 is 0 in float16: a mean over 2048 tokens alone divides by 2048. A norm in float16 is Inf above
+65504, and clipping by Inf turns every healthy gradient into 0.
 
 ## Example
 ```python
 scaler.scale(loss).backward()
-torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   # of gradients that are 65536 times too large
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of gradients 65536 times too large
 scaler.step(optimizer)
 ```
 
@@ -26,11 +28,13 @@ scaler.step(optimizer)
 3. Store what is trained in float32; the norm then is too. Cost: memory of the trainables.
 
 ## Fix safety
-Changes training: the update becomes what the script asks for. The learning rate may have been tuned to the fault.
+Changes training: the update becomes what the script asks for.
+The learning rate may have been tuned to the fault.
 
 ## Not to be confused with
-NS302, a scale that falls step after step. NS303, gradients that are flushed to zero, measured. NS305, one bad gradient that
-spoils the others through clipping. NS115, a scale that was not restored.
+NS302, a scale that falls step after step. NS303, gradients that are flushed to zero, measured.
+NS305, one bad gradient that spoils the others through clipping. NS115, a scale that was not
+restored.
 
 ## References
 - https://github.com/Lightning-AI/pytorch-lightning/issues/9599
@@ -69,7 +73,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _applied_scaled(facts: RunFacts) -> Reason | None:
     if not facts.scaler or facts.scaler == 1.0 or facts.sinks[:1] != ("update",):
         return None
-    cause = f"the optimizer's step is its own: updates come from gradients {number(facts.scaler)} times too large"
+    cause = (
+        f"the optimizer's step is its own: updates come from gradients {number(facts.scaler)} "
+        "times too large"
+    )
     return "certain", "scaled gradients are applied", cause, "scaler.step(optimizer)"
 
 
@@ -92,7 +99,10 @@ def _unscaled_half(facts: RunFacts) -> Reason | None:
         return None
     if facts.veto != "yes" or "scale" in facts.sinks or not _trains(facts, "float32"):
         return None
-    cause = "autocast computes in float16, where what is below 6e-8 is 0, and no GradScaler scales the loss"
+    cause = (
+        "autocast computes in float16, where what is below 6e-8 is 0, and no GradScaler "
+        "scales the loss"
+    )
     return "likely", "float16 without a loss scale", cause, "torch.amp.GradScaler, or bfloat16"
 
 
@@ -120,5 +130,4 @@ RULE = Rule(
     "clipping and loss scaling are out of order",
     check,
     ("static", "incident"),
-    __doc__ or "",
 )

@@ -1,18 +1,21 @@
 """A setting of the optimizer, the schedule or the objective is where no published recipe has it.
 
 ## What happened
-The learning rate, the warm-up, the clipping, the accumulation, `num_generations` or `beta` has a value with which
-training cannot do what it is meant to, or one so far from published recipes that it is more likely a slip.
+The learning rate, the warm-up, the clipping, the accumulation, `num_generations` or `beta` has a
+value with which training cannot do what it is meant to, or one so far from published recipes that
+it is more likely a slip.
 
 ## Why it happens
-Adam divides each gradient by its own size, so it moves every element by about the learning rate, whatever the loss is:
-a weight of typical size 0.02 is moved by half of itself in one step at 0.01, by five times itself at 0.1. Large models
-take less: GPT-3 was trained from scratch at 6e-4 (125M parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of
-that; ten times as much as the published rate is out of range. A warm-up of at least as many steps as the training
-never reaches the rate that was set. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the optimizer's
-eps the update is divided by eps in place of its size, and vanishes. A window longer than an epoch is cut short at its
-end. A group of 1 generation has an advantage of r - mean(r) = 0. The gradient of the DPO loss is a multiple of beta: 0
-learns nothing, a negative one prefers what was rejected; a negative weight of the KL term drives the policy away.
+Adam divides each gradient by its own size, so it moves every element by about the learning rate,
+whatever the loss is: a weight of typical size 0.02 is moved by half of itself in one step at 0.01,
+by five times itself at 0.1. Large models take less: GPT-3 was trained from scratch at 6e-4 (125M
+parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of that; ten times as much as the
+published rate is out of range. A warm-up of at least as many steps as the training never reaches
+the rate that was set. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the
+optimizer's eps the update is divided by eps in place of its size, and vanishes. A window longer
+than an epoch is cut short at its end. A group of 1 generation has an advantage of r - mean(r) = 0.
+The gradient of the DPO loss is a multiple of beta: 0 learns nothing, a negative one prefers what
+was rejected; a negative weight of the KL term drives the policy away.
 
 ## Example
 ```python
@@ -22,16 +25,18 @@ GRPOConfig(num_generations=1)
 ```
 
 ## Fix
-1. Take the published value: LoRA 1e-5 to 5e-4, full fine-tuning 1e-6 to 5e-5, DPO 5e-7 to 5e-6; clipping at 1.0; a
-   warm-up of 3 to 10 % of the steps; beta 0.1 for DPO, 0 to 0.05 for GRPO; 4 to 16 generations. Cost: none.
+1. Take the published value: LoRA 1e-5 to 5e-4, full fine-tuning 1e-6 to 5e-5, DPO 5e-7 to 5e-6;
+   clipping at 1.0; a warm-up of 3 to 10 % of the steps; beta 0.1 for DPO, 0 to 0.05 for GRPO; 4 to
+   16 generations. Cost: none.
 2. Measure the rate: `nanstop lr-range train.py`. Cost: about a hundred steps, thrown away.
 
 ## Fix safety
 Changes training, as it is meant to.
 
 ## Not to be confused with
-NS404, a run that has diverged. NS111: a rate so small that rounding takes the update away. NS802: a loss of 0 by design.
-A rate that is unusual and works is no fault: confidence is "possible" where only published practice speaks against it.
+NS404, a run that has diverged. NS111: a rate so small that rounding takes the update away. NS802: a
+loss of 0 by design. A rate that is unusual and works is no fault: confidence is "possible" where
+only published practice speaks against it.
 
 ## References
 - https://github.com/huggingface/transformers/issues/27121
@@ -55,7 +60,7 @@ PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4
 """Parameters and peak learning rate of GPT-3 (Brown et al., 2020, table 2.1)."""
 
 MOVES_BY_THE_RATE = ("adam", "lion", "adafactor")
-"""Optimizers that divide the gradient by its own size or take its sign: a step is the rate, whatever the gradient is."""
+"""Optimizers whose step is the rate, whatever the gradient: they divide it by its size."""
 
 LONG, VERY_LONG = 0.5, 5.0
 """Steps in sizes of a typical weight: of a language model, and of any."""
@@ -117,16 +122,21 @@ def _step(facts: RunFacts, name: str, step: StepLength | None) -> Iterator[Oddit
     """Yield a step that is long beside the weights that there are."""
     if step is None:
         return
-    # Networks of other kinds are trained with steps of half their weights' size; so does Adafactor train, which clips.
+    # Networks of other kinds are trained with steps of half their weights' size;
+    # so does Adafactor train, which clips.
     usual = facts.model_type is not None and "adafactor" not in name.lower()
     if step.length >= (LONG if usual else VERY_LONG) * step.weight:
-        moved = f"a step of {name} moves each weight by about {step.length:.2g}, typical weights here are {step.weight:.1g}"
+        moved = (
+            f"a step of {name} moves each weight by about {step.length:.2g}, typical weights "
+            f"here are {step.weight:.1g}"
+        )
         sure = step.length >= VERY_LONG * step.weight
         yield Oddity("likely" if sure else "possible", f"learning rate {step.lr:g}", moved)
 
 
 def _largest_rate(facts: RunFacts) -> float | None:
-    """Return ten times the published rate for as many trained parameters; None below the smallest that is published.
+    """Return ten times the published rate for as many trained parameters;
+    None below the smallest that is published.
 
     Of a language model whose weights are not there yet, that of the smallest.
     """
@@ -148,7 +158,10 @@ def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
         return
     if schedule.warmup_steps >= schedule.num_steps:
         setting = f"warm-up of {counted(schedule.warmup_steps, 'step')}"
-        effect = f"the training ends after {counted(schedule.num_steps, 'step')}: its rate is never reached"
+        effect = (
+            f"the training ends after {counted(schedule.num_steps, 'step')}: its rate is "
+            "never reached"
+        )
         yield Oddity("certain", setting, effect)
 
 
@@ -199,10 +212,5 @@ def _objective(facts: RunFacts) -> Iterator[Oddity]:
 
 
 RULE = Rule(
-    "NS113",
-    "hyperparameter-out-of-range",
-    "a setting that no recipe has",
-    check,
-    ("static",),
-    __doc__ or "",
+    "NS113", "hyperparameter-out-of-range", "a setting that no recipe has", check, ("static",)
 )

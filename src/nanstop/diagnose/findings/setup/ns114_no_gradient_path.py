@@ -1,16 +1,18 @@
 """No update can reach a parameter that is to be trained.
 
 ## What happened
-Nothing is trainable, or the optimizer holds other tensors than the model's, or gradients cannot come through to what is
-trainable. The loss is computed, steps are counted, checkpoints are written, and the model stays what it was.
+Nothing is trainable, or the optimizer holds other tensors than the model's, or gradients cannot
+come through to what is trainable. The loss is computed, steps are counted, checkpoints are written,
+and the model stays what it was.
 
 ## Why it happens
-Reentrant checkpointing runs each block without a graph and rebuilds it in backward, which autograd does only for a block
-with an input that requires a gradient. Token ids have none, and the output of a frozen embedding neither: of 32 layers
-of LoRA not one gets a gradient, all 0 of them, and torch says so once, in a warning. An optimizer that was made before
-`get_peft_model`, `model.half()` on loaded copies or a new `model` keeps the old tensors: it updates 0 of the parameters
-that the forward uses. A `.detach()`, `.item()` or `torch.no_grad()` on the way to the loss ends the graph. LoRA adds
-B A x alpha / r, and B starts at zero: with alpha 0 both gradients are exactly 0 for ever.
+Reentrant checkpointing runs each block without a graph and rebuilds it in backward, which autograd
+does only for a block with an input that requires a gradient. Token ids have none, and the output of
+a frozen embedding neither: of 32 layers of LoRA not one gets a gradient, all 0 of them, and torch
+says so once, in a warning. An optimizer that was made before `get_peft_model`, `model.half()` on
+loaded copies or a new `model` keeps the old tensors: it updates 0 of the parameters that the
+forward uses. A `.detach()`, `.item()` or `torch.no_grad()` on the way to the loss ends the graph.
+LoRA adds B A x alpha / r, and B starts at zero: with alpha 0 both gradients are exactly 0 for ever.
 
 ## Example
 ```python
@@ -20,16 +22,19 @@ model = get_peft_model(model, LoraConfig())       # the optimizer holds the froz
 
 ## Fix
 1. `gradient_checkpointing_kwargs={"use_reentrant": False}`. Cost: none.
-2. `model.enable_input_require_grads()` before training. Cost: one more gradient, of the embedding's output.
+2. `model.enable_input_require_grads()` before training.
+   Cost: one more gradient, of the embedding's output.
 3. Make the optimizer after the model is complete. Cost: none.
-4. See that what is to be trained has `requires_grad`, and that the loss comes from it without a detour. Cost: none.
+4. See that what is to be trained has `requires_grad`, and that the loss comes from it without a
+   detour. Cost: none.
 
 ## Fix safety
 All of these change training from nothing to something.
 
 ## Not to be confused with
-NS111: updates that arrive and are rounded away. NS303: gradients that are flushed to zero. NS701: a reward that never
-differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed base without adapters.
+NS111: updates that arrive and are rounded away. NS303: gradients that are flushed to zero. NS701: a
+reward that never differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed
+base without adapters.
 
 ## References
 - https://github.com/huggingface/transformers/issues/26221
@@ -82,12 +87,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def is_mostly_unreached(path: GradientPath) -> bool:
-    """Return whether one backward reached few of what is to be trained. Experts are left out by turns, but not most."""
+    """Return whether one backward reached few of the trainables; experts take turns."""
     return path.num_reached is not None and path.num_reached < path.num_tensors / 3
 
 
 def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
-    """Return where it was met: gradients that were counted after a backward, or that an update did not use."""
+    """Return where it was met: gradients counted after backward, or unused by an update."""
     path = facts.gradient_path
     if path is None or path.num_reached is None or "gradient_path" not in evidence.learned:
         return None
@@ -99,7 +104,7 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
 
 
 def _refused(incident: Incident, known: Reason | None) -> Reason | None:
-    """Return why autograd refused the loss: what is known of the set-up, else that it leads to nothing trainable."""
+    """Return why autograd refused the loss: by the set-up, else that nothing is trainable."""
     if not any(_REFUSAL in signal.message for signal in incident.signals):
         return None
     cause = "autograd finds nothing that is trained behind the loss"
@@ -120,10 +125,12 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
     path = facts.gradient_path
     if path is None or not has_masters(facts):
         return None
-    # An engine, and an optimizer for half weights, may hold float32 copies that it writes back itself.
+    # An engine, and an optimizer for half weights, may hold float32 copies that it writes back
+    # itself.
     if facts.world_size > 1 or facts.veto != "yes" or half_trainables(facts):
         return None
-    # A loop may hand the gradients to copies of its own: its first update tells, and what arrived is noted after it.
+    # A loop may hand the gradients to copies of its own:
+    # its first update tells, and what arrived is noted after it.
     if facts.host == "loop" and path.num_reached is None:
         return None
     cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
@@ -149,16 +156,25 @@ def _cut_off(facts: RunFacts) -> Reason | None:
         )
     if path.num_reached is not None and is_mostly_unreached(path):
         missing = path.num_tensors - path.num_reached
-        cause = f"after one backward {missing} of {counted(path.num_tensors, 'trainable tensor')} have none"
+        cause = (
+            f"after one backward {missing} of {counted(path.num_tensors, 'trainable tensor')} "
+            "have none"
+        )
         return (
             "likely",
             "no gradient arrives at most of what is to be trained",
             f"{cause}: {listed(path.unreached)}" if path.unreached else cause,
-            "look for reentrant checkpointing of blocks whose inputs require no gradient, or a detach",
+            (
+                "look for reentrant checkpointing of blocks whose inputs require no gradient, or a "
+                "detach"
+            ),
         )
     if path.reentrant and path.inputs_require_grad is False:
         cause = "reentrant checkpointing, and the embedding's output requires no gradient"
-        fix = 'gradient_checkpointing_kwargs={"use_reentrant": False}, or model.enable_input_require_grads()'
+        fix = (
+            'gradient_checkpointing_kwargs={"use_reentrant": False}, or '
+            "model.enable_input_require_grads()"
+        )
         return "likely", "no gradient enters the checkpointed blocks", cause, fix
     return None
 
@@ -177,5 +193,5 @@ RULE = Rule(
     "no update reaches what is to be trained",
     check,
     ("static", "incident"),
-    __doc__ or "",
+    yields_to=("NS107",),
 )

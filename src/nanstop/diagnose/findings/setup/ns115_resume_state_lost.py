@@ -1,16 +1,20 @@
-"""A run goes on from a checkpoint without the state of its optimizer, schedule, loss scale or random numbers.
+"""A run goes on from a checkpoint without the state of its optimizer, schedule, loss scale or
+random numbers.
 
 ## What happened
-The weights were restored and something else was not: the checkpoint has no `optimizer.pt` or `scheduler.pt`
-(`save_only_model`), no `scaler.pt`, no `rng_state.pth`, or the optimizer counts thousands of steps and its second moments
-are zero. Training goes on without a word; the loss jumps, and sometimes it does not come back.
+The weights were restored and something else was not: the checkpoint has no `optimizer.pt` or
+`scheduler.pt` (`save_only_model`), no `scaler.pt`, no `rng_state.pth`, or the optimizer counts
+thousands of steps and its second moments are zero. Training goes on without a word; the loss jumps,
+and sometimes it does not come back.
 
 ## Why it happens
-transformers loads `optimizer.pt` and `scheduler.pt` only where both are there, and says nothing where they are not. A
-fresh AdamW then moves every weight by the full learning rate in its first step, whatever its gradient: the ratio
-m / sqrt(v) is 1. Moments that are zero at step 10000 are worse: the bias correction is over (1 - 0.999^10000 = 1), so that
-m / sqrt(v) = 0.1 g / sqrt(0.001 g^2) = 3.2: each weight moves 3.2 times the learning rate. Without the schedule the
-warm-up begins anew, or the peak rate does. Without its scale a scaler starts at 65536 and leaves out steps until it has fallen.
+transformers loads `optimizer.pt` and `scheduler.pt` only where both are there, and says nothing
+where they are not. A fresh AdamW then moves every weight by the full learning rate in its first
+step, whatever its gradient: the ratio m / sqrt(v) is 1. Moments that are zero at step 10000 are
+worse: the bias correction is over (1 - 0.999^10000 = 1), so that m / sqrt(v) = 0.1 g / sqrt(0.001
+g^2) = 3.2: each weight moves 3.2 times the learning rate. Without the schedule the warm-up begins
+anew, or the peak rate does. Without its scale a scaler starts at 65536 and leaves out steps until
+it has fallen.
 
 ## Example
 ```python
@@ -19,16 +23,18 @@ trainer.train(resume_from_checkpoint=True)            # a fresh optimizer, no wa
 ```
 
 ## Fix
-1. Resume from a checkpoint that is whole: `save_only_model=False`. Cost: disk, twice the weights for Adam.
-2. Where there is none, start a new run from the weights, with a warm-up. Cost: the moments are built up again.
+1. Resume from a checkpoint that is whole: `save_only_model=False`.
+   Cost: disk, twice the weights for Adam.
+2. Where there is none, start a new run from the weights, with a warm-up.
+   Cost: the moments are built up again.
 3. In a loop, save and load `optimizer`, `scheduler` and `scaler` with `state_dict()`. Cost: disk.
 
 ## Fix safety
 Changes training: the next updates are other ones.
 
 ## Not to be confused with
-NS403, moments that are negative or not finite. NS106, a checkpoint whose weights are not finite. NS302, a scale that
-falls because of overflow.
+NS403, moments that are negative or not finite. NS106, a checkpoint whose weights are not finite.
+NS302, a scale that falls because of overflow.
 
 ## References
 - https://github.com/huggingface/accelerate/issues/4289
@@ -44,7 +50,7 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ResumeFacts
 
 REPLACED = 0.5
-"""A step moves a weight by a small part of its size; two initialisations differ by 1.4 times theirs."""
+"""A step moves a weight by a small part of its size; a new initialisation by 1.4 times it."""
 
 _OPTIMIZER = ("optimizer.pt", "scheduler.pt")
 
@@ -112,10 +118,5 @@ def _lines(resume: ResumeFacts) -> list[str]:
 
 
 RULE = Rule(
-    "NS115",
-    "resume-state-lost",
-    "state of an earlier run was not restored",
-    check,
-    ("static",),
-    __doc__ or "",
+    "NS115", "resume-state-lost", "state of an earlier run was not restored", check, ("static",)
 )

@@ -1,33 +1,37 @@
 """The update happens where it cannot be held back: inside backward, or inside an engine.
 
 ## What happened
-The weights are updated by hooks that run as soon as a gradient is there (LOMO, AdaLOMO, layerwise GaLore and Adafactor,
-`optimizer.step` in a post-accumulate hook), or by an engine (DeepSpeed). When the last gradient is known, most weights
-have moved already.
+The weights are updated by hooks that run as soon as a gradient is there (LOMO, AdaLOMO, layerwise
+GaLore and Adafactor, `optimizer.step` in a post-accumulate hook), or by an engine (DeepSpeed). When
+the last gradient is known, most weights have moved already.
 
 ## Why it happens
-Such optimizers save the memory of the gradients: of 7e9 parameters in bfloat16, 14 GB. The price is that no gradient of
-the window is left to be looked at as a whole: no norm, no clipping by it, no loss scale that could leave the step out.
-A NaN that is born in layer 20 of 32 has been written into layers 32 to 20 before layer 19 has a gradient at all.
+Such optimizers save the memory of the gradients: of 7e9 parameters in bfloat16, 14 GB. The price is
+that no gradient of the window is left to be looked at as a whole: no norm, no clipping by it, no
+loss scale that could leave the step out. A NaN that is born in layer 20 of 32 has been written into
+layers 32 to 20 before layer 19 has a gradient at all.
 
 ## Example
 ```python
 for p in model.parameters():
-    p.register_post_accumulate_grad_hook(lambda p: (optimizers[p].step(), optimizers[p].zero_grad()))
+    p.register_post_accumulate_grad_hook(lambda p: (own[p].step(), own[p].zero_grad()))
 ```
 
 ## Fix
-1. Nothing, knowingly: nanstop still sees the failure, replays it where it can and says where it was born. It does not
-   skip, redo or repair in such a run. Cost: none.
-2. Check the loss before `backward`, in the script: a NaN loss is the one sign that comes early. Cost: one read a step.
-3. An optimizer that updates after backward: 8-bit AdamW, or GaLore that is not layerwise. Cost: memory of the gradients.
+1. Nothing, knowingly: nanstop still sees the failure, replays it where it can and says where it was
+   born. It does not skip, redo or repair in such a run. Cost: none.
+2. Check the loss before `backward`, in the script:
+   a NaN loss is the one sign that comes early. Cost: one read a step.
+3. An optimizer that updates after backward: 8-bit AdamW, or GaLore that is not layerwise.
+   Cost: memory of the gradients.
 4. Save checkpoints often: what was written can only be undone from one. Cost: disk.
 
 ## Fix safety
 Another optimizer changes training. The others change nothing.
 
 ## Not to be confused with
-NS402, an update that breaks finite weights from finite gradients. NS305, clipping that spreads one bad gradient.
+NS402, an update that breaks finite weights from finite gradients.
+NS305, clipping that spreads one bad gradient.
 
 ## References
 - https://github.com/huggingface/transformers/pull/30178
@@ -54,7 +58,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=f"in this run {facts.veto}",
         confidence="possible" if " may " in facts.veto else "certain",
         lines=(
-            "failures are seen, replayed and explained; none is repaired, and the weights may have them",
+            (
+                "failures are seen, replayed and explained; none is repaired, and the weights may "
+                "have them"
+            ),
             "check the loss before backward, and save checkpoints often",
         ),
         where=facts.host,
@@ -67,5 +74,4 @@ RULE = Rule(
     "the update happens inside backward or inside an engine",
     check,
     ("static",),
-    __doc__ or "",
 )

@@ -1,18 +1,20 @@
 """The loss depends on how a batch is split into micro-batches.
 
 ## What happened
-With gradient accumulation the run optimises something else than without it: each micro-batch is averaged over its own
-tokens although they have different numbers of them, or the losses of the window are added up and divided by nothing, or
-divided twice, or a BatchNorm sees one micro-batch at a time, or gradients of many micro-batches are summed in half
-precision, which rounds the late ones away.
+With gradient accumulation the run optimises something else than without it: each micro-batch is
+averaged over its own tokens although they have different numbers of them, or the losses of the
+window are added up and divided by nothing, or divided twice, or a BatchNorm sees one micro-batch at
+a time, or gradients of many micro-batches are summed in half precision, which rounds the late ones
+away.
 
 ## Why it happens
-Two micro-batches of 10 and 100 tokens: the mean of their means gives each token of the first 1 / (2 x 10), each of the
-second 1 / (2 x 100), ten times less; of the whole batch it is 1 / 110 for all. transformers therefore tells the loss how
-many tokens the window has (`num_items_in_batch`) and then does not divide by the number of micro-batches. A
-`compute_loss` of one's own that does not pass it on returns a mean that nobody divides: with 8 micro-batches the gradient
-is 8 times too large, which AdamW hides and clipping turns into another learning rate. A model whose `forward` takes no
-such argument is averaged by micro-batch.
+Two micro-batches of 10 and 100 tokens: the mean of their means gives each token of the first 1 / (2
+x 10), each of the second 1 / (2 x 100), ten times less; of the whole batch it is 1 / 110 for all.
+transformers therefore tells the loss how many tokens the window has (`num_items_in_batch`) and then
+does not divide by the number of micro-batches. A `compute_loss` of one's own that does not pass it
+on returns a mean that nobody divides: with 8 micro-batches the gradient is 8 times too large, which
+AdamW hides and clipping turns into another learning rate. A model whose `forward` takes no such
+argument is averaged by micro-batch.
 
 ## Example
 ```python
@@ -24,17 +26,20 @@ class MyTrainer(Trainer):
 
 ## Fix
 1. Pass `num_items_in_batch` on to the model or divide the summed loss by it. Cost: none.
-2. Where the loss is a mean by design, say so: `loss_is_scaled_for_ga = False` on the trainer. Cost: none.
+2. Where the loss is a mean by design, say so: `loss_is_scaled_for_ga = False` on the trainer.
+   Cost: none.
 3. Pack or group by length, so that micro-batches have as many tokens. Cost: order of the data.
 4. GroupNorm or frozen statistics in place of BatchNorm. Cost: another model.
 
 ## Fix safety
-Changes training: the gradient becomes that of the whole batch. A learning rate tuned to the fault has to be tuned again.
+Changes training: the gradient becomes that of the whole batch.
+A learning rate tuned to the fault has to be tuned again.
 
 ## Not to be confused with
-NS113, a learning rate that is out of range as written. NS503, rows without any supervised token. Losses that are a mean
-over rows or pairs (DPO, reward models): those do not depend on the split while the micro-batches are of one size. Two
-losses of one step, as of real and of generated samples: they are no pieces of one batch, and are not told.
+NS113, a learning rate that is out of range as written. NS503, rows without any supervised token.
+Losses that are a mean over rows or pairs (DPO, reward models): those do not depend on the split
+while the micro-batches are of one size. Two losses of one step, as of real and of generated
+samples: they are no pieces of one batch, and are not told.
 
 ## References
 - https://github.com/huggingface/transformers/issues/24725
@@ -54,7 +59,7 @@ _UNEVEN = 1.05
 """Micro-batches whose numbers of tokens differ by less weigh their tokens alike."""
 
 _MANY = 32
-"""Micro-batches of which each adds less than a thirtieth to the sum: five of bfloat16's eight bits are lost on it."""
+"""Micro-batches that each add a thirtieth or less: five of bfloat16's eight bits are lost."""
 
 Reason = tuple[Confidence, str, str, str]
 
@@ -116,7 +121,10 @@ def _rounded(sums: AccumulationFacts, num_micro: int) -> Reason | None:
     if sums.sum_format is None or num_micro < _MANY:
         return None
     share = f"1/{num_micro}"
-    cause = f"a micro-batch adds about {share} of the sum, of which {sums.sum_format} keeps the leading digits"
+    cause = (
+        f"a micro-batch adds about {share} of the sum, of which {sums.sum_format} keeps the "
+        "leading digits"
+    )
     title = f"gradients of {num_micro} micro-batches are summed in {sums.sum_format}"
     return "likely", title, cause, "sum gradients in float32"
 
@@ -135,5 +143,4 @@ RULE = Rule(
     "the loss depends on how a batch is split into micro-batches",
     check,
     ("static",),
-    __doc__ or "",
 )

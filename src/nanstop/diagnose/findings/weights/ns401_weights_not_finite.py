@@ -1,13 +1,14 @@
 """Parameters were not finite before the step began.
 
 ## What happened
-The step failed because a weight was NaN or Inf already when the forward pass started. No operation of this step is to
-blame.
+The step failed because a weight was NaN or Inf already when the forward pass started.
+No operation of this step is to blame.
 
 ## Why it happens
-One NaN in a weight matrix of 4096 x 4096 = 16777216 elements makes one output channel NaN, and the next matrix
-product spreads it to all of them. The weight came so: from the checkpoint, from a merge, from memory that was never
-filled (`torch.empty`), or from an earlier update that nothing caught.
+One NaN in a weight matrix of 4096 x 4096 = 16777216 elements makes one output channel NaN, and the
+next matrix product spreads it to all of them. The weight came so: from the checkpoint, from a
+merge, from memory that was never filled (`torch.empty`), or from an earlier update that nothing
+caught.
 
 ## Example
 ```python
@@ -16,17 +17,18 @@ model.load_state_dict(torch.load("adapter.pt", weights_only=True))
 ```
 
 ## Fix
-1. Go back to the last good state: nanstop rewinds to its snapshot and replays up to the update that broke the weights,
-   where it kept one (then it is NS402). Cost: the steps since the snapshot.
+1. Go back to the last good state: nanstop rewinds to its snapshot and replays up to the update that
+   broke the weights, where it kept one (then it is NS402). Cost: the steps since the snapshot.
 2. Load another checkpoint, after `nanstop scan CHECKPOINT`. Cost: none.
 3. Re-initialise the rows or tensors that are bad. Cost: what they had learned.
 
 ## Fix safety
-Re-initialising changes training. Replacing NaN by 0 in a checkpoint hides how it came about and is not offered.
+Re-initialising changes training.
+Replacing NaN by 0 in a checkpoint hides how it came about and is not offered.
 
 ## Not to be confused with
-NS402: the update that broke them is known. NS201: anomaly mode and module hooks name the first operation that touches
-the bad weight, which did nothing wrong.
+NS402: the update that broke them is known. NS201: anomaly mode and module hooks name the first
+operation that touches the bad weight, which did nothing wrong.
 
 ## References
 - https://github.com/IntMeGroup/FineVQ/issues/5
@@ -87,5 +89,5 @@ RULE = Rule(
     "weights not finite before the step",
     check,
     ("incident",),
-    __doc__ or "",
+    beside=("NS105", "NS106"),
 )

@@ -1,17 +1,20 @@
 """The update broke weights that were good: not finite, or moved out of all proportion.
 
 ## What happened
-The gradients were finite, the weights were finite before the update and are not after it. Every later step fails, and
-blames the first operation that touches a broken weight. Or every number stays finite, and the update moves weights more
-than 10 times as far as the same gradients do in float32: the model is lost, and nothing says so but the loss.
+The gradients were finite, the weights were finite before the update and are not after it. Every
+later step fails, and blames the first operation that touches a broken weight. Or every number stays
+finite, and the update moves weights more than 10 times as far as the same gradients do in float32:
+the model is lost, and nothing says so but the loss.
 
 ## Why it happens
-AdamW moves a weight by lr x m / (sqrt(v) + eps). In float16 both parts of the denominator vanish: eps = 1e-8 is below
-2.98e-8, half of the smallest positive value, and so is v = 0.001 x g^2 for every |g| < 5.4e-3. What is left is m / 0
-= Inf, or 0 / 0 = NaN where the gradient was 0. A fused kernel computes in float32 and rounds what it stores: its
-first update is right, but v is 0 from then on, and every later one too long, by thousands of learning rates where the
-gradient is 0 and m is not. With 8-bit moments, a v that is small in its block of 256 rounds to 0, and the update is m
-/ eps = m x 1e8. A learning rate can do it alone only by the size of the update: 1e5 x an update of 1 leaves float16.
+AdamW moves a weight by lr x m / (sqrt(v) + eps). In float16 both parts of the denominator vanish:
+eps = 1e-8 is below 2.98e-8, half of the smallest positive value, and so is v = 0.001 x g^2 for
+every |g| < 5.4e-3. What is left is m / 0 = Inf, or 0 / 0 = NaN where the gradient was 0. A fused
+kernel computes in float32 and rounds what it stores: its first update is right, but v is 0 from
+then on, and every later one too long, by thousands of learning rates where the gradient is 0 and m
+is not. With 8-bit moments, a v that is small in its block of 256 rounds to 0, and the update is m /
+eps = m x 1e8. A learning rate can do it alone only by the size of the update: 1e5 x an update of 1
+leaves float16.
 
 ## Example
 ```python
@@ -22,18 +25,21 @@ p                                   # [-inf, nan]
 ```
 
 ## Fix
-1. Store the trainable parameters in float32 (with autocast, so that they can meet half weights). Cost: 8 bytes more a
-   trainable parameter.
-2. Use 32-bit optimizer states, or AdamW instead of an 8-bit optimizer. Cost: 6 bytes more a trainable parameter.
-3. Raise eps to 1e-5, for a fused kernel to 1e-3. Cost: smaller updates for parameters with small gradients.
+1. Store the trainable parameters in float32 (with autocast, so that they can meet half weights).
+   Cost: 8 bytes more a trainable parameter.
+2. Use 32-bit optimizer states, or AdamW instead of an 8-bit optimizer.
+   Cost: 6 bytes more a trainable parameter.
+3. Raise eps to 1e-5, for a fused kernel to 1e-3.
+   Cost: smaller updates for parameters with small gradients.
 4. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
 
 ## Fix safety
-Float32 trainables and states are safe. Another optimizer, eps, learning rate and re-initialised rows change training.
+Float32 trainables and states are safe.
+Another optimizer, eps, learning rate and re-initialised rows change training.
 
 ## Not to be confused with
-NS401: already broken, and the update that did it is not known. The log seldom shows this failure: with the default
-`logging_nan_inf_filter` the next numbers are astronomically large or 0 (NS801).
+NS401: already broken, and the update that did it is not known. The log seldom shows this failure:
+with the default `logging_nan_inf_filter` the next numbers are astronomically large or 0 (NS801).
 
 ## References
 - https://github.com/huggingface/trl/issues/2367
@@ -166,7 +172,7 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
 
 
 def _own_arithmetic(event: OpEvent) -> str:
-    """Return what an optimizer does to finite numbers that no number comes of; empty where it is a matter of range."""
+    """Return what an optimizer does that is undefined for finite numbers; "" if it is range."""
     made = op_name(event.op).rstrip("_").removeprefix("_foreach_")
     if not all(read.finite for read in event.inputs):
         return ""
@@ -207,5 +213,6 @@ RULE = Rule(
     "the update broke the weights",
     check,
     ("incident",),
-    __doc__ or "",
+    yields_to=("NS403",),
+    beside=("NS102", "NS103", "NS110", "NS113", "NS404"),
 )

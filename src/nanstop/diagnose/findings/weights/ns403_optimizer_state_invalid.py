@@ -1,14 +1,15 @@
 """The optimizer's state holds what no update can have made.
 
 ## What happened
-A moment of the optimizer is NaN, Inf, negative where it only sums squares, or of another shape than its parameter.
-Weights and gradients may be fine; the next update is not.
+A moment of the optimizer is NaN, Inf, negative where it only sums squares, or of another shape than
+its parameter. Weights and gradients may be fine; the next update is not.
 
 ## Why it happens
-Adam's second moment is v = 0.999 v + 0.001 g^2 from v = 0 on: never negative. The update divides by sqrt(v), and
-sqrt(-1) = NaN, so one negative element makes one NaN weight, and that weight the next loss. A moment of NaN stays: 0.999
-x NaN = NaN. Such values are restored: from a checkpoint that was written after a failure, from the state of parameters
-in another order, from an 8-bit state read with another table, or from a file cut short.
+Adam's second moment is v = 0.999 v + 0.001 g^2 from v = 0 on: never negative. The update divides by
+sqrt(v), and sqrt(-1) = NaN, so one negative element makes one NaN weight, and that weight the next
+loss. A moment of NaN stays: 0.999 x NaN = NaN. Such values are restored: from a checkpoint that was
+written after a failure, from the state of parameters in another order, from an 8-bit state read
+with another table, or from a file cut short.
 
 ## Example
 ```python
@@ -17,18 +18,20 @@ state = torch.load("optimizer.pt", weights_only=True)["state"]
 ```
 
 ## Fix
-1. Load the state of an earlier checkpoint, or none: the moments build up again in some 1 / (1 - 0.999) = 1000 steps.
-   Cost: a short warm-up with a smaller learning rate.
-2. Let nanstop go on with AdamW in float32, which takes over the moments that are possible and starts the others at zero
-   (`optimizer_swap`). Cost: 8 bytes a trainable parameter.
-3. Check that the parameters are in the order and the groups that the state was saved with. Cost: none.
+1. Load the state of an earlier checkpoint, or none: the moments build up again in some 1 / (1 -
+   0.999) = 1000 steps. Cost: a short warm-up with a smaller learning rate.
+2. Let nanstop go on with AdamW in float32, which takes over the moments that are possible and
+   starts the others at zero (`optimizer_swap`). Cost: 8 bytes a trainable parameter.
+3. Check that the parameters are in the order and the groups that the state was saved with.
+   Cost: none.
 
 ## Fix safety
-Starting moments anew changes training. Taking the absolute value of a second moment, or raising eps, is finite and
-wrong, and is not offered.
+Starting moments anew changes training. Taking the absolute value of a second moment, or raising
+eps, is finite and wrong, and is not offered.
 
 ## Not to be confused with
-NS402: the state is possible and the update leaves the weights' format. NS115: state was not restored at all.
+NS402: the state is possible and the update leaves the weights' format. NS115:
+state was not restored at all.
 
 ## References
 - https://github.com/bitsandbytes-foundation/bitsandbytes/issues/227
@@ -54,7 +57,7 @@ _SAID = {
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the state that broke the update, else what was wrong with the state when the run began."""
+    """Return the state that broke the update, else what was wrong as the run began."""
     optimizer = standing(evidence).optimizer
     return _in_the_update(evidence) or _at_the_start(
         evidence, optimizer.state_faults if optimizer is not None else ()
@@ -71,7 +74,10 @@ def _in_the_update(evidence: Evidence) -> Diagnosis | None:
     root = _negative_root(found.first_bad) if found.origin == "born_here" else None
     if root is None:
         return None
-    said = f"`{op_name(found.first_bad.op)}` of it is NaN: it is negative, which a sum of squares cannot be"
+    said = (
+        f"`{op_name(found.first_bad.op)}` of it is NaN: it is negative, which a sum of squares "
+        "cannot be"
+    )
     return _finding(root, said, (f"not finite after the update: {listed(found.reaches)}",))
 
 
@@ -97,7 +103,7 @@ def _finding(state: str, said: str, lines: tuple[str, ...]) -> Diagnosis:
 
 
 def _at_the_start(evidence: Evidence, faults: tuple[StateFault, ...]) -> Diagnosis | None:
-    """Return the standing finding, or, of an incident in which weights broke, that they may have broken of it."""
+    """Return the standing finding; of an incident, that weights may have broken of it."""
     met = evidence.incident
     if not faults or (met is not None and not met.bad_params):
         return None
@@ -120,5 +126,4 @@ RULE = Rule(
     "optimizer state that no update can have made",
     check,
     ("static", "incident"),
-    __doc__ or "",
 )

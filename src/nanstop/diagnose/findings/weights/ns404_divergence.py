@@ -1,14 +1,16 @@
 """Training ran away: loss and gradients grew from step to step until a value left its format.
 
 ## What happened
-An operation overflowed on finite weights and a finite batch. In the steps before it the loss and the gradient norm had
-grown, each step more than the one before, and nothing was wrong with any of them but their size.
+An operation overflowed on finite weights and a finite batch. In the steps before it the loss and
+the gradient norm had grown, each step more than the one before, and nothing was wrong with any of
+them but their size.
 
 ## Why it happens
-Gradient descent on a curvature of L multiplies the distance to the minimum by |1 - lr L| a step: for lr L = 12 that is
-11, and 11^37 = 3.4e38 leaves float32 after 37 steps. In a network of several layers the gradient grows with the product
-of the others' weights, so that the exponent itself grows: 5, 8.7e7, 5e29, Inf in three steps. A wider format only
-postpones it: float64 ends at 1.8e308.
+Gradient descent on a curvature of L multiplies the distance to the minimum by |1 - lr L| a step:
+for lr L = 12 that is 11, and 11^37 = 3.4e38 leaves float32 after 37 steps. In a network of several
+layers the gradient grows with the product of the others' weights, so that the exponent itself
+grows: 5, 8.7e7, 5e29, Inf in three steps. A wider format only postpones it: float64 ends at
+1.8e308.
 
 ## Example
 ```python
@@ -20,18 +22,21 @@ for _ in range(40):
 ```
 
 ## Fix
-1. Go back to a checkpoint from before the growth, with a tenth of the learning rate. Cost: the steps since then.
-2. Clip the gradient norm (`max_grad_norm=1.0`). Cost: none; it bounds a step, not a learning rate that is too large.
-3. Warm the learning rate up over some hundred steps. Cost: those steps. `nanstop lr-range SCRIPT` finds the rate at
-   which training runs away. Cost: about a hundred steps.
+1. Go back to a checkpoint from before the growth, with a tenth of the learning rate.
+   Cost: the steps since then.
+2. Clip the gradient norm (`max_grad_norm=1.0`). Cost: none;
+   it bounds a step, not a learning rate that is too large.
+3. Warm the learning rate up over some hundred steps. Cost: those steps. `nanstop lr-range SCRIPT`
+   finds the rate at which training runs away. Cost: about a hundred steps.
 
 ## Fix safety
-All of it changes training. Leaving the failing update out is no cure: the weights are where they are.
+All of it changes training. Leaving the failing update out is no cure:
+the weights are where they are.
 
 ## Not to be confused with
-NS201: the loss was flat and one value is too large for a narrow format. NS402: one update breaks the weights without
-any growth before it. A single spike of the loss is not divergence, and neither is a batch that is far from the others
-(NS504).
+NS201: the loss was flat and one value is too large for a narrow format. NS402: one update breaks
+the weights without any growth before it. A single spike of the loss is not divergence, and neither
+is a batch that is far from the others (NS504).
 
 ## References
 - https://github.com/karpathy/nanoGPT/issues/418
@@ -47,14 +52,7 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import (
-    bad_output,
-    born,
-    number,
-    op_name,
-    series_values,
-    standing,
-)
+from nanstop.diagnose.evidence.reading import first_bad, number, op_name, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     FORMAT_MAX,
@@ -78,7 +76,8 @@ WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """``factor``: the last value over what was usual; ``rises``: how often a value was twice all before it.
+    """``factor``: the last value over what was usual;
+    ``rises``: how often a value was twice all before it.
 
     ``is_short``: nothing says whether the history was flat before.
     """
@@ -90,14 +89,13 @@ class Climb:
 
     @property
     def factor(self) -> float:
-        """How many times what was usual; a loss near zero is taken as 1, or each of its moves would be a climb."""
+        """How many times what was usual; a loss near zero is taken as 1."""
         return self.last / max(self.first, 1.0)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if an overflow ends a climb of the loss and of the gradient norm over several steps."""
-    event = born(evidence, ANYWHERE)
-    output = bad_output(event) if event is not None else None
+    """Return the finding if an overflow ends a climb of loss and gradient norm."""
+    event, output = first_bad(evidence, ANYWHERE)
     if event is None or output is None or not _is_overflow(event, output):
         return None
     loss, norm = _climbs(evidence)
@@ -119,27 +117,31 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _is_overflow(event: OpEvent, output: TensorStats) -> bool:
-    """Return whether a wider format holds the result, as far as it was tried: beyond float64 there is none.
+    """Return whether a wider format holds the result, as far as it was tried:
+    beyond float64 there is none.
 
-    In backward a fused kernel that is repeated gets what its forward kept in the narrow format: no test of large values.
+    In backward a fused kernel that is repeated gets what its forward kept in the narrow format:
+    no test of large values.
     """
     kept = event.phase == "backward" and any(_has_no_units(stats) for stats in event.inputs)
     return event.wider != "nonfinite" or kept or (output.dtype == "float64" and not output.nan)
 
 
 def _has_no_units(stats: TensorStats) -> bool:
-    """Return whether neighbours at the largest value are more than 1 apart: e to such a difference is any number."""
+    """Return whether neighbours at the largest value are more than 1 apart:
+    e to such a difference is any number.
+    """
     return stats.absmax > 2.0 / EPSILON.get(stats.dtype, math.inf)
 
 
 def _climbs(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
-    """Return how loss and gradient norm rose up to the failing step, over the steps whose loss was finite."""
+    """Return how loss and norm rose up to the failing step, where losses were finite."""
     losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
     return _climb(losses), _climb({step: norms[step] for step in losses if step in norms})
 
 
 def _climb(history: Mapping[int, float]) -> Climb | None:
-    """Return how a history rose up to the failing step; None where it holds no two steps, or only zeros."""
+    """Return how a history rose up to the failing step; None for one step, or only zeros."""
     values = list(history.values())[-WINDOW:]
     if len(values) < 2 or not any(values):
         return None
@@ -152,7 +154,8 @@ def _climb(history: Mapping[int, float]) -> Climb | None:
 
 
 def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
-    """Return the size of each step's value: of its micro-batches the median; steps that failed are left out.
+    """Return the size of each step's value: of its micro-batches the median;
+    steps that failed are left out.
 
     The norm of finite gradients overflows before they do: it counts as the largest number.
     """
@@ -166,7 +169,7 @@ def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
 
 
 def _grown_weights(evidence: Evidence) -> tuple[TensorStats, ...]:
-    """Return the weights that no training that converges makes so large, and that were not so when the run began."""
+    """Return weights larger than converging training makes, and that began smaller."""
     incident = evidence.incident
     if incident is None:
         return ()
@@ -220,17 +223,18 @@ def _lines(
     lines.append("gradients are not clipped" if not clip else f"clipped at {number(clip)}")
     if evidence.localization is None or evidence.localization.key.phase != "optimizer":
         lines.append(
-            "nothing in this step cures it: go back to before the growth with a smaller learning rate"
+            "nothing in this step cures it: go back to before the growth with a smaller learning "
+            "rate"
         )
     return tuple(lines)
 
 
 def _remedies(event: OpEvent, clip: float | None) -> Candidates:
-    """Return what bounds an update; a forward pass of weights that are too large already has no cure in its step."""
+    """Return what bounds an update; weights that are too large have no cure in a step."""
     if event.phase != "optimizer":
         return ()
     clipping: Candidates = ((Atom(remedy="clip", value="1"),),) if not clip else ()
     return (*clipping, (Atom(remedy="lr", value="0.1"),))
 
 
-RULE = Rule("NS404", "divergence", "training ran away", check, ("incident",), __doc__ or "")
+RULE = Rule("NS404", "divergence", "training ran away", check, ("incident",), yields_to=("NS105",))

@@ -46,7 +46,10 @@ def test_records_rules_and_policy_need_the_standard_library_only(statement):
     assert heavy == []
 
 
-@pytest.mark.parametrize("command", [["explain", "NS201"], ["rules", "--json"], ["--version"]])
+@pytest.mark.parametrize(
+    "command",
+    [["explain", "NS201"], ["explain", "--symptom", "loss 0"], ["rules", "--json"], ["--version"]],
+)
 def test_light_commands_do_not_import_torch(command):
     seconds, heavy = probe(f"from nanstop.cli import main; assert main({command}) == 0")
     assert set(heavy) <= {"typer", "rich", "pydantic"}  # typer brings pydantic

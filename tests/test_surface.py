@@ -104,7 +104,7 @@ COMMANDS = {
     "doctor": ["command", "--json"],
     "compare": ["first", "second", "--tolerance", "--json"],
     "plan": ["target", "--dtype", "--data", "--lr", "--seconds", "--out", "--json"],
-    "explain": ["code", "--run", "--lang", "--json"],
+    "explain": ["code", "--symptom", "--run", "--lang", "--json"],
     "rules": ["--json"],
     "env": ["--json"],
 }

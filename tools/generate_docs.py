@@ -14,6 +14,7 @@ from pathlib import Path
 from nanstop.diagnose import pages
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.symptoms import LOGGED
 from nanstop.records.codec import schema
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -27,10 +28,13 @@ WORDS = {
 `nanstop explain CODE` prints the same pages. [中文](zh/README.md)
 
 A page says when its finding is looked for. `static`: in the set-up, before and during a run.
-`incident`: at a failure. `gauge`: in sampled ranges and logs of a run that has not failed.
+`incident`: at a failure. `gauge`: in sampled ranges and logs of a run that has not failed. What a
+Trainer logs is loss / grad_norm, what is usual first; `nanstop explain --symptom "loss 0, grad_norm
+nan"` reads this column. The filter of transformers shows a loss that is not finite as 0 or as a
+huge number.
 
-| code | name | says |
-|---|---|---|
+| code | name | says | loss / grad_norm |
+|---|---|---|---|
 """,
     },
     "zh": {
@@ -42,8 +46,11 @@ A page says when its finding is looked for. `static`: in the set-up, before and 
 
 每个页面都注明何时检查该项。`static`：训练前和训练中，检查配置。`incident`：发生故障时。`gauge`：训练尚未失败时，检查抽样得到的数值范围和日志。
 
-| 代码 | 名称 | 含义 |
-|---|---|---|
+最后一列是 Trainer 记录的 loss / grad_norm，常见的在前；
+`nanstop explain --symptom "loss 0, grad_norm nan"` 查的就是这一列。transformers 的日志过滤器会把非有限的损失显示为 0 或巨大的数。
+
+| 代码 | 名称 | 含义 | loss / grad_norm |
+|---|---|---|---|
 """,
     },
 }
@@ -58,7 +65,8 @@ def page(rule: Rule, lang: str = "en") -> str:
 def index(lang: str = "en") -> str:
     """Return the Markdown list of all findings."""
     rows = [
-        f"| [{rule.code}]({rule.code}.md) | {rule.slug} | {pages.page(rule, lang).title} |"
+        f"| [{rule.code}]({rule.code}.md) | {rule.slug} | {pages.page(rule, lang).title} | "
+        f"{', '.join(LOGGED[rule.code].split())} |"
         for rule in CATALOGUE
     ]
     return WORDS[lang]["index"] + "\n".join(rows) + "\n"

@@ -123,6 +123,36 @@ def test_explain(call):
     assert json.loads(text)["page"] == page
 
 
+def test_explain_lists_the_findings_that_log_a_symptom(call):
+    code, text, _ = call("explain", "--symptom", "loss 0, grad_norm 0")
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines()] == ["NS701", "NS503", "NS116"]
+    assert text.splitlines()[1].split()[2:6] == ["loss", "nan", "grad_norm", "0"]
+    _, rows, _ = call("explain", "--symptom", "loss 0, grad_norm 0", "--lang", "zh", "--json")
+    assert json.loads(rows)[0] == {
+        "code": "NS701",
+        "name": "no-learning-signal",
+        "title": "没有可学习的信号",
+        "loss": "0",
+        "grad_norm": "0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "one of CODE and --symptom"),
+        (["NS201", "--symptom", "loss 0"], "one of CODE and --symptom"),
+        (["--symptom", "loss 0", "--run"], "--run goes with a CODE"),
+        (["--symptom", "lss 0"], "unknown series: `lss`"),
+    ],
+)
+def test_explain_is_asked_one_thing(call, arguments, said):
+    code, out, err = call("explain", *arguments)
+    assert (code, out) == (cli.USAGE, "")
+    assert said in err
+
+
 def test_explain_in_chinese(call):
     code, page, _ = call("explain", "fp16-overflow", "--lang", "zh")
     assert code == 0

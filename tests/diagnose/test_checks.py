@@ -644,9 +644,15 @@ def test_update_names_the_vanishing_eps_and_the_parameter():
     assert remedies(diagnosis) == [
         "fp32_trainables",
         "fp32_trainables + outer_autocast(float16)",
-        "optimizer_eps(1e-05)",
         "lr(0.1)",
     ]
+
+
+def test_a_larger_eps_is_offered_only_where_it_is_zero_by_itself():
+    wide = check("NS402", evidence(UPDATE, half_head(dtype="float32", eps=0.0)))
+    assert remedies(wide) == ["optimizer_eps(1e-08)", "lr(0.1)"]
+    half = check("NS402", evidence(UPDATE, half_head(eps=0.0)))
+    assert not any(remedy.startswith("optimizer_eps") for remedy in remedies(half))
 
 
 def test_update_by_an_eight_bit_optimizer_offers_wider_state_first():

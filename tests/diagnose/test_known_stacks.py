@@ -3,16 +3,25 @@ each condition, each end of each range.
 """
 
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from diagnose.evidence import ended, event, evidence, group, incident, localization
 from nanstop.diagnose.diagnose import diagnose
+from nanstop.diagnose.evidence import stacks as stacks_module
 from nanstop.diagnose.evidence.stacks import in_range, stacks
 from nanstop.diagnose.findings.setup.ns108_known_bad_stack import check
 from nanstop.records import Environment, Evidence, RunFacts, TensorStats
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+")
 BY_ID = {stack.id: stack for stack in stacks()}
 BASE = Environment(nanstop="0", python="3.11", torch="2.13.0")
 
@@ -32,8 +41,8 @@ MATCHES = {
     "h20-cublas-gemm": [
         (H20, BF16),
         (machine(gpu="NVIDIA H20", cublas="12.1"), BF16),
-        (machine(gpu="NVIDIA H20", cublas="12.4.5.7"), BF16),
-        (machine(gpu="NVIDIA H20-3e", cublas="12.3.4.1"), RunFacts(param_groups=(group("float16", "w"),))),
+        (machine(gpu="NVIDIA H20", cublas="12.3.4.0"), BF16),
+        (machine(gpu="NVIDIA H20-3e", cublas="12.2.5.6"), RunFacts(param_groups=(group("float16", "w"),))),
     ],
     "hopper-cudnn-attention-mask": [
         (HOPPER, SDPA),
@@ -62,20 +71,26 @@ MATCHES = {
     ],
     "inductor-cumsum-mask": [
         (machine({"lerobot": "0.4.0"}, torch="2.11.0"), RunFacts(compiled=True)),
+        (machine({"lerobot": "0.6.0"}, torch="2.13.1"), RunFacts(compiled=True)),
     ],
     "deepspeed-overlapped-reduction": [
         (machine({"deepspeed": "0.12.4"}), replace(BF16, world_size=2)),
         (machine({"deepspeed": "0.16.4"}), replace(BF16, world_size=8)),
+        (machine({"deepspeed": "0.18.9"}), replace(BF16, world_size=2)),
     ],
     "transformers-accumulation-loss": [
         (machine({"transformers": "4.46.0"}), RunFacts(num_micro=2)),
         (machine({"transformers": "4.49.9"}), RunFacts(num_micro=32)),
     ],
-    "mps-before-2.2": [(machine(torch="2.1.2"), RunFacts(device="mps"))],
+    "mps-up-to-2.2": [
+        (machine(torch="2.1.2"), RunFacts(device="mps")),
+        (machine(torch="2.2.2"), RunFacts(device="mps")),
+    ],
 }  # fmt: skip
 
 MISSES = {
     "h20-cublas-gemm": [
+        (machine(gpu="NVIDIA H20", cublas="12.3.4.1"), BF16),
         (machine(gpu="NVIDIA H20", cublas="12.4.5.8"), BF16),
         (machine(gpu="NVIDIA H20", cublas="12.0.2"), BF16),
         (machine(gpu="NVIDIA H20", cublas="13.0"), BF16),
@@ -125,18 +140,19 @@ MISSES = {
         (machine({"transformer-engine": "2.17", "flash-attn-4": "4.0"}, capability="10.0"), BF16),
         (machine({"transformer-engine": "2.15", "flash-attn-4": "4.0"}, capability="10.0"), BF16),
         (machine({"transformer-engine": "2.16"}, capability="10.0"), BF16),
+        (machine({"transformer-engine": "2.16", "flash-attn-4": "4.0.1"}, capability="10.0"), BF16),
         (machine({"transformer-engine": "2.16", "flash-attn-4": "4.0"}, capability="9.0"), BF16),
         (machine({"transformer-engine": "2.16", "flash-attn-4": "4.0"}, capability="11.0"), BF16),
     ],
     "inductor-cumsum-mask": [
-        (machine({"lerobot": "0.4.0"}, torch="2.12.0"), RunFacts(compiled=True)),
+        (machine({"lerobot": "0.4.0"}, torch="2.14.0"), RunFacts(compiled=True)),
         (machine({"lerobot": "0.4.0"}, torch="2.10.0"), RunFacts(compiled=True)),
         (machine({"lerobot": "0.4.0"}, torch="2.11.0"), RunFacts()),
         (machine(torch="2.11.0"), RunFacts(compiled=True)),
     ],
     "deepspeed-overlapped-reduction": [
         (machine({"deepspeed": "0.12.3"}), replace(BF16, world_size=2)),
-        (machine({"deepspeed": "0.16.5"}), replace(BF16, world_size=2)),
+        (machine({"deepspeed": "0.19.0"}), replace(BF16, world_size=2)),
         (machine({"deepspeed": "0.16.4"}), BF16),
         (machine({"deepspeed": "0.16.4"}), RunFacts(world_size=2)),
     ],
@@ -145,8 +161,8 @@ MISSES = {
         (machine({"transformers": "4.50.0"}), RunFacts(num_micro=2)),
         (machine({"transformers": "4.46.0"}), RunFacts(num_micro=1)),
     ],
-    "mps-before-2.2": [
-        (machine(torch="2.2.0"), RunFacts(device="mps")),
+    "mps-up-to-2.2": [
+        (machine(torch="2.3.0"), RunFacts(device="mps")),
         (machine(torch="2.1.2"), RunFacts(device="cpu")),
     ],
 }  # fmt: skip
@@ -177,10 +193,27 @@ def test_it_does_not_match_its_neighbours(name, environment, facts):
 
 @pytest.mark.parametrize("stack", stacks(), ids=lambda one: one.id)
 def test_rows_speak_plainly_and_name_their_source(stack):
-    assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", stack.source)
+    assert THREAD.fullmatch(stack.source)
     for text in (stack.title, stack.cause, stack.cure):
         assert text
         assert not text.endswith(".")
+
+
+def test_each_end_of_each_range_has_a_thread_of_its_own():
+    table = Path(stacks_module.__file__).with_name("known_stacks.toml")
+    for row in tomllib.loads(table.read_text(encoding="utf-8"))["stack"]:
+        ranges = {
+            name: row["where"].get(name) for name in ("driver", "torch", "cuda", "cublas", "cudnn")
+        }
+        ranges |= {"capability": row["where"].get("capability")} | row["where"].get("packages", {})
+        ends = {
+            f"{name} {end}"
+            for name, wanted in ranges.items()
+            if wanted
+            for end in wanted.split(",")
+        }
+        assert set(row["bounds"]) == ends, row["id"]
+        assert all(THREAD.fullmatch(link) for link in row["bounds"].values()), row["id"]
 
 
 def mm(dtype="bfloat16", op="aten.mm.default", **fields):

@@ -8,10 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from nanstop.cli.terminal import OK, AsJson, show
+from nanstop.errors import NanstopError
 
 
 def explain(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="NS201, or fp16-overflow.")],
+    code: Annotated[
+        str | None, typer.Argument(metavar="CODE", help="NS201, or fp16-overflow.")
+    ] = None,
+    symptom: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help='The findings that log this, most likely first: "loss 0, grad_norm nan".',
+        ),
+    ] = None,
     run_it: Annotated[
         bool, typer.Option("--run", help="Run the planted fault and its healthy twin too.")
     ] = False,
@@ -21,9 +31,15 @@ def explain(
     ] = "en",
     as_json: AsJson = False,
 ) -> int:
-    """Print the page of a finding: what happened, why, and how to fix it."""
+    """Print the page of a finding: what happened, why, and how to fix it. Or list the findings that fit a log."""
     from nanstop.diagnose import pages
 
+    if (code is None) == (symptom is None):
+        raise NanstopError("one of CODE and --symptom", hint="nanstop explain NS201")
+    if code is None:
+        if run_it:
+            raise NanstopError("--run goes with a CODE")
+        return _fitting(symptom or "", lang, as_json)
     rule, page = pages.find_rule(code), pages.explain(code, lang=lang)
     title = pages.page(rule, lang).title
     row = {"code": rule.code, "name": rule.slug, "title": title, "page": page}
@@ -37,6 +53,25 @@ def explain(
         Console(width=min(100, Console().width)).print(Markdown(page))
     if run_it and not as_json:
         typer.echo(_exhibits(rule.code)[1])
+    return OK
+
+
+def _fitting(symptom: str, lang: str, as_json: bool) -> int:
+    """List the findings that log a symptom: the loss is the real one, which the log may show as 0 or a huge number."""
+    from nanstop.diagnose import pages, symptoms
+
+    rows = [
+        {"code": fit.rule.code, "name": fit.rule.slug, "title": pages.page(fit.rule, lang).title}
+        | {"loss": fit.loss, "grad_norm": fit.grad_norm}
+        for fit in symptoms.findings_that_log(symptom)
+    ]
+    width = max((len(row["name"]) for row in rows), default=0)
+    lines = [
+        f"{row['code']}  {row['name']:{width}}  "
+        f"{'loss ' + row['loss']:11}  {'grad_norm ' + row['grad_norm']:16}  {row['title']}"
+        for row in rows
+    ]
+    show(rows, "\n".join(lines) or "no finding is known to log this", as_json)
     return OK
 
 

@@ -10,8 +10,10 @@ log-probability. One bad element in a batch of 8 x 3 x 224 x 224 = 1204224 makes
 
 ## Example
 ```python
+import torch
+
 image = torch.full((3, 224, 224), 0.5)
-(image - image.mean()) / image.std()          # NaN everywhere: 0 / 0
+((image - image.mean()) / image.std()).isnan().all()      # tensor(True)
 ```
 
 ## Fix

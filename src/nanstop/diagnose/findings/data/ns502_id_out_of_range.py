@@ -12,14 +12,26 @@ ignores -100 only.
 
 ## Example
 ```python
-tokenizer.add_special_tokens({"pad_token": "[PAD]"})      # id 32000, table of 32000 rows
-model(**tokenizer("...", padding="max_length", return_tensors="pt"))
+import torch
+
+table = torch.nn.Embedding(32000, 8)
+table(torch.tensor([32000]))        # IndexError: index out of range in self
+```
+
+```python
+import torch
+
+labels = torch.tensor([-1])         # meant: -100
+torch.nn.functional.cross_entropy(torch.zeros(1, 5), labels)  # IndexError: Target -1 is out of
 ```
 
 ## Fix
 1. `model.resize_token_embeddings(len(tokenizer))`, then initialise the new rows (NS103).
    Cost: a few rows.
-2. Use an existing token for padding: `tokenizer.pad_token = tokenizer.eos_token`. Cost: none.
+2. Use an existing token for padding, best one that no text holds, such as a reserved one. Cost:
+   with `tokenizer.pad_token = tokenizer.eos_token` the collator for language models masks the
+   labels of real ends too (transformers 5.23: every label that equals the padding token), so that
+   the model never learns to stop; mask by the attention mask there.
 3. Mark labels to ignore with -100. Cost: none.
 4. Drop the micro-batch. Cost: its data; the next one with that token fails again.
 

@@ -1,18 +1,28 @@
 """Every label of the micro-batch is masked.
 
 ## What happened
-The loss is NaN because there is nothing to average: all labels are -100.
+The loss of the micro-batch is NaN because there is nothing to average: all labels are -100.
+Its gradients are exactly 0.
 
 ## Why it happens
-Cross-entropy divides the sum over supervised tokens by their number: 0 / 0 = NaN. Labels vanish
-when truncation cuts the completion away (a prompt of 2100 tokens under `max_length=2048` leaves 0
-of the answer), when the response template is not found in the text, or when a filter masks each
-truncated completion. With the default log filter the log prints 0.0 instead.
+Cross-entropy divides the sum over supervised tokens by their number: 0 / 0 = NaN. Its backward
+gives ignored tokens a gradient of 0, so that no weight is broken by it. Labels vanish when
+truncation cuts the completion away (a prompt of 2100 tokens under `max_length=2048` leaves 0 of the
+answer), when the response template is not found in the text, or when a filter masks each truncated
+completion. A Trainer of transformers logs a loss of 0 and a grad_norm of 0 for a window without
+labels, as if there were nothing left to learn (NS701): its log filter replaces the NaN. Of two
+micro-batches with one that is masked the loss stays finite: the sum is divided by the tokens of the
+whole window, and 0 is added.
 
 ## Example
 ```python
-labels = torch.full((3,), -100)
-F.cross_entropy(torch.randn(3, 5), labels)        # tensor(nan)
+import torch
+
+logits = torch.zeros(3, 5, requires_grad=True)
+loss = torch.nn.functional.cross_entropy(logits, torch.full((3,), -100))
+loss.item()                         # nan
+loss.backward()
+logits.grad.abs().max()             # tensor(0.)
 ```
 
 ## Fix

@@ -12,9 +12,11 @@ loss Inf.
 
 ## Example
 ```python
-x = torch.randn(4, 8)
+import torch
+
+x = torch.ones(4, 8)
 x[1] *= 1e20
-x.pow(2).mean(1)                  # 0.9, inf, 1.1, 0.8
+x.pow(2).mean(1)                    # tensor([1., inf, 1., 1.])
 ```
 
 ## Fix

@@ -14,9 +14,11 @@ own, and the finding says `possible`.
 
 ## Example
 ```python
+import torch
+
 q = torch.full((1, 128), 25.0, dtype=torch.float16)
-q @ q.T            # tensor([[inf]], dtype=torch.float16)
-q.float() @ q.float().T    # tensor([[80000.]])
+q @ q.T                             # tensor([[inf]], dtype=torch.float16)
+q.float() @ q.float().T             # tensor([[80000.]])
 ```
 
 ## Fix
@@ -29,12 +31,12 @@ q.float() @ q.float().T    # tensor([[80000.]])
 
 ## Fix safety
 Islands and kernels are safe: the same mathematics with more bits. bfloat16 changes training.
-Clamping is not offered: it is finite and wrong.
+Clamping is not offered: it is finite and computes another function.
 
 ## Not to be confused with
 NS301, where the forward pass is finite and the gradient overflows. NS204, which is not finite in
-any format. NS602, where the same format is finite with another kernel. A learning rate has no part
-in it: the very first step fails.
+any format. NS602, where the same format is finite with another kernel. NS404: values that grew from
+step to step; one that was close to the limit may need some steps to cross it (T5, after 34).
 
 ## References
 - https://github.com/huggingface/trl/issues/3236

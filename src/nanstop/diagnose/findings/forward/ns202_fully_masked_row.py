@@ -6,13 +6,23 @@ Softmax or attention got a row whose every key is masked, and returned NaN for i
 ## Why it happens
 Softmax subtracts the row's maximum first. With all scores at -inf that is -inf - (-inf) = NaN;
 written out, every term is exp(-inf) = 0 and the sum is 0, so each weight is 0 / 0. One such row in
-a batch of 32 x 2048 = 65536 rows is enough: the loss is a mean over all of them. Left padding with
-a sliding window makes such rows: a padded query sees only padding.
+a batch of 32 x 2048 = 65536 rows is enough: the loss is a mean over all of them. Left padding makes
+such rows with any causal mask: the query of a padded position sees itself and what stands before
+it, all of it padding. A sliding window makes more of them.
 
 ## Example
 ```python
-scores = torch.full((1, 4), -math.inf)
-torch.softmax(scores, dim=-1)      # tensor([[nan, nan, nan, nan]])
+import torch
+
+causal = torch.ones(3, 3).tril().bool()
+visible = causal & torch.tensor([False, True, True])      # the first position is padding
+scores = torch.zeros(3, 3, requires_grad=True)
+weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+weights[0].data                     # tensor([nan, nan, nan])
+x = torch.ones(1, 1, 3, 2, requires_grad=True)
+y = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=visible)
+y[0, 0, 0].data                     # tensor([0., 0.])
+torch.autograd.grad(y.sum(), x)[0].isfinite().all()       # tensor(True)
 ```
 
 ## Fix

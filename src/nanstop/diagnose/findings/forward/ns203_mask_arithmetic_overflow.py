@@ -15,21 +15,24 @@ bfloat16 the lowest number is -3.4e38 and twice of it is -inf as well. A row of 
 
 ## Example
 ```python
+import torch
+
 low = torch.finfo(torch.float16).min            # -65504
 row = torch.full((4,), low, dtype=torch.float16)
-torch.softmax((row + low).float(), dim=-1)      # nan, nan, nan, nan
-torch.softmax((row - 20.0).float(), dim=-1)     # nan, nan, nan, nan
+torch.softmax((row + low).float(), dim=-1)      # tensor([nan, nan, nan, nan])
+torch.softmax((row - 20.0).float(), dim=-1)     # tensor([nan, nan, nan, nan])
+clamped = (row - 20.0).clamp(min=low)
+torch.softmax(clamped.float(), dim=-1)          # tensor([0.2500, 0.2500, 0.2500, 0.2500])
 ```
 
 ## Fix
-1. Combine masks as booleans and fill once: `scores.masked_fill(~(causal & padding), low)`.
-   Cost: one line of code.
+1. Combine masks as booleans and fill once:
+   `scores.masked_fill(~(causal & padding), low)`. Cost: one line of code.
 2. Compute attention with a fused kernel (`attn_implementation="sdpa"`), which takes the mask as it
    is. Cost: none.
 3. Add mask and scores in float32. Cost: two casts;
    it helps against -65504 + score and not against twice -3.4e38.
-4. `torch.clamp(scores + mask, min=low)` after the addition, as OPT does.
-   Cost: one operation a layer.
+4. `torch.clamp(scores + mask, min=low)` after the addition. Cost: one operation a layer.
 
 ## Fix safety
 Kernels and islands are safe. Replacing the finite mask by -inf is no cure: a row without a visible

@@ -12,13 +12,19 @@ the same.
 
 ## Example
 ```python
-p = torch.tensor([0.0, 1.0])
-p * torch.log(p)                  # tensor([nan, 0.])   0 x -inf; the true limit is 0
+import torch
+
+p = torch.tensor([0.0, 1.0], requires_grad=True)
+(p * p.log()).data                  # tensor([nan, 0.])
+safe = torch.where(p > 0, p, 1.0)
+y = torch.where(p > 0, safe * safe.log(), 0.0)
+torch.autograd.grad(y.sum(), p)     # (tensor([0., 1.]),)
 ```
 
 ## Fix
-1. Use a form that is defined there: `torch.special.xlogy`, `F.log_softmax`, `F.softplus`,
-   `torch.where` on the *input* of the operation. Cost: one line of code.
+1. Use a form that is defined there: `F.log_softmax`, `F.softplus`, or `torch.where` on the *input*
+   of the operation, as in the example. `torch.special.xlogy(p, p)` is 0 at 0, and its gradient
+   there is NaN. Cost: one line of code.
 2. Find out why the value occurs: the report names the sample and its tokens.
    Cost: a look at the data.
 3. Drop the sample or the micro-batch that has it. Cost: that data.

@@ -12,8 +12,14 @@ group among 64 makes the mean loss NaN.
 
 ## Example
 ```python
-kept = rewards[lengths < 512]          # none was shorter
-(rewards - kept.mean()) / kept.std()   # NaN everywhere
+import torch
+
+rewards, lengths = torch.tensor([1.0, 0.0, 1.0], requires_grad=True), torch.tensor([600, 700, 900])
+kept = rewards[lengths < 512]       # none was shorter
+(kept.sum() / len(kept)).item()     # nan
+mean = kept.sum() / max(len(kept), 1)
+mean.item()                         # 0.0
+torch.autograd.grad(mean, rewards)  # (tensor([0., 0., 0.]),)
 ```
 
 ## Fix

@@ -12,17 +12,28 @@ One zero row among 32000 is enough.
 
 ## Example
 ```python
-x = torch.zeros(3)
-x / x.norm()                      # tensor([nan, nan, nan])
-F.normalize(x, dim=0)             # tensor([0., 0., 0.])
+import torch
+
+x = torch.zeros(3, requires_grad=True)
+(x / x.norm()).data                 # tensor([nan, nan, nan])
+torch.nn.functional.normalize(x, dim=0).sum().backward()
+x.grad                              # tensor([1.0000e+12, 1.0000e+12, 1.0000e+12])
+
+empty = (x == 0).all()
+safe = torch.where(empty, torch.ones_like(x), x)
+y = torch.where(empty, 0.0, safe / safe.norm())
+torch.autograd.grad(y.sum(), x)     # (tensor([0., 0., 0.]),)
 ```
 
 ## Fix
-1. Put a floor under the norm: `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)`, which is
-   `F.normalize`. In float16 1e-12 is 0: take 1e-7 or larger, or compute the norm in float32.
-   Cost: one line.
-2. Initialise the zero rows (NS103). Cost: none.
-3. Drop the sample that has such a row. Cost: that sample.
+1. Keep zero rows out of the division: `torch.where(x == 0, 0, x / norm)` is not enough (NS304);
+   replace the *row* before its norm is taken, as in the example. Cost: one line.
+2. Put a floor under the norm that suits gradients too: `x / x.norm(dim=-1,
+   keepdim=True).clamp(min=1e-3)`, in float32. A zero row then is 0, and what comes to it is divided
+   by the floor: with 1e-12, the default of `F.normalize`, its gradient is 1e12, in float16 NaN;
+   with 1e-7 it is 1e7, in float16 Inf. Cost: rows shorter than the floor are not of length 1.
+3. Initialise the zero rows (NS103). Cost: none.
+4. Drop the sample that has such a row. Cost: that sample.
 
 ## Fix safety
 Initialising rows and dropping data change training; they are applied only when allowed.

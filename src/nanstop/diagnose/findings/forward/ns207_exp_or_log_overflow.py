@@ -12,9 +12,13 @@ only the way to it leaves the range.
 
 ## Example
 ```python
-logp = torch.tensor(-1e-9)
-torch.log1p(-torch.exp(logp))                 # -inf
-torch.log(-torch.expm1(logp))                 # -20.7233
+import torch
+
+logp = torch.tensor(-1e-9, requires_grad=True)
+torch.log1p(-torch.exp(logp)).item()          # -inf
+y = torch.log(-torch.expm1(logp))
+y.item()                            # -20.723...
+torch.autograd.grad(y, logp)        # (tensor(-1.0000e+09),)
 ```
 
 ## Fix

@@ -11,9 +11,12 @@ returns exactly 0 where the right answer is 1. The model then trains with that l
 
 ## Example
 ```python
+import torch
+
 x = torch.full((64,), 300.0, dtype=torch.float16)
-x * torch.rsqrt(x.pow(2).mean() + 1e-6)          # zeros
-x.float() * torch.rsqrt(x.float().pow(2).mean() + 1e-6)   # ones
+(x * torch.rsqrt(x.pow(2).mean() + 1e-6)).unique()    # tensor([0.], dtype=torch.float16)
+x = x.float()
+(x * torch.rsqrt(x.pow(2).mean() + 1e-6)).unique()    # tensor([1.])
 ```
 
 ## Fix

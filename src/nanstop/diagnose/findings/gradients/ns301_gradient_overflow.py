@@ -14,15 +14,20 @@ parameter's format in the end.
 
 ## Example
 ```python
-w = torch.tensor([2.0], dtype=torch.float16, requires_grad=True)
-loss = (w * 3).float().sum() * 0.5
-(loss * 65536).backward()
-w.grad                              # tensor([inf], dtype=torch.float16)
+import torch
+
+weight = torch.ones(1, 1, requires_grad=True)                 # float32
+with torch.autocast("cpu", torch.float16):
+    y = torch.nn.functional.linear(torch.full((1, 1), 3.0), weight)
+loss = y.float().sum() * 0.5
+torch.autograd.grad(loss * 65536, weight, retain_graph=True)  # (tensor([[inf]]),)
+torch.autograd.grad(loss * 32768, weight)                     # (tensor([[49152.]]),)
 ```
 
 ## Fix
-1. With a GradScaler: a smaller loss scale. It finds it by itself in a few skipped steps.
-   Cost: nothing; small gradients lose range.
+1. Under float16 autocast over float32 parameters: a smaller loss scale. A GradScaler finds it by
+   itself in a few skipped steps. Gradients of float16 parameters it refuses (`Attempting to unscale
+   FP16 gradients`): see 2. Cost: nothing; small gradients lose range.
 2. Store the trainable parameters in float32. Cost: 8 bytes more a trainable parameter.
 3. Keep the module whose gradient overflows in float32. Cost: two casts.
 4. Train in bfloat16. Cost: 3 bits of precision.

@@ -2,18 +2,29 @@
 
 ## What happened
 The GradScaler found non-finite gradients in many steps in a row. It halves its scale and skips the
-update each time, so the run goes on, the log looks busy, and no weight moves.
+update each time, so the run goes on, the log is written, and no weight moves. A GradScaler with
+float16 parameters does not get that far: it raises `Attempting to unscale FP16 gradients`.
 
 ## Why it happens
 The scale starts at 65536 = 2^16 and settles after 3 to 8 skips in a healthy run. A failure that
 does not depend on the scale (NaN in the forward pass, 0 / 0) is not cured by halving: after 100
-skips the scale is 2^-84 = 5.2e-26, after 166 it is 0 in float32. The next good step then divides by
-0 and writes NaN into every weight.
+skips the scale is 2^-84 = 5.2e-26. After 144 it is 2^-128, whose inverse is Inf in float32: the
+next good step multiplies its gradients by Inf, after the check, and writes Inf into every weight,
+NaN where a gradient is 0. After 166 skips the scale itself is 0.
 
 ## Example
 ```python
-scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
-# ten bad steps: 65536 * 0.5 ** 10 = 64
+import torch
+
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu")
+for factor in [torch.nan] * 144 + [1.0]:
+    optimizer.zero_grad()
+    scaler.scale(weight[0] * factor).backward()               # the last step is a good one
+    scaler.step(optimizer)
+    scaler.update()
+scaler.get_scale()                  # 2.938735877055719e-39
+weight.data                         # tensor([-inf, nan])
 ```
 
 ## Fix

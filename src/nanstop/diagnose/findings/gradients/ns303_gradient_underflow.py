@@ -13,17 +13,23 @@ and does not know the problem.
 
 ## Example
 ```python
-x = torch.ones(4096, 4, dtype=torch.float16)
-w = torch.zeros(4, dtype=torch.float16, requires_grad=True)
-(x * w).float().mul(1e-8).mean(0).sum().backward()
-w.grad                              # zeros; with the loss times 65536 they are 6.6e-04 / 65536 each
+import torch
+
+weight = torch.zeros(1, 2, requires_grad=True)                # float32
+with torch.autocast("cpu", torch.float16):
+    y = torch.nn.functional.linear(torch.ones(4096, 2), weight)
+loss = y.float().mean() * 2.0**-16
+torch.autograd.grad(loss, weight, retain_graph=True)          # (tensor([[0., 0.]]),)
+(scaled,) = torch.autograd.grad(loss * 65536, weight)
+scaled / 65536                      # tensor([[1.5259e-05, 1.5259e-05]])
 ```
 
 ## Fix
 1. Float16 with a loss scale: `torch.amp.GradScaler`, or `fp16=True` in the trainer, on parameters
    in float32. Cost: some skipped steps at the start.
 2. Train in bfloat16. Cost: 3 bits of precision.
-3. Find what drives the scale down (NS302) where there is a scaler already. Cost: none.
+3. Find what drives the scale down (NS302) where there is a scaler already. On parameters in float16
+   a GradScaler raises `Attempting to unscale FP16 gradients`. Cost: none.
 
 ## Fix safety
 A power of two as loss scale changes no digit of what stays in range, but the weights that stood

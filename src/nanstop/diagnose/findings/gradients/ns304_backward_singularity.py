@@ -8,20 +8,29 @@ wider format too.
 sqrt(0) = 0, but its derivative is 1 / (2 sqrt(0)) = Inf. `torch.where(x > 0, sqrt(x), x)` selects
 the finite branch in the forward pass; the backward pass multiplies the other branch's gradient by
 0, and 0 x NaN = NaN. So is exp(100) = Inf in a branch that is never used: 0 x Inf = NaN.
-`nan_to_num` on a loss repairs the number in the log and leaves every gradient NaN.
+`nan_to_num` on a loss repairs the number in the log, and backward multiplies its gradient of 0 by
+the derivative: 0 x Inf is NaN for sqrt(0) and 0 / 0; for log(-1), or a cross-entropy without
+labels, it is 0, and the step teaches nothing.
 
 ## Example
 ```python
+import torch
+
 x = torch.tensor([-1.0, 4.0], requires_grad=True)
-torch.where(x > 0, x.sqrt(), x).sum().backward()
-x.grad                              # tensor([nan, 0.2500])
+y = torch.where(x > 0, x.sqrt(), x)
+torch.autograd.grad(y.sum(), x)     # (tensor([nan, 0.2500]),)
+
+safe = torch.where(x > 0, x, 1.0)
+y = torch.where(x > 0, safe.sqrt(), x)
+torch.autograd.grad(y.sum(), x)     # (tensor([1.0000, 0.2500]),)
 ```
 
 ## Fix
 1. Make the *input* of the operation safe:
    `torch.where(x > 0, x, 1.0).sqrt()` inside the `where`. Cost: one more select.
-2. Move away from the singular point: `(x + eps).sqrt()`, `F.normalize(x, eps=1e-12)`.
-   Cost: a bias of the size of eps.
+2. Move away from the singular point: `(x + eps).sqrt()`. Cost: a bias of up to sqrt(eps), and a
+   derivative of 1 / (2 sqrt(eps)) at 0: for 1e-6 that is 0.001 and 500, for 1e-12 1e-6 and 500000.
+   `F.normalize` with its eps of 1e-12 has a derivative of 1e12 at 0 (NS206).
 3. Drop the sample or micro-batch that reaches the point. Cost: that data.
 
 ## Fix safety

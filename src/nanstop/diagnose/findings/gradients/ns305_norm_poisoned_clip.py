@@ -14,9 +14,13 @@ that has converged.
 
 ## Example
 ```python
+import torch
+
 a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
 a.grad, b.grad = torch.tensor([1.0, 2.0]), torch.tensor([torch.inf, 1.0])
-torch.nn.utils.clip_grad_norm_([a, b], 1.0)     # a.grad: 0, 0; b.grad: nan, 0
+torch.nn.utils.clip_grad_norm_([a, b], 1.0)     # tensor(inf)
+a.grad, b.grad                      # (tensor([0., 0.]), tensor([nan, 0.]))
+torch.nn.utils.clip_grad_norm_([a, b], 1.0, error_if_nonfinite=True)    # RuntimeError: The total
 ```
 
 ## Fix

@@ -7,10 +7,11 @@ Losses were NaN or Inf, and the log shows a finite number: 0.0, a smooth curve, 
 ## Why it happens
 `logging_nan_inf_filter` is on by default. It replaces a non-finite micro-batch loss by sum / n,
 with n = 1 + the number of steps since the last log, so each bad micro-batch multiplies the running
-sum by 1 + 1/n. If the first loss of the window is bad, the sum is 0 and stays 0: the log shows 0.0.
-If step 0 was healthy and all of the 24 others were not, with 32 micro-batches a step, the factors
-are (3/2 x 4/3 x ... x 26/25)^32 = 13^32, and 13^32 x 0.672 / 25 = 1.19e34: the number of TRL issue
-2367. Read backwards, its one healthy step had a loss of 0.672, about ln 2.
+sum by 1 + 1/n. If the first losses of the window are bad, the sum is 0 and stays 0 until a good one
+comes: where none does, the log shows 0.0; after one bad loss and three good ones of 4.16 it shows
+3.12. If step 0 was healthy and all of the 24 others were not, with 32 micro-batches a step, the
+factors are (3/2 x 4/3 x ... x 26/25)^32 = 13^32, and 13^32 x 0.672 / 25 = 1.19e34: the number of
+TRL issue 2367. Read backwards, its one healthy step had a loss of 0.672, about ln 2.
 
 ## Example
 ```
@@ -27,8 +28,9 @@ are (3/2 x 4/3 x ... x 26/25)^32 = 13^32, and 13^32 x 0.672 / 25 = 1.19e34: the 
 Nothing is changed in the training: the filter acts on the log only.
 
 ## Not to be confused with
-NS404, a loss that truly grows. NS802, a loss that is 0 by design (its gradient norm is finite).
-Vanishing gradients: 0.0 in the log says nothing about them.
+NS404, a loss that truly grows. NS802, a loss that is 0 by design (its gradient norm is finite and
+not 0). NS503: the loss alone is NaN, and the log shows a gradient norm of 0. Vanishing gradients:
+0.0 in the log says nothing about them.
 
 ## References
 - https://github.com/huggingface/trl/issues/2367

@@ -5,9 +5,12 @@ The log shows a loss of exactly 0.0 and a gradient norm that is finite and not 0
 
 ## Why it happens
 On-policy GRPO with one update per batch has a ratio of exp(logp - logp) = 1 for every token. The
-loss is the mean of ratio x advantage, and advantages are centred in their group: (1, 0, -1) sums to
-0. So the value is 0 whatever the model does, while its gradient is the advantage-weighted gradient
-of the log-probabilities, which is not 0.
+loss is minus the mean of ratio x advantage, and advantages are centred in their group: (1, 0, -1)
+sums to 0. Where each completion counts the same (`loss_type="grpo"` in TRL) the value is 0 whatever
+the model does, while its gradient is the advantage-weighted gradient of the log-probabilities,
+which is not 0. TRL's default, `dapo`, averages over tokens: completions of 10, 20 and 40 tokens
+give (10 x 1 - 40 x 1) / 70 = -0.43, and a loss of 0.43. It is 0 there only for completions of one
+length.
 
 ## Example
 ```
@@ -22,7 +25,8 @@ Nothing is changed.
 
 ## Not to be confused with
 NS801: 0.0 because every loss was NaN and the log filter replaced it (the gradient norm is then
-NaN). NS701: 0 because all rewards of a group are equal (the gradient norm is then 0 too).
+NaN). NS503: no token was supervised (the gradient norm is then 0). NS701: 0 because all rewards of
+a group are equal (the gradient norm is then 0 too).
 
 ## References
 - https://github.com/huggingface/trl/issues/3452

@@ -10,13 +10,19 @@ A ratio is exp(logp - old_logp). A difference of 5 nats is a ratio of 148, 20 na
 float32 ends at 88.72 nats, float16 at 11.09. Over a sequence differences add up: 100 tokens that
 are 0.3 nats off each are exp(30) = 1e13. The k3 estimate of the KL divergence, exp(d) - d - 1 with
 d = ref_logp - logp, has the same exponential: one token that the policy has unlearned (logp = -100)
-against a reference that likes it (-1) gives exp(99) = Inf, where the plain estimate -d gives 99.
+against a reference that likes it (-1) gives exp(99) = Inf, where the plain estimate -d gives -99.
 
 ## Example
 ```python
-logp, ref = torch.tensor([-0.5, -100.0]), torch.tensor([-0.6, -1.0])
-(torch.exp(ref - logp) - (ref - logp) - 1).mean()     # inf
-torch.exp(ref - logp).clamp(max=10)  # finite forward, and exp's own gradient is still inf
+import torch
+
+logp = torch.tensor([-0.5, -100.0], requires_grad=True)
+log_ratio = torch.tensor([-0.6, -1.0]) - logp                 # reference less policy: -0.1 and 99
+late = log_ratio.exp().clamp(max=10)
+late.data                           # tensor([0.9048, 10.0000])
+torch.autograd.grad(late.sum(), logp, retain_graph=True)      # (tensor([-0.9048, nan]),)
+early = log_ratio.clamp(max=20).exp()
+torch.autograd.grad(early.sum(), logp)                        # (tensor([-0.9048, -0.0000]),)
 ```
 
 ## Fix

@@ -15,9 +15,14 @@ value that is filled with 0.0 stands for a probability of 1: a ratio of exp(-5).
 
 ## Example
 ```python
-model.eval(); old = logps(model, ids)          # dropout off
-model.train(); new = logps(model, ids)         # dropout on
-(new - old).exp()                              # 0.41 ... 2.3, and should be 1
+import torch
+
+layers = torch.nn.Linear(16, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 100)
+model = torch.nn.Sequential(*layers)
+x = torch.ones(1, 16)
+old = model.eval()(x).log_softmax(-1)         # dropout off
+new = model.train()(x).log_softmax(-1)        # dropout on
+((new - old).exp() == 1).all()      # tensor(False)
 ```
 
 ## Fix

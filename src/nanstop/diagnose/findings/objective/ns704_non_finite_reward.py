@@ -15,8 +15,14 @@ by the length, `float("inf")` as a penalty, a judge that did not answer.
 
 ## Example
 ```python
-def reward(completions, **_):
-    return [math.log(score(text)) if score(text) else -math.inf for text in completions]
+import torch
+
+rewards = torch.tensor([1.0, 0.0, torch.inf, 1.0])
+advantages = rewards - rewards.mean()
+advantages                          # tensor([-inf, -inf, nan, -inf])
+torch.nan_to_num(advantages / rewards.std())    # tensor([0., 0., 0., 0.])
+rewards = rewards.nan_to_num(posinf=0.0, neginf=0.0)      # the worst that the others can get
+(rewards - rewards.mean()) / rewards.std()      # tensor([0.8660, -0.8660, -0.8660, 0.8660])
 ```
 
 ## Fix

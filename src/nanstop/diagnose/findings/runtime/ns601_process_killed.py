@@ -9,9 +9,9 @@ SIGSEGV, 134 for SIGABRT, 137 for SIGKILL.
 ## Why it happens
 NaN and Inf raise no signal: 0.0 / 0.0 is NaN, silently. SIGFPE on x86 is an integer division by
 zero (or -2^31 / -1), in practice a library that computes how to split a matrix product and gets 0
-tiles: cuBLAS 12.1 to 12.3 did so on H20 for some shapes of bfloat16 products (64 x 14688 x 1536 is
-one in float16). SIGSEGV is an address that is not mapped, SIGABRT a failed assertion, SIGBUS a
-mapped page that cannot be filled, often /dev/shm of 64 MiB in a container.
+tiles: cuBLAS from 12.1 to before 12.3.4.1 did so on H20 for some shapes of bfloat16 products (64 x
+14688 x 1536 is one in float16). SIGSEGV is an address that is not mapped, SIGABRT a failed
+assertion, SIGBUS a mapped page that cannot be filled, often /dev/shm of 64 MiB in a container.
 
 ## Example
 ```

@@ -14,7 +14,8 @@ head dimension of 256. None of that is in the model.
 
 ## Example
 cuDNN attention backward with an explicit mask and a sequence length of 64 modulo 128 (torch 2.11 to
-2.13 on H100): the loss is finite, every gradient is NaN; `sdpa_kernel(SDPBackend.MATH)` is finite.
+2.13 on H100): the loss is finite, the gradient of the queries is NaN, and with it that of all that
+comes before them; `sdpa_kernel(SDPBackend.MATH)` is finite.
 
 ## Fix
 1. Use another attention kernel: `attn_implementation="sdpa"` or `"eager"`.

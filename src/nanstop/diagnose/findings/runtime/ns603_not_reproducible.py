@@ -13,7 +13,11 @@ the cases.
 
 ## Example
 ```python
-buffer = torch.empty(1024)        # whatever was in that memory: finite today, NaN tomorrow
+import torch
+
+buffer = torch.empty(1024)          # whatever was in that memory: finite today, NaN tomorrow
+torch.use_deterministic_algorithms(True)
+torch.empty(3)                      # tensor([nan, nan, nan])
 ```
 
 ## Fix

@@ -19,15 +19,17 @@ memory.events of the control group: oom_kill 1
 ```
 
 ## Fix
-1. A smaller `per_device_train_batch_size` with more `gradient_accumulation_steps`.
-   Cost: a little time.
-2. `gradient_checkpointing=True`. Cost: about 30 % of step time.
+1. A smaller `per_device_train_batch_size` with more `gradient_accumulation_steps`. Cost: a little
+   time, and another loss where it is not divided by the tokens of the whole window (NS117).
+2. `activation_checkpointing=True` (once `gradient_checkpointing`, a name of which transformers 5.23
+   warns). TRL's configs have it on by default. Cost: about 30 % of step time.
 3. Shorter `max_length`, or a loss that never holds all logits. Cost: what is cut off.
 4. LoRA, or an 8-bit optimizer. Cost: another training; see NS102 and NS402 for what to look after.
 5. Against fragmentation, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. Cost: none.
 
 ## Fix safety
-The first two and the last keep the mathematics. The others change training.
+The second and the last keep the mathematics, and so does the first for a loss that is divided by
+the tokens of the window. The others change training.
 
 ## Not to be confused with
 NS601: killed without a sign that memory was short.

@@ -7,8 +7,9 @@ every thread was written down, then the run was ended.
 ## Why it happens
 One rank waits in a collective that another never enters (it skipped a batch, or died); a data
 loader's worker forked while a thread held a lock; a file system does not answer; a download waits
-for a network that is not there. NCCL gives up after 10 minutes by default, a lock never does. With
-8 ranks and 1 that leaves the loop a batch early, the 7 others wait for ever.
+for a network that is not there. torch gives up on an NCCL collective after 10 minutes, the Trainer
+of transformers after 30 (`ddp_timeout=1800`), a lock never. With 8 ranks and 1 that leaves the loop
+a batch early, the 7 others wait until then.
 
 ## Example
 ```

@@ -16,8 +16,9 @@ overlapped, or when a profiler is on.
 
 ## Example
 ```python
+# Not run by the tests: a race needs several processes.
 work = dist.all_reduce(bucket, async_op=True)
-bucket.copy_(gradient)            # written while it is being sent
+bucket.copy_(gradient)              # written while it is being sent
 work.wait()
 ```
 

@@ -16,8 +16,10 @@ left.
 
 ## Example
 ```python
-model = AutoModelForCausalLM.from_pretrained("google/gemma-3-12b-it")   # config: bfloat16
-args = TrainingArguments(output_dir="out", fp16=True)                    # computes in float16
+import torch
+
+residual = torch.tensor([2e4, 8e5], dtype=torch.bfloat16)     # Gemma 3 reaches 8e5
+residual.half()                     # tensor([19968., inf], dtype=torch.float16)
 ```
 
 ## Fix
@@ -37,8 +39,9 @@ bits of precision where float16 keeps 11.
 
 ## Not to be confused with
 NS201, which reports an overflow that has happened. Loss scaling protects gradients only: it never
-touches the forward pass and cannot help here. Clamping values to 65504 is finite and wrong; for
-Gemma3 it cost ten points of accuracy.
+touches the forward pass and cannot help here. Clamping values to 65504 keeps a run finite, and some
+report better results with it than without (transformers issue 39972); but it computes another
+function than the one that was trained, and is not offered.
 
 ## References
 - https://github.com/huggingface/trl/issues/3236

@@ -16,26 +16,37 @@ stores v in float16, where it is 0: the next update divides by what the present 
 in v, and where that is 0 by eps. After a gradient of 1e-4 and one of 0 a weight moves 4700 learning
 rates. Every number is finite, and the loss climbs from 5.8 to 400. In bfloat16 nothing overflows,
 but a weight keeps 8 bits: an update smaller than 1/512 of the weight is rounded away, and training
-stands still without any sign.
+stands still without any sign. A GradScaler refuses to unscale the gradients of float16 parameters;
+without one (`optimizer.step()` on a model in half) nothing says so. TRL 1.16 casts the adapters of
+a quantised base to bfloat16, as the QLoRA paper did.
 
 ## Example
 ```python
-model = AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float16)
-config = LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"])
-# lora_A, lora_B become float32, score stays float16
+import torch
+
+weight = torch.nn.Parameter(torch.tensor([0.02], dtype=torch.float16))
+weight.grad = torch.tensor([1e-4], dtype=torch.float16)
+optimizer = torch.optim.AdamW([weight], lr=1e-3)
+optimizer.step()
+weight.data                         # tensor([-inf], dtype=torch.float16)
+
+scaler = torch.amp.GradScaler("cpu")
+scaler.scale(weight.float().sum()).backward()
+scaler.step(optimizer)              # ValueError: Attempting to unscale FP16 gradients.
 ```
 
 ## Fix
 1. Store the trainable parameters in float32 and compute under autocast. Cost: 8 bytes more a
    trainable parameter (weight, gradient and two moments), little for LoRA.
-2. Load the model in float32 or bfloat16 and let `bf16=True` or `fp16=True` choose the computing
-   format. Cost: memory of the frozen weights.
-3. Raise eps to 1e-5, for the fused kernel to 1e-3, where float32 is out of reach. Cost: it changes
-   the update of every parameter whose gradients are small.
+2. Load the model in float32 (`dtype=torch.float32`; transformers 5 takes the checkpoint's format
+   otherwise) and let `bf16=True` or `fp16=True` choose the computing format. Cost: memory of the
+   weights.
 
 ## Fix safety
 Float32 trainables are safe: the same mathematics with more bits, saved in the format that you
-chose. A larger eps changes training.
+chose. A larger eps is not offered: where v is 0 an update is lr x m / eps, so that with 1e-5 the
+first step at gradients of 1e-4, 1e-3 and 5e-3 is 10, 100 and 500 times too long. At 1e-2 none is
+too long, and those at 1e-4 are 70 times too short: Adam has become SGD.
 
 ## Not to be confused with
 NS402, the failure that this causes. NS301: a half parameter also has a half gradient, which no

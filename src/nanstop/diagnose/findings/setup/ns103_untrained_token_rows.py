@@ -8,25 +8,35 @@ saw and a chat template now uses.
 ## Why it happens
 A zero row is divided by its own norm: in the first RMS normalisation 0 / sqrt(0 + 1e-6) is 0, but
 the derivative there is 1 / sqrt(1e-6) = 1000, so the first gradients of that row are a thousand
-times those of a row with norm one, and with an epsilon of 1e-12 a million times. Where weights are
-normalised by rows (DoRA) it is 0 / 0 = NaN at once. With tied weights the row also is the token's
-output row: its logit is exactly 0 for every context, which beats all others as soon as these are
-negative. A row drawn at random is no better where the embedding is scaled: Gemma multiplies by
-sqrt(3072) = 55.
+times those of a row whose root mean square is 1, and 20 times those of one drawn with a deviation
+of 0.02; with an epsilon of 1e-12 a million and 20000 times. Where weights are normalised by rows
+(DoRA) it is 0 / 0 = NaN at once. With tied weights the row also is the token's output row: its
+logit is exactly 0 for every context, which beats all others as soon as these are negative. A row
+drawn at random is no better where the embedding is scaled: Gemma multiplies by sqrt(3072) = 55.
 
 ## Example
 ```python
-tokenizer.add_tokens(["<tool>", "</tool>"])
-model.resize_token_embeddings(len(tokenizer))
-model.get_input_embeddings().weight.data[-2:] = 0.0
+import torch
+
+def gradient(row):
+    row = row.clone().requires_grad_()
+    normed = row * torch.rsqrt(row.pow(2).mean() + 1e-6)      # an RMS normalisation
+    normed.sum().backward()
+    return row.grad.norm().item()
+
+drawn = torch.linspace(-0.035, 0.035, 4096)                   # deviation 0.02
+round(gradient(torch.zeros(4096)) / gradient(drawn))          # 20
 ```
 
 ## Fix
-1. Set the rows to the mean of the trained rows (plus a little noise, so that they can differ).
+1. Set the rows to the mean of the trained rows, plus a little noise, so that they can differ: what
+   `resize_token_embeddings` does by itself (`mean_resizing=True`) where the table really grows.
    Cost: none.
 2. Draw them from a normal distribution with the mean and spread of the trained rows. Cost: none;
    a noisier start.
-3. Train these rows only, in float32, before anything else. Cost: a short run.
+3. With adapters, say that the rows are trained: `trainable_token_indices` in LoraConfig, or
+   `modules_to_save` for the whole table; LoRA leaves them as they are otherwise. Cost: the rows, or
+   the whole table, with their moments.
 
 ## Fix safety
 Changes training: the rows get other values. It is done only when allowed.

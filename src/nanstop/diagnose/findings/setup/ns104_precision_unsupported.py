@@ -17,8 +17,13 @@ float8 products 8.9.
 
 ## Example
 ```python
-args = SFTConfig(output_dir="out")                 # on a T4: bf16=True by default, emulated
-args = TrainingArguments(fp16=True, use_cpu=True)  # computes in float32
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+with accelerator.autocast():
+    y = torch.nn.functional.linear(torch.ones(1, 4), torch.ones(4, 4))
+y.dtype                             # torch.float32
 ```
 
 ## Fix

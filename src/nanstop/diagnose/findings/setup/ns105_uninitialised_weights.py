@@ -11,18 +11,34 @@ overflows and weights were beyond 2**20 as they were loaded, they are the cause.
 lie there are numbers from 1e-45 to 1e38. Trained weights are not like that: of n values with a
 bounded density around zero the smallest is about 1/n of the usual one, so that 16777216 weights
 span some 24 + 5 doublings from smallest to largest. A tensor that spans 40 doublings more than
-log2(n), and reaches beyond 2**20, was not sampled from anything. Such weights come from sub-classes
-whose `_init_weights` does not know a new module: values of 1e20 to 1e34, other ones in each run. An
+log2(n), and reaches beyond 2**20, was not sampled from anything. `from_pretrained` builds a model
+on the meta device, so that what its `__init__` drew is lost, allocates what the checkpoint lacks
+with `torch.empty` and asks `_init_weights` to fill it. In transformers 5 that of the base class
+knows Linear, Embedding, convolutions and norms; a bare Parameter, or a module that fills itself in
+its own `__init__`, keeps what the memory held: values of 1e20 to 1e34, other ones in each run. An
 adapter is zero by design when it is new: B = 0 makes the first step exact, and B still 0 on the
 disk says that no step was ever made, since any update moves it.
 
 ## Example
 ```python
-class Ranker(PreTrainedModel):                  # _init_weights is not implemented
+import tempfile, torch
+from transformers import AutoModel, LlamaConfig, PreTrainedModel
+
+class Scaled(PreTrainedModel):
+    config_class = LlamaConfig
+
     def __init__(self, config):
         super().__init__(config)
-        self.backbone, self.head = AutoModel.from_config(config), nn.Linear(config.hidden_size, 1)
-Ranker.from_pretrained(name).head.weight.abs().max()     # tensor(3.1e+34)
+        self.model = AutoModel.from_config(config)
+        self.scale = torch.nn.Parameter(torch.ones(64))     # unknown to _init_weights
+        self.post_init()
+
+sizes = dict(vocab_size=9, hidden_size=8, intermediate_size=8)
+config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1)
+with tempfile.TemporaryDirectory() as folder:
+    AutoModel.from_config(config).save_pretrained(folder)
+    scale = Scaled.from_pretrained(folder).scale    # what the memory held: 6.8e+34 once, never ones
+(scale == 1).all().item()                                     # False
 ```
 
 ## Fix

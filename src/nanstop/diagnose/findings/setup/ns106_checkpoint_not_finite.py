@@ -14,15 +14,23 @@ read as NaN: of random 16-bit patterns 1 in 32 (float16) or 1 in 256 (bfloat16) 
 
 ## Example
 ```python
-merged = PeftModel.from_pretrained(base.half(), "adapter").merge_and_unload()
-[n for n, p in merged.named_parameters() if not p.isfinite().all()]
-# ['model.layers.3.mlp.down_proj.weight']
+import copy, torch
+from peft import LoraConfig, get_peft_model
+
+base = torch.nn.Sequential(torch.nn.Linear(4, 4)).half()
+model = get_peft_model(base, LoraConfig(r=1, lora_alpha=16, target_modules=["0"]))
+base[0].lora_A.default.weight.data[:] = 1.0
+base[0].lora_B.default.weight.data[:] = 6400.0      # 16 x 6400 = 102400
+merged = copy.deepcopy(model).merge_and_unload()
+[n for n, weight in merged.named_parameters() if not weight.isfinite().all()]     # ['0.weight']
+model = model.merge_and_unload(safe_merge=True)   # ValueError: NaNs detected in the merged weights
 ```
 
 ## Fix
 1. Load an earlier checkpoint, after `nanstop scan CHECKPOINT`. Cost: the steps since.
-2. Where a merge or a cast made it, repeat it in float32 or bfloat16.
-   Cost: twice the memory for the time of the merge.
+2. Where a merge or a cast made it, repeat it in float32 or bfloat16;
+   `merge_and_unload(safe_merge=True)` looks before it writes, and raises. Cost: twice the memory
+   for the time of the merge.
 3. Fetch the file again where its hash is not the published one. Cost: the download.
 4. Initialise the bad tensors anew and train them. Cost: what they had learned.
 

@@ -1,33 +1,42 @@
 """The quantised set-up cannot train as it stands.
 
 ## What happened
-The base model is packed in 4 or 8 bits, and something that training on top of it needs is missing:
-adapters, a computing format that fits the run, float32 for the parameters that were not packed, or
-a GPU that can multiply int8.
+The base model is quantised to 4 or 8 bits, and something that training on top of it needs is
+missing: adapters, a computing format that fits the run, float32 for the parameters that were not
+quantised, or a GPU that can multiply int8.
 
 ## Why it happens
-A packed weight has no gradient: 16 levels (NF4) or 256 (int8) cannot take a step of 1e-4. What
-`from_pretrained` leaves trainable are the parameters that were not packed, norms and embedding: 0.1
-to 10 % of the model, which then has to learn everything, and whose gradients pass through each
-rounding on the way; of a 70B model in int8 they were NaN. Packed layers compute in
-`bnb_4bit_compute_dtype`, whatever autocast says: float16 there ends at 65504 in a run that says
-bfloat16 everywhere else. And int8 products need integer tensor cores, which begin with compute
-capability 7.5; V100 is 7.0, where losses jumped and then read 0.0.
+A quantised weight has no gradient: 16 levels (NF4) or 256 (int8) cannot take a step of 1e-4. What
+`from_pretrained` leaves trainable are the parameters that were not quantised, norms, embedding and
+head: 0.1 to 10 % of the model, which then has to learn everything, and whose gradients pass through
+each rounding on the way; of a 70B model in int8 they were NaN. The Trainer of transformers refuses
+such a model, a loop of one's own does not. A 4-bit layer casts its input to
+`bnb_4bit_compute_dtype`, whatever autocast says, so that float16 there makes Inf of what is beyond
+65504 in a run that says bfloat16 everywhere else. Its product follows autocast where `F.linear`
+makes it (on a CPU), and the compute dtype without autocast and in the fused kernels (bitsandbytes
+0.50). And int8 products need integer tensor cores, which begin with compute capability 7.5; V100 is
+7.0, where losses jumped and then read 0.0.
 
 ## Example
 ```python
-config = BitsAndBytesConfig(load_in_4bit=True)
-model = AutoModelForCausalLM.from_pretrained(name, quantization_config=config)
-for batch in loader:                      # no adapters: only norms and embedding are trained
-    model(**batch).loss.backward()
+import bitsandbytes, torch
+
+layer = bitsandbytes.nn.Linear4bit(64, 64, compute_dtype=torch.float16, quant_type="nf4").to("cpu")
+layer.weight.requires_grad          # False
+x = torch.zeros(1, 64)
+x[0, 0] = 1e5
+with torch.autocast("cpu", torch.bfloat16):
+    y = layer(x)
+y.isfinite().any()                  # tensor(False)
 ```
 
 ## Fix
-1. Attach adapters: `get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(...))`.
-   Cost: below 1 % of the memory.
+1. Attach adapters: `get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(...))`. Cost:
+   the adapters are below 1 % of the model; for the rest see 3.
 2. Set `bnb_4bit_compute_dtype` to the run's own format. Cost: none.
-3. Call `prepare_model_for_kbit_training` before the adapters are attached.
-   Cost: norms, embedding and head in float32.
+3. Call `prepare_model_for_kbit_training` before the adapters are attached. Cost: norms, embedding
+   and head in float32: of a 4-bit 8B model with 128256 tokens that is 37 % more memory for the
+   weights.
 4. On a GPU before 7.5: `load_in_4bit`, or half precision. Cost: memory for the latter.
 
 ## Fix safety
@@ -36,7 +45,7 @@ Adapters change what is trained.
 
 ## Not to be confused with
 NS102: adapters that are themselves stored in half. NS104: a format that the device does not have.
-NS114: nothing at all can learn. A head that is trained alone on a packed base is a sound set-up.
+NS114: nothing at all can learn. A head that is trained alone on a quantised base is a sound set-up.
 
 ## References
 - https://github.com/huggingface/transformers/issues/30526
@@ -90,7 +99,7 @@ def _no_adapters(packed: QuantizedFacts, facts: RunFacts) -> Reason | None:
     left = (
         f"only {listed(packed.trained_base)} can learn"
         if packed.trained_base
-        else "nothing learns that was packed"
+        else "nothing learns that was quantised"
     )
     return (
         "certain",
@@ -107,7 +116,7 @@ def _other_format(packed: QuantizedFacts, facts: RunFacts) -> Reason | None:
     return (
         "likely",
         "quantised layers compute in float16 in a bfloat16 run",
-        "bnb_4bit_compute_dtype decides for them, not autocast: their outputs end at 65504",
+        "bnb_4bit_compute_dtype casts what they read, whatever autocast says: it ends at 65504",
         ("set bnb_4bit_compute_dtype=torch.bfloat16",),
     )
 

@@ -6,10 +6,10 @@ give NaN, a wrong gradient or a dead process. The row that matches is named with
 
 ## Why it happens
 Libraries choose a kernel by shape, format and hardware, so a defect shows for one shape on one GPU
-and nowhere else. cuBLAS 12.1 to 12.3 divides an integer by zero while it plans some half-precision
-products on H20: 64 x 14688 x 1536 in float16 dies with SIGFPE, the same product in float32 does
-not. cuDNN's attention backward (torch 2.11 to 2.13 on Hopper) computes exp(0 - logsumexp) for a
-padded tile: below -88.7 that is above 3.4e38, so Inf, and Inf x 0 is NaN.
+and nowhere else. cuBLAS from 12.1 to before 12.3.4.1 divides an integer by zero while it plans some
+half-precision products on H20: 64 x 14688 x 1536 in float16 dies with SIGFPE, the same product in
+float32 does not. cuDNN's attention backward (torch 2.11 to 2.13 on Hopper) computes exp(0 -
+logsumexp) for a padded tile: below -88.7 that is above 3.4e38, so Inf, and Inf x 0 is NaN.
 
 ## Example
 ```

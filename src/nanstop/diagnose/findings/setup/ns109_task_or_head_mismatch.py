@@ -8,16 +8,29 @@ padding token to know it by.
 ## Why it happens
 `AutoModelForSequenceClassification` puts a new head on a base: for a hidden size of 1536 and one
 output, 1536 numbers drawn with a spread of 0.02. PEFT freezes everything that it does not adapt and
-makes an exception of the head for `task_type="SEQ_CLS"` and `"TOKEN_CLS"` only. With any other task
-type the score stays a random projection of features that LoRA can only bend towards it, and the
+makes an exception of the head for `task_type="SEQ_CLS"`, `"TOKEN_CLS"` and `"QUESTION_ANS"` only,
+of each task's own (`score` or `classifier`, `qa_outputs`). Without a task type, or with another
+one, the score stays a random projection of features that LoRA can only bend towards it, and the
 saved adapter does not hold it: a new random head comes with the next load. Decoders read their
 score at the last token that is not padding. Without a padding token there is no such place: a batch
 of 1 works, a batch of 2 raises `Cannot handle batch sizes > 1`.
 
 ## Example
 ```python
-model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=1)
-model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))    # `score` is frozen
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+sizes = dict(vocab_size=9, hidden_size=8, intermediate_size=8)
+config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1)
+
+def trains_score(task):
+    model = get_peft_model(LlamaForSequenceClassification(config), LoraConfig(task_type=task))
+    return any("score" in name for name, p in model.named_parameters() if p.requires_grad)
+
+trains_score(None), trains_score("SEQ_CLS")     # (False, True)
+model = LlamaForSequenceClassification(config)
+model(torch.ones(2, 4, dtype=torch.long))       # ValueError: Cannot handle batch sizes > 1
 ```
 
 ## Fix

@@ -17,9 +17,20 @@ it, until gradients come near its epsilon of 1e-8; SGD stands still. Without a s
 
 ## Example
 ```python
-scaler.scale(loss).backward()
-torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of gradients 65536 times too large
-scaler.step(optimizer)
+import torch
+
+def update(unscaled):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu")
+    scaler.scale(3.0 * weight.sum()).backward()
+    if unscaled:
+        scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    scaler.step(optimizer)
+    return weight.data
+
+update(unscaled=True)               # tensor([-1.0000])
+update(unscaled=False)              # tensor([-1.5259e-05])
 ```
 
 ## Fix

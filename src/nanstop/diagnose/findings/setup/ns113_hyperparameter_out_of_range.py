@@ -13,15 +13,23 @@ parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of that; ten time
 published rate is out of range. A warm-up of at least as many steps as the training never reaches
 the rate that was set. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the
 optimizer's eps the update is divided by eps in place of its size, and vanishes. A window longer
-than an epoch is cut short at its end. A group of 1 generation has an advantage of r - mean(r) = 0.
-The gradient of the DPO loss is a multiple of beta: 0 learns nothing, a negative one prefers what
-was rejected; a negative weight of the KL term drives the policy away.
+than an epoch is cut short at its end. A group of 1 generation has an advantage of r - mean(r) = 0;
+TRL 1.16 refuses it with a ValueError. The gradient of the DPO loss is a multiple of beta: 0 learns
+nothing, a negative one prefers what was rejected; a negative weight of the KL term drives the
+policy away.
 
 ## Example
 ```python
-TrainingArguments(learning_rate=2e-1)                 # meant: 2e-4
-TrainingArguments(max_steps=100, warmup_steps=500)    # ends at a fifth of the rate
-GRPOConfig(num_generations=1)
+import torch
+
+def first_step(lr):
+    weight = torch.nn.Parameter(torch.tensor([0.02]))
+    weight.grad = torch.tensor([3e-4])                        # of any size: Adam divides by it
+    torch.optim.AdamW([weight], lr=lr, weight_decay=0.0).step()
+    return weight.item()
+
+round(first_step(2e-4), 4)          # 0.0198
+round(first_step(2e-1), 4)          # -0.18
 ```
 
 ## Fix

@@ -8,21 +8,33 @@ and the model stays what it was.
 ## Why it happens
 Reentrant checkpointing runs each block without a graph and rebuilds it in backward, which autograd
 does only for a block with an input that requires a gradient. Token ids have none, and the output of
-a frozen embedding neither: of 32 layers of LoRA not one gets a gradient, all 0 of them, and torch
-says so once, in a warning. An optimizer that was made before `get_peft_model`, `model.half()` on
-loaded copies or a new `model` keeps the old tensors: it updates 0 of the parameters that the
-forward uses. A `.detach()`, `.item()` or `torch.no_grad()` on the way to the loss ends the graph.
-LoRA adds B A x alpha / r, and B starts at zero: with alpha 0 both gradients are exactly 0 for ever.
+a frozen embedding neither: of 32 layers of LoRA not one gets a gradient. torch says so once, in a
+warning, and where nothing outside the blocks is trained `backward` raises `element 0 of tensors
+does not require grad`. transformers 5.23 avoids both by itself: it checkpoints with
+`use_reentrant=False` and lets the embedding's output require a gradient. What is left are older
+versions, `torch.utils.checkpoint` in a model of one's own, and `use_reentrant=True`, which TRL 1.16
+forces under DeepSpeed ZeRO-3 with PEFT. An optimizer that was made before `get_peft_model` or for
+an earlier `model` keeps the old tensors: it updates 0 of the parameters that are trained.
+(`model.half()` is harmless there: the Parameter objects stay the same.) A `.detach()`, `.item()` or
+`torch.no_grad()` on the way to the loss ends the graph. LoRA adds B A x alpha / r, and B starts at
+zero: with alpha 0 both gradients are exactly 0 for ever.
 
 ## Example
 ```python
+import torch
+from peft import LoraConfig, get_peft_model
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4))
 optimizer = torch.optim.AdamW(model.parameters())
-model = get_peft_model(model, LoraConfig())       # the optimizer holds the frozen base
+model = get_peft_model(model, LoraConfig(target_modules=["0"]))
+held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+sum(id(p) in held for p in model.parameters() if p.requires_grad)     # 0
 ```
 
 ## Fix
-1. `gradient_checkpointing_kwargs={"use_reentrant": False}`. Cost: none.
-2. `model.enable_input_require_grads()` before training.
+1. `activation_checkpointing_kwargs={"use_reentrant": False}` (once `gradient_checkpointing_kwargs`,
+   a name of which transformers 5.23 warns). Cost: none; it is the default of 5.23.
+2. `model.enable_input_require_grads()` before training, where reentrant checkpointing has to stay.
    Cost: one more gradient, of the embedding's output.
 3. Make the optimizer after the model is complete. Cost: none.
 4. See that what is to be trained has `requires_grad`, and that the loss comes from it without a
@@ -33,7 +45,7 @@ All of these change training from nothing to something.
 
 ## Not to be confused with
 NS111: updates that arrive and are rounded away. NS303: gradients that are flushed to zero. NS701: a
-reward that never differs. NS802: a logged loss of 0 with gradients that are not. NS107: a packed
+reward that never differs. NS802: a logged loss of 0 with gradients that are not. NS107: a quantised
 base without adapters.
 
 ## References
@@ -171,10 +183,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
         )
     if path.reentrant and path.inputs_require_grad is False:
         cause = "reentrant checkpointing, and the embedding's output requires no gradient"
-        fix = (
-            'gradient_checkpointing_kwargs={"use_reentrant": False}, or '
-            "model.enable_input_require_grads()"
-        )
+        fix = 'checkpointing with {"use_reentrant": False}, or model.enable_input_require_grads()'
         return "likely", "no gradient enters the checkpointed blocks", cause, fix
     return None
 

@@ -18,8 +18,19 @@ it has fallen.
 
 ## Example
 ```python
-TrainingArguments(..., save_only_model=True)          # the first run
-trainer.train(resume_from_checkpoint=True)            # a fresh optimizer, no warning
+import torch
+
+def step(moment):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.tensor([1e-3])
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    moments = {"exp_avg": torch.tensor([moment]), "exp_avg_sq": torch.tensor([moment**2])}
+    optimizer.state[weight] = {"step": torch.tensor(10000.0), **moments}
+    optimizer.step()
+    return weight.data
+
+step(1e-3)                          # tensor([-0.0010])
+step(0.0)                           # tensor([-0.0032])
 ```
 
 ## Fix

@@ -13,8 +13,19 @@ layers 32 to 20 before layer 19 has a gradient at all.
 
 ## Example
 ```python
-for p in model.parameters():
-    p.register_post_accumulate_grad_hook(lambda p: (own[p].step(), own[p].zero_grad()))
+import torch
+
+model = torch.nn.Linear(2, 2)
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+def step(parameter):
+    optimizers[parameter].step()
+    optimizers[parameter].zero_grad()
+
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(step)
+model(torch.full((1, 2), torch.nan)).sum().backward()
+model.weight.isnan().all()          # tensor(True)
 ```
 
 ## Fix

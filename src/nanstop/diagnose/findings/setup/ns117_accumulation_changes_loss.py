@@ -13,21 +13,40 @@ x 10), each of the second 1 / (2 x 100), ten times less; of the whole batch it i
 transformers therefore tells the loss how many tokens the window has (`num_items_in_batch`) and then
 does not divide by the number of micro-batches. A `compute_loss` of one's own that does not pass it
 on returns a mean that nobody divides: with 8 micro-batches the gradient is 8 times too large, which
-AdamW hides and clipping turns into another learning rate. A model whose `forward` takes no such
-argument is averaged by micro-batch.
+AdamW hides and clipping turns into another learning rate. The trainer goes by the signature of
+`forward`: a model that takes `**kwargs` counts as one that divides. In transformers 5.23 the heads
+for sequence and token classification of Llama and Bert, and Bert's for masked words, take them and
+do not: at 8 micro-batches loss and gradient are exactly 8 times too large (transformers issue
+47688). A model whose `forward` takes neither is averaged by micro-batch.
 
 ## Example
 ```python
-class MyTrainer(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
-        loss = model(**inputs).loss          # num_items_in_batch stays in kwargs
-        return loss
+import torch
+
+losses = [torch.full((10,), 1.0), torch.full((100,), 3.0)]    # of each token, in two micro-batches
+(sum(each.mean() for each in losses) / 2).item()              # 2.0
+(sum(each.sum() for each in losses) / 110).item()             # 2.818181...
+```
+
+```python
+import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+sizes = dict(vocab_size=9, hidden_size=8, intermediate_size=8)
+config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1)
+model = LlamaForSequenceClassification(config).eval()
+batch = {"input_ids": torch.ones(1, 3, dtype=torch.long), "labels": torch.tensor([1])}
+of_eight = model(**batch, num_items_in_batch=torch.tensor(8)).loss
+of_eight == model(**batch).loss     # tensor(True)
 ```
 
 ## Fix
-1. Pass `num_items_in_batch` on to the model or divide the summed loss by it. Cost: none.
-2. Where the loss is a mean by design, say so: `loss_is_scaled_for_ga = False` on the trainer.
-   Cost: none.
+1. In a `compute_loss` of one's own, pass `num_items_in_batch` on to a model that uses it, or divide
+   the summed loss by it. Cost: none.
+2. Where the loss is a mean, by design or because the model's head drops the argument, say so:
+   `trainer.loss_is_scaled_for_ga = False` (in versions without that attribute,
+   `trainer.model_accepts_loss_kwargs = False`). Passing the argument on does not help there. Cost:
+   none; each micro-batch then weighs the same.
 3. Pack or group by length, so that micro-batches have as many tokens. Cost: order of the data.
 4. GroupNorm or frozen statistics in place of BatchNorm. Cost: another model.
 
@@ -45,6 +64,7 @@ samples: they are no pieces of one batch, and are not told.
 - https://github.com/huggingface/transformers/issues/24725
 - https://github.com/huggingface/transformers/pull/34191
 - https://github.com/huggingface/transformers/issues/37766
+- https://github.com/huggingface/transformers/issues/47688
 - https://github.com/huggingface/trl/issues/2175
 - https://github.com/ml-explore/mlx-lm/pull/1413
 """
@@ -95,7 +115,12 @@ def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:
             f"each of {num_micro} micro-batches is a mean of its own, and nothing divides their sum"
         )
         title = f"gradients are {num_micro} times too large"
-        return "certain", title, cause, "pass num_items_in_batch on to the loss"
+        return (
+            "certain",
+            title,
+            cause,
+            "set loss_is_scaled_for_ga = False, or divide by num_items_in_batch",
+        )
     if sums.by_tokens and sums.by_micros:
         cause = f"divided by the tokens of the window, and by its {num_micro} micro-batches again"
         title = f"gradients are {num_micro} times too small"

@@ -12,8 +12,12 @@ caught.
 
 ## Example
 ```python
-model.load_state_dict(torch.load("adapter.pt", weights_only=True))
-[n for n, p in model.named_parameters() if not p.isfinite().all()]     # ['lm_head.weight']
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+model[0].weight.data[1, 2] = torch.nan
+model(torch.ones(1, 4)).data        # tensor([[nan, nan]])
+[n for n, weight in model.named_parameters() if not weight.isfinite().all()]      # ['0.weight']
 ```
 
 ## Fix

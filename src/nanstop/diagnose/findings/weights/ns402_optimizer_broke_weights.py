@@ -18,10 +18,12 @@ leaves float16.
 
 ## Example
 ```python
-p = torch.nn.Parameter(torch.tensor([0.02, 0.02], dtype=torch.float16))
-p.grad = torch.tensor([1e-4, 0.0], dtype=torch.float16)
-torch.optim.AdamW([p], lr=1e-3).step()
-p                                   # [-inf, nan]
+import torch
+
+weight = torch.nn.Parameter(torch.tensor([0.02, 0.02], dtype=torch.float16))
+weight.grad = torch.tensor([1e-4, 0.0], dtype=torch.float16)
+torch.optim.AdamW([weight], lr=1e-3).step()
+weight.data                         # tensor([-inf, nan], dtype=torch.float16)
 ```
 
 ## Fix
@@ -29,13 +31,14 @@ p                                   # [-inf, nan]
    Cost: 8 bytes more a trainable parameter.
 2. Use 32-bit optimizer states, or AdamW instead of an 8-bit optimizer.
    Cost: 6 bytes more a trainable parameter.
-3. Raise eps to 1e-5, for a fused kernel to 1e-3.
-   Cost: smaller updates for parameters with small gradients.
+3. Where eps was set to 0, give it back its 1e-8, on parameters in float32: what never had a
+   gradient is 0 / 1e-8 = 0 then. Cost: none.
 4. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
 
 ## Fix safety
-Float32 trainables and states are safe.
-Another optimizer, eps, learning rate and re-initialised rows change training.
+Float32 trainables and states are safe. Another optimizer, an eps in place of 0, another learning
+rate and re-initialised rows change training. A larger eps is not offered: where v is 0 the update
+is lr x m / eps, 100 times the learning rate for a gradient of 1e-3 and an eps of 1e-5 (NS110).
 
 ## Not to be confused with
 NS401: already broken, and the update that did it is not known. The log seldom shows this failure:
@@ -64,7 +67,6 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
 from nanstop.records.formats import vanishes
 
-EPS = "1e-05"
 MOST_LENGTHS = 3
 ROOTS = frozenset({"sqrt", "rsqrt"})
 DIVISIONS = frozenset({"div", "true_divide", "divide"})
@@ -192,10 +194,13 @@ def _remedies(facts: RunFacts) -> Candidates:
         (Atom(remedy="fp32_optimizer_state"),),
         (Atom(remedy="optimizer_swap", value="adamw"),),
     )
-    has_eps = optimizer is None or optimizer.eps is not None
-    eps: Candidates = ((Atom(remedy="optimizer_eps", value=EPS),),) if has_eps else ()
     state = eight_bit if optimizer is not None and optimizer.state_bits == 8 else ()
-    return (*fp32_trainables(facts), *state, *eps, (Atom(remedy="lr", value="0.1"),))
+    wide = fp32_trainables(facts)
+    # A larger eps cures an eps of 0 only:
+    # where v is lost to its format, every eps makes updates too long or too short.
+    without = optimizer is not None and optimizer.eps == 0.0 and not wide
+    eps: Candidates = ((Atom(remedy="optimizer_eps", value="1e-08"),),) if without else ()
+    return (*wide, *state, *eps, (Atom(remedy="lr", value="0.1"),))
 
 
 def _zero_rows(facts: RunFacts, broken: tuple[str, ...]) -> Candidates:

@@ -13,8 +13,16 @@ with another table, or from a file cut short.
 
 ## Example
 ```python
-state = torch.load("optimizer.pt", weights_only=True)["state"]
-[i for i, s in state.items() if (s["exp_avg_sq"] < 0).any() or not s["exp_avg"].isfinite().all()]
+import torch
+
+weight = torch.nn.Parameter(torch.ones(2))
+weight.grad = torch.ones(2)
+optimizer = torch.optim.AdamW([weight], lr=1e-3, weight_decay=0.0)
+optimizer.step()
+optimizer.state[weight]["exp_avg_sq"][0] = -1.0
+[i for i, s in optimizer.state_dict()["state"].items() if (s["exp_avg_sq"] < 0).any()]     # [0]
+optimizer.step()
+weight.data                         # tensor([nan, 0.9980])
 ```
 
 ## Fix

@@ -14,11 +14,13 @@ grows: 5, 8.7e7, 5e29, Inf in three steps. A wider format only postpones it: flo
 
 ## Example
 ```python
+import torch
+
 w = torch.tensor(1.0, requires_grad=True)
-for _ in range(40):
-    (loss,) = ((w * w).mul(6.0),)               # curvature 12
-    loss.backward()
-    w.data -= 1.0 * w.grad; w.grad = None       # 1, -11, 121, -1331, ...
+for _ in range(37):
+    (grad,) = torch.autograd.grad(6.0 * w * w, w)   # curvature 12: 1, -11, 121, -1331, ...
+    w.data -= 1.0 * grad
+w.data                              # tensor(-inf)
 ```
 
 ## Fix

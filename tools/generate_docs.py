@@ -47,7 +47,8 @@ huge number.
 每个页面都注明何时检查该项。`static`：训练前和训练中，检查配置。`incident`：发生故障时。`gauge`：训练尚未失败时，检查抽样得到的数值范围和日志。
 
 最后一列是 Trainer 记录的 loss / grad_norm，常见的在前；
-`nanstop explain --symptom "loss 0, grad_norm nan"` 查的就是这一列。transformers 的日志过滤器会把非有限的损失显示为 0 或巨大的数。
+`nanstop explain --symptom "loss 0, grad_norm nan"` 查的就是这一列。
+transformers 的日志过滤器会把非有限的损失显示为 0 或巨大的数。
 
 | 代码 | 名称 | 含义 | loss / grad_norm |
 |---|---|---|---|

@@ -67,7 +67,12 @@ def _method_for(wrapper: Wrapper) -> Forward:
 
 def callable_modules(root: nn.Module) -> Iterator[nn.Module]:
     """Yield ``root`` and the modules below it, without the containers that have no forward."""
-    return (part for part in root.modules() if type(part).forward is not nn.Module.forward)
+    return filter(is_callable, root.modules())
+
+
+def is_callable(module: nn.Module) -> bool:
+    """Return whether a module has a forward; a container has none."""
+    return type(module).forward is not nn.Module.forward
 
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
@@ -162,6 +167,13 @@ class WideOwnerForward(Wrapper):
         with float32_inside(self.module, recurse=False):
             outputs = self.inner(*args, **kwargs)
         return outputs if entry == torch.float32 else cast_floats(outputs, entry)
+
+
+class AwakeForward(Wrapper):
+    """Calls what it wraps as it is, with what is held awake."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
 
 
 class AutocastForward(Wrapper):

@@ -53,6 +53,7 @@ class _BetweenSteps:
         self._updated |= {id(held) for held in held_now}
         for held in held_now:
             held.wake()
+            held.align()
         if held_now and id(optimizer) not in self._known:
             self._known.add(id(optimizer))
             parameters = [held.tensor for held in held_now]

@@ -14,6 +14,7 @@ from nanstop.records import Atom
 from nanstop.remedies.forward import (
     AutocastForward,
     AutocastOverride,
+    AwakeForward,
     Float32Forward,
     Float32Recompute,
     InputCast,
@@ -21,6 +22,7 @@ from nanstop.remedies.forward import (
     callable_modules,
     computing_in,
     forward_replaced,
+    is_callable,
     wrapper_of,
 )
 from nanstop.remedies.storage import state_swapped, stored_in
@@ -91,15 +93,24 @@ def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
     trainable = [p for p in stored_in(view, HALF) if p.requires_grad]
     chosen = {id(parameter) for parameter in trainable}
     with ExitStack() as undo:
-        for module in view.root.modules():
+        for name, module in view.root.named_modules():
             owned = [p for p in module._parameters.values() if p is not None and id(p) in chosen]
-            if owned:
+            if owned and is_callable(module):
                 undo.enter_context(forward_replaced(module, WideOwnerForward(owned[0].dtype)))
+            elif owned:  # a ParameterDict: whoever it belongs to reads it
+                undo.enter_context(forward_replaced(_reader(view.root, name), AwakeForward()))
         if view.optimizer is not None:
             undo.enter_context(state_swapped(view.optimizer, trainable, torch.float32))
         undo.enter_context(swapped(trainable, torch.float32))
         undo.enter_context(saved_plain(view.root))
         yield
+
+
+def _reader(root: nn.Module, name: str) -> nn.Module:
+    """Return the innermost module with a forward that a container lies in; the root where there is none."""
+    places = name.split(".")
+    around = (root.get_submodule(".".join(places[:end])) for end in range(len(places) - 1, 0, -1))
+    return next((module for module in around if is_callable(module)), root)
 
 
 def fp32_logits(view: ModelView, atom: Atom) -> AbstractContextManager[None]:

@@ -82,6 +82,16 @@ class Held:
         self.resting = False
 
     @_unrecorded
+    def align(self) -> None:
+        """Have the gradient in the tensor's format: a graph that was made of it at rest leaves one in the script's.
+
+        torch refuses to assign such a gradient, and an optimizer to use it.
+        """
+        grad = self.tensor.grad
+        if grad is not None and grad.dtype != self.tensor.dtype:
+            self._put(self.tensor.data, grad)
+
+    @_unrecorded
     def catch_up(self) -> None:
         """Take over what the script wrote through a tensor that ``shown`` gave."""
         if not self.resting and self._shown not in (None, self.own._version):
@@ -242,6 +252,7 @@ def kept_awake(root: nn.Module) -> Iterator[None]:
             if held.resting:
                 held.wake()
                 undo.callback(held.rest)
+            held.align()
         for swap in dict.fromkeys(held.swap for held in held_now):
             swap.pins += 1
             undo.callback(_unpin, swap)

@@ -62,6 +62,7 @@ class FnStep:
         self.rates = ()
         self._loss_fn = loss_fn
         self._rng = note_rng()
+        self._updating = False
 
     def run(self, micro, batch=None):
         restore_rng(self._rng)
@@ -77,13 +78,16 @@ class FnStep:
         root, optimizer = self.view.root, self.view.optimizer
         state = note_rng()
         grads = [(p, p.grad) for p in root.parameters()]
-        kept = [(t, t.detach().clone()) for t in (*root.parameters(), *root.buffers())]
+        changed = root.buffers() if self._updating else (*root.parameters(), *root.buffers())
+        kept = [(t, t.detach().clone()) for t in changed]
+        outer, self._updating = self._updating, self._updating or with_update
         saved = copy.deepcopy(optimizer.state_dict()) if with_update else None
         for parameter, _ in grads:
             parameter.grad = None
         try:
             yield
         finally:
+            self._updating = outer
             restore_rng(state)
             for parameter, grad in grads:
                 parameter.grad = grad

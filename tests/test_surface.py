@@ -109,7 +109,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "55f537fad7132982")
+REPORT_FORM = (1, "36b301907af5a748")
 
 
 def test_names():

@@ -159,7 +159,7 @@ failures = st.fixed_dictionaries(
         | st.builds(
             lambda atoms, verdict: proof(*atoms, verdict=verdict),
             atom_sets,
-            st.sampled_from(["proven", "plausible", "none_found"]),
+            st.sampled_from(["proven", "isolated", "plausible", "none_found"]),
         ),
         "at_step": st.integers(0, 3),
         "world_size": st.sampled_from([1, 1, 1, 2]),

@@ -10,7 +10,7 @@ from torch import nn
 import nanstop
 import tiny
 from nanstop.detect import gauge
-from nanstop.session import session
+from nanstop.session import looks
 
 SECONDS_A_STEP = 0.1
 
@@ -76,7 +76,7 @@ class Run:
         self.folder = folder
         self.step = 0
         self.gauges = []
-        monkeypatch.setattr(session, "Gauge", self._gauge)
+        monkeypatch.setattr(looks, "Gauge", self._gauge)
 
     def _gauge(self, view, _clock):
         """A gauge for which every step takes the same time: when it looks is not the machine's affair."""

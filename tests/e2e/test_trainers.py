@@ -228,7 +228,7 @@ def test_samples_left_out_leave_the_gradient_of_the_others(tmp_path, accumulatio
     trainer = points(tmp_path / "b", bad, **settings)
     watch = train(trainer, allow=("drop_sample",))
     (row,) = rows_of(watch)
-    assert (row["code"], row["action"], row["verdict"]) == ("NS501", "quarantine", "proven")
+    assert (row["code"], row["action"], row["verdict"]) == ("NS501", "quarantine", "isolated")
     assert losses(trainer) == losses(reference)
     mine, others = weights(trainer), weights(reference)
     assert all(torch.equal(mine[name], others[name]) for name in mine)

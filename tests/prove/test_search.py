@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from nanstop.prove.search import Budget, prove
+from nanstop.prove.bench import Budget
+from nanstop.prove.search import prove
 from nanstop.records import Atom, FailureKey, Reference, Trial
 from nanstop.records.remedies import safety_of
 
@@ -15,6 +16,7 @@ BROKEN = Reference(outcome="same_failure")
 A, B, C = (Atom(remedy="island", target=name, value="float32") for name in "abc")
 AUTOCAST = Atom(remedy="outer_autocast", value="float16")
 BF16 = Atom(remedy="bf16")
+DROP = Atom(remedy="drop_sample", target="2:0")
 CLOSE = {"loss": 1.0, "loss_gap": 1e-5, "grad_cosine": 0.99999}
 FAR = {"loss": 1.0, "loss_gap": 0.1, "grad_cosine": 0.9}
 
@@ -56,8 +58,8 @@ def test_cost_is_not_told_of_a_device_without_memory_figures():
 def test_proven():
     proof = run(Script({(A,): CLOSE}), [(A,)], confirm=(0, 1))
     assert (proof.verdict, proof.minimal, proof.safety) == ("proven", (A,), "safe")
-    assert [trial.micro for trial in proof.passing] == [2, 0, 1]
-    assert [trial.outcome for trial in proof.ablations] == ["same_failure"]
+    assert [trial.micro for trial in proof.passing] == [2, 0, 1, 2, 2, 2]
+    assert [trial.outcome for trial in proof.ablations] == ["same_failure"] * 4
     assert proof.cost == "+50.0 % time, +4.0 MiB"
     assert proof.next_experiment == ""
 
@@ -129,7 +131,7 @@ def test_confirmation_fails():
     proof = run(script, [(A,)], confirm=(0, 1))
     assert proof.verdict == "plausible"
     assert proof.next_experiment.startswith("it fails on 1 of 3 micro-batches")
-    assert [trial.micro for trial in proof.passing] == [2, 0]
+    assert [trial.micro for trial in proof.passing] == [2, 0, 2, 2, 2]
 
 
 def test_agreeing_before_bent_where_neither_is_proven():
@@ -189,7 +191,8 @@ def test_not_reproduced():
     passing = Trial(atoms=(), outcome="pass")
     proof = prove("0001", passing, [(A,)], Script({}), reference=REFERENCE, safety_of=safety_of)
     assert proof.verdict == "none_found"
-    assert "passes when run again" in proof.next_experiment
+    assert "does not always end alike" in proof.next_experiment
+    assert proof.chance
     assert proof.tried == ()
 
 
@@ -237,4 +240,62 @@ def test_no_trial_is_run_twice():
     script = Script({(A, B): CLOSE})
     run(script, [(A, B), (B, A), (A,), (B,)], confirm=(0,))
     asked = [(frozenset(atoms), micro) for atoms, micro in script.calls]
-    assert len(asked) == len(set(asked))
+    searched, in_turn = asked[:-6], asked[-6:]
+    assert len(searched) == len(set(searched))
+    assert in_turn == [(frozenset(), None), (frozenset((A, B)), None)] * 3
+
+
+class Fickle(Script):
+    """From the ``after``-th run of these atoms on, the outcome is another one."""
+
+    def __init__(self, outcomes, atoms, *, after, then):
+        super().__init__(outcomes)
+        self.atoms, self.after, self.then = frozenset(atoms), after, then
+
+    def __call__(self, atoms, micro):
+        found = super().__call__(atoms, micro)
+        times = sum(frozenset(asked) == self.atoms for asked, _ in self.calls)
+        if frozenset(atoms) == self.atoms and times >= self.after:
+            return replace(found, **self.then)
+        return found
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_step_that_passes_as_it_is_proves_nothing(after):
+    trial = Fickle({(A,): CLOSE}, (), after=after, then={"outcome": "pass"} | CLOSE)
+    proof = run(trial, [(A,)])
+    assert (proof.verdict, proof.minimal, proof.chance) == ("none_found", (), True)
+    assert "does not always end alike" in proof.next_experiment
+
+
+def test_a_cure_that_fails_the_next_time_is_chance():
+    trial = Fickle({(A,): CLOSE}, (A,), after=2, then={"outcome": "same_failure", "key": KEY})
+    assert run(trial, [(A,)]).chance
+
+
+def test_a_budget_that_ends_before_the_runs_in_turn_proves_nothing():
+    proof = run(Script({(A,): CLOSE}), [(A,)], budget=Budget(trials=4))
+    assert (proof.verdict, proof.minimal, proof.chance) == ("plausible", (A,), False)
+
+
+def test_what_leaves_out_what_fails_is_isolated_and_a_cure_goes_before_it():
+    trial = Script({(DROP,): CLOSE, (A,): CLOSE})
+    alone = run(trial, [(DROP,)], isolates=lambda atoms: DROP in atoms)
+    assert (alone.verdict, alone.minimal) == ("isolated", (DROP,))
+    both = run(trial, [(DROP,), (A,)], isolates=lambda atoms: DROP in atoms)
+    assert (both.verdict, both.minimal) == ("proven", (A,))
+
+
+def test_a_cure_of_this_update_alone_is_not_proven():
+    def lasts(atoms):
+        return Trial(atoms=atoms, outcome="other_failure", message="the loss goes from 1 to 1e9")
+
+    proof = run(Script({(A,): CLOSE}), [(A,)], lasts=lasts)
+    assert proof.verdict == "plausible"
+    assert proof.next_experiment.endswith("not what follows: the loss goes from 1 to 1e9")
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.9e-3, "proven"), (1.1e-3, "plausible")])
+def test_one_parameters_gradient_must_agree_as_well(gap, verdict):
+    near = replace(REFERENCE, grad_tolerance=1e-3)
+    assert run(Script({(A,): CLOSE | {"grad_gap": gap}}), [(A,)], reference=near).verdict == verdict

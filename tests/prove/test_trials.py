@@ -1,4 +1,4 @@
-"""What a trial says of a remedy where float32 cannot judge it."""
+"""What a trial says of a remedy where float32 cannot judge it, of what is left out, and of the updates that follow."""
 
 import pytest
 import torch
@@ -52,3 +52,56 @@ def test_where_every_sample_fails_a_healthy_micro_batch_of_the_window_judges(ben
 
 def test_nothing_judges_a_window_in_which_every_sample_fails():
     assert trial(0.0, [HUGE, HUGE]).rows_unchanged is None
+
+
+def updating(lr, *, optimizer=torch.optim.SGD):
+    """An update that is finite, and the window it is made of."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    batches = [{"x": torch.randn(8, 4)}]
+    step = FnStep(
+        model,
+        lambda net, batch: (net(batch["x"]) - 1.0).square().mean(),
+        batches,
+        optimizer(model.parameters(), lr=lr),
+    )
+    return FailingStep(step=step, micro=0, failing=(0,), phase="optimizer", update=True)
+
+
+KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", module="")
+
+
+@pytest.mark.parametrize(("lr", "outcome"), [(0.1, "pass"), (500.0, "other_failure")])
+def test_the_updates_that_follow_under_a_cure_must_not_run_away(lr, outcome):
+    case = updating(lr)
+    before = [p.detach().clone() for p in case.step.view.root.parameters()]
+    found = Trials(case, KEY).following(())
+    assert found.outcome == outcome
+    assert ("the loss goes from" in found.message) == (outcome != "pass")
+    after = case.step.view.root.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_window_without_a_micro_batch_is_run():
+    calls = []
+
+    def loss(net, batch):
+        calls.append(batch["name"])
+        return net(batch["x"]).square().sum()
+
+    batches = [SMALL | {"name": "first"}, HUGE | {"name": "second"}]
+    torch.manual_seed(0)
+    step = FnStep(Attending(), loss, batches)
+    drop = (Atom(remedy="drop_micro", target="1"),)
+    case = FailingStep(step=step, micro=1, failing=(1,))
+    assert Trials(case, KEY).trial(drop).outcome == "pass"
+    assert calls[0] == "first"
+    batches[0]["x"] = HUGE["x"]
+    assert Trials(case, KEY).trial(drop).outcome == "other_failure"
+
+
+def test_a_window_of_nothing_else_cannot_do_without_its_micro_batch():
+    step = FnStep(Attending(), lambda net, batch: net(batch["x"]).sum(), [HUGE])
+    case = FailingStep(step=step, micro=0, failing=(0,))
+    found = Trials(case, KEY).trial((Atom(remedy="drop_micro", target="0"),))
+    assert found.outcome == "not_applicable"

@@ -99,7 +99,8 @@ def replayed(step, first_loss, **options):
 
 def test_bitwise():
     replay = replayed(step_of(Net(lambda x: x * NAN)), torch.tensor(NAN))
-    assert (replay.fidelity, replay.runs, replay.eager) == ("bitwise", 2, "unknown")
+    assert (replay.fidelity, replay.runs, replay.num_failed) == ("bitwise", 3, 3)
+    assert replay.eager == "unknown"
 
 
 def test_other_loss_than_training_saw():
@@ -125,7 +126,30 @@ class Sometimes(nn.Module):
 
 
 def test_sometimes_is_different():
-    assert replayed(step_of(Net(Sometimes())), torch.tensor(NAN)).fidelity == "different"
+    replay = replayed(step_of(Net(Sometimes())), torch.tensor(NAN))
+    assert (replay.fidelity, replay.num_failed) == ("different", 2)
+
+
+class Restless(nn.Module):
+    """Fails each time, after a finite value that is never the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = nn.Identity(), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x + self.calls) * NAN
+
+
+def test_losses_that_are_all_nan_are_told_apart_by_what_modules_return():
+    assert replayed(step_of(Net(Restless())), torch.tensor(NAN)).fidelity == "same_failure"
+
+
+def test_nothing_finite_to_compare_is_not_called_identical():
+    model = nn.ParameterList([nn.Parameter(torch.ones(2))])  # which is never called
+    step = step_of(model, lambda m, b: (m[0] * NAN).sum())
+    assert replayed(step, torch.tensor(NAN)).fidelity == "same_failure"
 
 
 def test_exception_that_raises_again():

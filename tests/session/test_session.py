@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -209,6 +210,35 @@ def test_a_remedy_is_adopted_anew_in_a_second_training(tmp_path):
     assert session.reports[0].count == 2
 
 
+class Flaky(nn.Module):
+    """A product that is spoilt in 65 of 100 runs, by what no replay puts back."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.mlp, self.draw = Product(), random.Random(seed)
+
+    def forward(self, x):
+        return self.mlp(x) * (float("nan") if self.draw.random() < 0.65 else 1.0)
+
+
+def test_nothing_is_proven_about_what_comes_and_goes(tmp_path):
+    codes = []
+    for seed in range(20):
+        model = Flaky(seed).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        step = FnStep(model, half_loss, [rows(1.0, 2.0)], optimizer)
+        step.facts, step.losses = facts_of(model), (torch.tensor(float("nan")),)
+        session = session_for(step, tmp_path / str(seed))
+        resolution = fail(session, step)
+        (report,) = session.reports
+        assert resolution.adopt == () == sum(resolution.atoms.values(), ())
+        assert report.proof is None or report.proof.verdict == "none_found"
+        codes.append(report.diagnoses[0].code)
+    assert (
+        codes.count("NS603") >= 17
+    )  # in the others, nearly every run of the step as it is has failed
+
+
 def test_a_failure_without_an_allowed_remedy_is_skipped_folded_and_at_last_stops(tmp_path):
     session = session_for(data_step(bad_row(2, 0)), tmp_path, max_skips_in_a_row=3)
     kinds = [fail(session, data_step(bad_row(2, 0), index=i)).kind for i in range(5)]
@@ -216,7 +246,7 @@ def test_a_failure_without_an_allowed_remedy_is_skipped_folded_and_at_last_stops
     (row,) = summary(tmp_path)["incidents"]
     assert (row["code"], row["count"], row["action"]) == ("NS501", 5, "stop")
     reasons = {entry.action.reason for entry in session.reports[0].audit[:3]}
-    assert reasons == {'the proven remedy changes training and needs allow=("drop_sample",)'}
+    assert reasons == {'leaving it out changes training and needs allow=("drop_sample",)'}
 
 
 def test_an_update_that_was_applied_ends_the_row_of_skips(tmp_path):
@@ -571,7 +601,7 @@ def test_of_a_long_row_of_failures_ever_fewer_are_looked_into(tmp_path, monkeypa
     (report,) = session.reports
     assert report.count == 33
     reasons = {entry.action.reason for entry in report.audit[:32]}
-    assert reasons == {'the proven remedy changes training and needs allow=("drop_sample",)'}
+    assert reasons == {'leaving it out changes training and needs allow=("drop_sample",)'}
 
 
 def test_what_was_lost_in_an_earlier_training_does_not_stop_the_next(tmp_path):

@@ -132,8 +132,8 @@ def decide(  # noqa: PLR0913 - called once, by name
         kind, state = _repair(state, cure, count=now.count, at_step=at_step, goes_back=goes_back)
         why = _PENDING if update_pending else _why(kind, now.count)
         return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
-    if policy.on_failure == "repair" and replays_clean:
-        reason = "the failure does not come back: the step is run again as it is"
+    if policy.on_failure == "repair" and replays_clean and not weights_broken:
+        reason = "the failure does not always come back: the step is run again as it is"
         return Action(kind="redo", reason=reason), completed(state)
     if weights_broken:
         reason = "the weights themselves are not finite: leaving updates out cannot help"
@@ -165,8 +165,8 @@ def num_lost(state: PolicyState) -> int:
 
 
 def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
-    """Return the proven atoms if the policy lets them be applied, else none."""
-    if proof.verdict != "proven" or _not_allowed(policy, proof):
+    """Return the atoms that were proven, or that leave out what fails, if the policy lets them be applied, else none."""
+    if proof.verdict not in ("proven", "isolated") or _not_allowed(policy, proof):
         return ()
     return proof.minimal
 
@@ -257,7 +257,8 @@ def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
     if proof.verdict == "plausible":
         return "the remedy that passes could not be proven"
     names = ", ".join(sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)}))
-    return f"the proven remedy changes training and needs allow=({names},)"
+    what = "leaving it out" if proof.verdict == "isolated" else "the proven remedy"
+    return f"{what} changes training and needs allow=({names},)"
 
 
 def _require_number(name: str, value: object, *, whole: bool, least: int) -> None:

@@ -71,14 +71,20 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
 
 
 def _withdraw(found: list[Diagnosis], rules: Mapping[str, Rule]) -> list[Diagnosis]:
-    """Leave out what is explained by now, and what a firm, more specific diagnosis says too."""
+    """Leave out what is explained by now, what a firm, more specific diagnosis says too, and what
+    would have made a failure that comes by chance.
+    """
     roles = {rules[diagnosis.code].role for diagnosis in found}
-    explained = not roles.isdisjoint(("cause", "symptom"))
+    explained = not roles.isdisjoint(("cause", "chance", "symptom"))
+    by_chance = any(
+        rules[one.code].role == "chance" and one.confidence == "certain" for one in found
+    )
     firm = {diagnosis.code for diagnosis in found if diagnosis.confidence != "possible"}
     return [
         diagnosis
         for diagnosis in found
         if not (explained and rules[diagnosis.code].role == "unexplained")
+        and not (by_chance and rules[diagnosis.code].role == "cause")
         and firm.isdisjoint(rules[diagnosis.code].yields_to)
     ]
 

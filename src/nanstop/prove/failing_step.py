@@ -15,6 +15,7 @@ from nanstop.numerics.tensors import HALF, nonfinite
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
+from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt, attempt
 from nanstop.replay.step import Batch, Step
 
@@ -89,6 +90,24 @@ class FailingStep:
             under=partial(self._since_snapshot, under) if self.pending else under,
         )
 
+    def run_on(self, num: int, *, under: Under) -> tuple[list[float], tuple[str, ...]]:
+        """Apply the update of the window and ``num - 1`` more on it, under a context, undone.
+
+        Return the mean loss before each update and after the last, and the parameters that are not finite then. A loss
+        that raises is NaN, and the last. The random state of each pass is the window's own. Synchronises the device.
+        """
+        step, losses = self.step, []
+        inside = partial(self._since_snapshot, under) if self.pending else under
+        with step.isolated(with_update=True), inside():
+            for place in range(num + 1):
+                with step.isolated():
+                    losses.append(_mean_loss(step))
+                    if not math.isfinite(losses[-1]):
+                        break
+                    if place < num:
+                        step.update()
+            return losses, _broken(step.view.root)
+
     @contextmanager
     def _since_snapshot(self, under: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
         """Make the updates before this one anew, under the same context."""
@@ -107,6 +126,14 @@ class FailingStep:
             for earlier in self.before:
                 apply_update(earlier)
             yield
+
+
+def _mean_loss(step: Step) -> float:
+    try:
+        losses = [float(step.run(micro)) for micro in range(len(step.batches))]
+    except Exception:  # the script's own refusal of what it met
+        return math.nan
+    return sum(losses) / len(losses)
 
 
 def apply_update(step: Step) -> None:

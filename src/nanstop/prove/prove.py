@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanstop.decide.policy import Policy
+from nanstop.decide.policy import DATA_REMEDIES, Policy
+from nanstop.prove.bench import Budget
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.search import Budget, prove
+from nanstop.prove.search import prove
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom, FailureKey, Proof
 from nanstop.records.remedies import safety_of
@@ -23,7 +24,8 @@ def prove_case(
 ) -> Proof:
     """Return the smallest cure of a case among ``candidates``. Call inside ``case.in_place()``.
 
-    It is confirmed on the window's other failing micro-batches and on a healthy one. Everything tried is undone.
+    It is confirmed on the window's other failing micro-batches, on a healthy one and, where the window is one of training,
+    on the updates that follow. Everything tried is undone.
     """
     trials = Trials(case, key)
     others = [] if case.update else [m for m in case.failing if m != case.micro]
@@ -37,6 +39,8 @@ def prove_case(
         safety_of=safety_of,
         extend=trials.extend,
         confirm=(*others[:_MAX_CONFIRMED], *healthy),
+        lasts=trials.following if case.update or case.step.rates else None,
+        isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),
         budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
     )
     scope = "optimizer update" if case.update else "micro-batch"

@@ -1,126 +1,28 @@
 """Proof by trial: the smallest set of atoms that cures a failing micro-batch and leaves its mathematics alone.
 
 Nothing here knows what an atom does. A cure is proven when the micro-batch fails without it, passes with it, fails
-again when any of its atoms is taken away, agrees with a float32 run of the same micro-batch, and holds on further
-micro-batches. Finite alone is not fixed.
+again when any of its atoms is taken away, agrees with a float32 run of the same micro-batch, holds on further
+micro-batches and in the updates that follow, and when it goes on to fail and to pass in turn: what happens by chance
+does not. Finite alone is not fixed, and what leaves out what fails has isolated it.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from nanstop.errors import NanstopError
+from nanstop.prove.bench import AGREES, FAILED, Atoms, Bench, Budget, RunOn, RunTrial, SpentError
 from nanstop.prove.minimize import minimize
-from nanstop.records import Alternative, Atom, Outcome, Proof, Reference, Safety, Trial, Verdict
+from nanstop.records import Alternative, Atom, Proof, Reference, Safety, Trial, Verdict
 
-Atoms = tuple[Atom, ...]
-RunTrial = Callable[[Atoms, int | None], Trial]
 Extend = Callable[[Trial], Atoms | None]
+
+ALTERNATIONS = 3
+"""How often a proven cure is taken away and put on again, each a run of its own."""
 
 PURSUIT_LIMIT = 16
 """How often one candidate may grow by what ``extend`` proposes."""
-
-FAILED, BENT, AGREES = 0, 1, 2
-"""Grades of a trial: not finite; finite but away from the reference; finite and in agreement with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """``seconds`` are counted by ``clock``. A trial that has begun is not interrupted."""
-
-    trials: int = 48
-    seconds: float = 120.0
-    clock: Callable[[], float] = time.monotonic
-
-
-class _SpentError(Exception):
-    """The budget does not allow another trial."""
-
-
-@dataclass(slots=True)
-class _Bench:
-    """Runs each trial once, within the budget, and grades it against the reference."""
-
-    run_trial: RunTrial
-    reference: Reference
-    budget: Budget
-    baseline: Trial
-    start: float = 0.0
-    done: dict[tuple[frozenset[Atom], int | None], Trial] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.start = self.budget.clock()
-        self.done[frozenset(), None] = self.baseline
-
-    @property
-    def seconds(self) -> float:
-        return self.budget.clock() - self.start
-
-    @property
-    def tried(self) -> tuple[Trial, ...]:
-        return tuple(self.done.values())[1:]
-
-    def run(self, atoms: Atoms, micro: int | None = None) -> Trial:
-        """Return a trial of these atoms, run at most once.
-
-        Errors: ``_SpentError`` where the budget of trials or seconds is spent.
-        """
-        key = frozenset(atoms), micro
-        if key not in self.done:
-            if len(self.done) > self.budget.trials or self.seconds >= self.budget.seconds:
-                raise _SpentError
-            self.done[key] = self._attempt(atoms, micro)
-        return self.done[key]
-
-    def run_all(self, wanted: Sequence[tuple[Atoms, int | None]]) -> tuple[Trial, ...]:
-        """Return as many of the wanted trials, in order, as the budget allows."""
-        trials: list[Trial] = []
-        with suppress(_SpentError):
-            trials.extend(self.run(atoms, micro) for atoms, micro in wanted)
-        return tuple(trials)
-
-    def _attempt(self, atoms: Atoms, micro: int | None) -> Trial:
-        before = self.budget.clock()
-        try:
-            return self.run_trial(atoms, micro)
-        except Exception as error:  # a trial that cannot be run is an outcome like any other
-            outcome: Outcome = "oom" if isinstance(error, MemoryError) else "crash"
-            if isinstance(error, NanstopError):  # the remedy's own word for it
-                outcome = "not_applicable"
-            return Trial(
-                atoms=atoms,
-                outcome=outcome,
-                micro=self.baseline.micro if micro is None else micro,
-                seconds=self.budget.clock() - before,
-                message=f"{type(error).__name__}: {error}",
-            )
-
-    def grade(self, trial: Trial) -> int:
-        """Return FAILED, BENT (passes, and is not what float32 computes) or AGREES."""
-        if trial.outcome != "pass" or trial.causal is False:
-            return FAILED
-        if self.reference.outcome != "pass":
-            return AGREES if trial.rows_unchanged else BENT
-        return AGREES if self.distance(trial) <= 1.0 else BENT
-
-    def distance(self, trial: Trial) -> float:
-        """How far ``trial`` is from the reference, in tolerances; inf where that was not measured."""
-        if trial.loss_gap is None or trial.grad_cosine is None:
-            return math.inf
-        return max(
-            _in_units(abs(trial.loss_gap), self.reference.loss_tolerance),
-            _in_units(1.0 - trial.grad_cosine, self.reference.cosine_tolerance),
-        )
-
-    def holds(self, trial: Trial) -> bool:
-        """Whether a trial of a further micro-batch confirms: it passes and, where measured, agrees."""
-        if self.reference.outcome != "pass" or math.isinf(self.distance(trial)):
-            return trial.outcome == "pass" and trial.causal is not False
-        return self.grade(trial) == AGREES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,26 +31,38 @@ class _Cure:
 
     trial: Trial
     ablations: tuple[Trial, ...]
-    safety: Safety
     grade: int
     distance: float
     passed: int
     runs: int
     complete: bool
+    following: Trial | None = None
+    """The updates that follow under it; None, or not run to their end, where the host's cannot be."""
+    safety: Safety = "safe"
+    isolates: bool = False
+    again: tuple[Trial, ...] = ()
+    """The failing micro-batch once more without the cure, with it, without it, ...: while each ends as it must."""
 
     @property
     def atoms(self) -> Atoms:
         return self.trial.atoms
 
     @property
-    def proven(self) -> bool:
-        """Whether every ablation fails, float32 agrees, and every confirming run passed."""
-        return self.complete and self.grade == AGREES and self.passed == self.runs
+    def holds(self) -> bool:
+        """Whether everything that was asked of it is so."""
+        lasts = self.following is None or self.following.outcome != "other_failure"
+        return self.complete and self.grade == AGREES and self.passed == self.runs and lasts
 
-    def order(self) -> tuple[bool, bool, bool, int, float]:
-        """Proven before not, safe before what changes training, agreeing before bent, then small, then near float32."""
+    @property
+    def verdict(self) -> Verdict:
+        if not self.holds:
+            return "plausible"
+        return "isolated" if self.isolates else "proven"
+
+    def order(self) -> tuple[int, bool, bool, int, float]:
+        """Proven first, then what isolates, safe before what changes training, agreeing before bent, small, near float32."""
         return (
-            not self.proven,
+            ("proven", "isolated", "plausible").index(self.verdict),
             self.safety != "safe",
             self.grade != AGREES,
             len(self.atoms),
@@ -166,6 +80,8 @@ def prove(  # noqa: PLR0913 - called once, by name
     safety_of: Callable[[Atoms], Safety],
     extend: Extend = lambda _: None,
     confirm: Sequence[int] = (),
+    lasts: RunOn | None = None,
+    isolates: Callable[[Atoms], bool] = lambda _: False,
     budget: Budget | None = None,
 ) -> Proof:
     """Return the best cure among ``candidates``, with everything that was tried.
@@ -173,32 +89,38 @@ def prove(  # noqa: PLR0913 - called once, by name
     ``baseline`` is the failing micro-batch without atoms. ``trial(atoms, micro)`` runs micro-batch ``micro`` (None: the
     failing one) under ``atoms``; what it raises, except KeyboardInterrupt, becomes an outcome. When a candidate does
     not pass, ``extend(its trial)`` may name the next larger set. ``confirm``: further micro-batches on which a cure
-    must hold. Where ``reference`` fails too, ``Trial.rows_unchanged`` takes the place of agreement.
+    must hold. ``lasts`` runs on under a cure, past the step that fails: the updates that follow must hold as well.
+    ``isolates``: whether atoms leave out what fails. Where ``reference`` fails too, ``Trial.rows_unchanged`` takes the
+    place of agreement.
     """
-    bench = _Bench(trial, reference, budget or Budget(), baseline)
+    bench = Bench(trial, reference, budget or Budget(), baseline)
     cures: dict[frozenset[Atom], _Cure] = {}
     untried: tuple[Atoms, ...] = ()
     for place, candidate in enumerate(candidates if baseline.outcome != "pass" else ()):
-        grow = extend if not any(cure.proven for cure in cures.values()) else lambda _: None
+        grow = extend if not any(cure.holds for cure in cures.values()) else lambda _: None
         try:
-            found = _cure(bench, candidate, grow, safety_of, confirm)
-        except _SpentError:
+            following = lasts if not isolates(candidate) else None
+            found = _cure(bench, candidate, grow, confirm, following)
+        except SpentError:
             untried = tuple(candidates[place:])
             break
         if found is not None:
-            cures.setdefault(frozenset(found.atoms), found)
+            cured = replace(found, safety=safety_of(found.atoms), isolates=isolates(found.atoms))
+            cures.setdefault(frozenset(found.atoms), cured)
     ranked = sorted(cures.values(), key=_Cure.order)
+    if ranked:
+        ranked[0] = _alternated(bench, ranked[0])
     return _proof(incident_id, bench, ranked, untried)
 
 
 def _cure(
-    bench: _Bench,
+    bench: Bench,
     candidate: Atoms,
     extend: Extend,
-    safety_of: Callable[[Atoms], Safety],
     confirm: Sequence[int],
+    lasts: RunOn | None,
 ) -> _Cure | None:
-    """Return the minimal part of ``candidate``, grown as far as needed, or None. Raises _SpentError before anything passed."""
+    """Return the minimal part of ``candidate``, grown as far as needed, or None. Raises SpentError before anything passed."""
     passing = _pursue(bench, candidate, extend)
     if passing is None:
         return None
@@ -207,16 +129,17 @@ def _cure(
     try:
         atoms = minimize(passing.atoms, lambda part: bench.grade(bench.run(part)) >= grade)
         passing = bench.run(atoms)
-    except _SpentError:
+    except SpentError:
         complete = False
     without = [tuple(a for a in passing.atoms if a != atom) for atom in passing.atoms]
     ablations = bench.run_all([(atoms, None) for atoms in without])
     confirmed = bench.run_all([(passing.atoms, micro) for micro in confirm])
     complete = complete and len(ablations) + len(confirmed) == len(without) + len(confirm)
+    following = bench.run_on(passing.atoms, lasts)
     return _Cure(
         trial=passing,
         ablations=ablations,
-        safety=safety_of(passing.atoms),
+        following=following,
         grade=bench.grade(passing),
         distance=bench.distance(passing),
         passed=1 + sum(bench.holds(run) for run in confirmed),
@@ -225,7 +148,20 @@ def _cure(
     )
 
 
-def _pursue(bench: _Bench, candidate: Atoms, extend: Extend) -> Trial | None:
+def _alternated(bench: Bench, cure: _Cure) -> _Cure:
+    """Return the cure with further runs: without it, with it, in turn, up to the first that ends as it must not."""
+    again: list[Trial] = []
+    try:
+        for turn in range(2 * ALTERNATIONS):
+            again.append(bench.run_anew(cure.atoms if turn % 2 else ()))
+            if (bench.grade(again[-1]) > FAILED) != (turn % 2 == 1):
+                break
+    except SpentError:
+        return replace(cure, again=tuple(again), complete=False)
+    return replace(cure, again=tuple(again))
+
+
+def _pursue(bench: Bench, candidate: Atoms, extend: Extend) -> Trial | None:
     """Return the first passing trial of ``candidate`` or of what ``extend`` makes of it; None if there is none."""
     seen = {frozenset(candidate)}
     current = bench.run(candidate)
@@ -241,18 +177,19 @@ def _pursue(bench: _Bench, candidate: Atoms, extend: Extend) -> Trial | None:
 
 
 def _proof(
-    incident_id: str, bench: _Bench, ranked: Sequence[_Cure], untried: Sequence[Atoms]
+    incident_id: str, bench: Bench, ranked: Sequence[_Cure], untried: Sequence[Atoms]
 ) -> Proof:
-    best = ranked[0] if ranked else None
-    verdict: Verdict = "none_found" if best is None else "proven" if best.proven else "plausible"
+    chance = bench.baseline.outcome == "pass" or any(_is_chance(bench, cure) for cure in ranked)
+    best = ranked[0] if ranked and not chance else None
     proof = Proof(
         incident=incident_id,
-        verdict=verdict,
+        verdict=best.verdict if best is not None else "none_found",
         minimal=(),
+        chance=chance,
         baseline=bench.baseline,
         tried=bench.tried,
         reference=bench.reference,
-        next_experiment=_next_experiment(bench, best, untried),
+        next_experiment=_next_experiment(bench, best, untried, chance=chance),
         seconds=bench.seconds,
     )
     if best is None:
@@ -264,12 +201,21 @@ def _proof(
             run
             for (atoms, _), run in bench.done.items()
             if atoms == frozenset(best.atoms) and bench.grade(run) > FAILED
-        ),
-        ablations=best.ablations,
+        )
+        + best.again[1::2],
+        ablations=best.ablations + (best.again[::2] if len(best.atoms) == 1 else ()),
         alternatives=tuple(_alternative(cure) for cure in ranked[1:]),
         cost=_cost(bench.baseline, best.trial),
         safety=best.safety,
     )
+
+
+def _is_chance(bench: Bench, cure: _Cure) -> bool:
+    """Return whether the last of the runs in turn, without the cure or with it, did not end as those before."""
+    if not cure.again:
+        return False
+    with_cure = len(cure.again) % 2 == 0
+    return (bench.grade(cure.again[-1]) > FAILED) != with_cure
 
 
 def _alternative(cure: _Cure) -> Alternative:
@@ -283,15 +229,6 @@ def _alternative(cure: _Cure) -> Alternative:
     )
 
 
-def _in_units(gap: float, tolerance: float) -> float:
-    """``gap`` in multiples of ``tolerance``; a tolerance of 0 asks for equality. NaN is infinitely far."""
-    if math.isnan(gap):
-        return math.inf
-    if gap <= 0.0:
-        return 0.0
-    return gap / tolerance if tolerance > 0.0 else math.inf
-
-
 def _cost(baseline: Trial, cured: Trial) -> str:
     """Time and memory of the cured micro-batch against the failing one, on a device that reports its memory.
 
@@ -303,14 +240,17 @@ def _cost(baseline: Trial, cured: Trial) -> str:
     return f"{time}, {(cured.peak_bytes - baseline.peak_bytes) / 2**20:+.1f} MiB"
 
 
-def _next_experiment(bench: _Bench, best: _Cure | None, untried: Sequence[Atoms]) -> str:
+def _next_experiment(
+    bench: Bench, best: _Cure | None, untried: Sequence[Atoms], *, chance: bool
+) -> str:
     """What would settle what this proof could not; empty where nothing is open."""
-    if bench.baseline.outcome == "pass":
+    if chance:
         return (
-            "the micro-batch passes when run again: replay the whole window, then look for a race"
+            "the micro-batch does not always end alike when run again: look for what it draws or reads "
+            "besides its batch, then for a race"
         )
     if best is not None:
-        return "" if best.proven else _open_question(bench, best)
+        return "" if best.holds else _open_question(bench, best)
     if untried:
         return (
             f"the budget ended with {len(untried)} candidates untried: allow more trials or seconds"
@@ -328,9 +268,11 @@ def _next_experiment(bench: _Bench, best: _Cure | None, untried: Sequence[Atoms]
     return "float32 passes: keep a wider region in float32, or train in bfloat16"
 
 
-def _open_question(bench: _Bench, cure: _Cure) -> str:
+def _open_question(bench: Bench, cure: _Cure) -> str:
     if not cure.complete:
         return "the budget ended before the cure was confirmed: allow more trials or seconds"
+    if cure.following is not None and cure.following.outcome == "other_failure":
+        return f"it cures this step and not what follows: {cure.following.message}"
     if cure.passed < cure.runs:
         missed = cure.runs - cure.passed
         return f"it fails on {missed} of {cure.runs} micro-batches: investigate one of those"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
-from torch import Tensor
 
+from nanstop.diagnose.evidence.reading import counted
 from nanstop.localize.localize import localize
-from nanstop.numerics.tensors import HALF, format_name, in_float64
+from nanstop.numerics.tensors import HALF, format_name
+from nanstop.prove.agreement import agree, cosine, largest_gap, loss_gap
 from nanstop.prove.bad_samples import atoms_for, bad_rows, without
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
@@ -22,13 +23,19 @@ from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
 from nanstop.replay.rerun import Attempt
-from nanstop.replay.step import ModelView
+from nanstop.replay.step import Batch, ModelView
 
 _HEALTHY_FACTOR = 3.0
-_FORMAT_FACTOR = 8.0
+_LOSS_SPACINGS, _COSINE_SPACINGS, _GRADIENT_SPACINGS = 8.0, 10.0, 64.0
+"""Spacings of the coarsest format that a cure may be off where no healthy run says how far is usual."""
+
+_FOLLOWING = 4
+"""Updates after the failing one that a cure of an update must stand."""
+_RUNS_AWAY = 10.0
+"""A loss has run away that exceeds the first by this many times its size, or by this much."""
+_MAX_OTHERS = 3
 _DTYPE_CLASH = re.compile(r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.I)
 _MAX_ISLANDS = 8
-_SAME = 1e-4
 
 
 class Trials:
@@ -42,52 +49,74 @@ class Trials:
     def reference(self) -> Reference:
         """Return the float32 run of the failing micro-batch, and how near to it a cure must come.
 
-        The tolerance is three times the distance of a healthy micro-batch of the same window to its own float32 run;
-        where there is none, it follows from the format's spacing.
+        The tolerances are three times the distances of something healthy of the same window to its own float32 run;
+        where there is none, they follow from the format's spacing.
         """
         run = self._reference(self._case.micro)
-        healthy = next(
-            (m for m in range(len(self._case.step.batches)) if m not in self._case.failing), None
-        )
         eps = _coarsest_eps(self._case)
-        loss_tolerance, cosine_tolerance = _FORMAT_FACTOR * eps, 10 * eps
-        source = "the spacing of the format: no micro-batch of this window is healthy"
-        if healthy is not None:
-            own = self._case.attempt(healthy, under=partial(applied, self._view, ()))
-            loss_gap, cosine = self._gaps(healthy, own)
-            if not own.failed and loss_gap is not None and cosine is not None:
-                loss_tolerance = max(_HEALTHY_FACTOR * loss_gap, eps)
-                cosine_tolerance = max(_HEALTHY_FACTOR * (1 - cosine), eps)
-                source = f"micro-batch {healthy} of the same window, which is healthy"
+        found = self._healthy_gaps()
+        source, loss, cosines, gradient = found or (
+            "the spacing of the format: nothing in this window is healthy",
+            _LOSS_SPACINGS * eps / _HEALTHY_FACTOR,
+            _COSINE_SPACINGS * eps / _HEALTHY_FACTOR,
+            _GRADIENT_SPACINGS * eps / _HEALTHY_FACTOR,
+        )
         return Reference(
             outcome=_outcome(run, None, self._key),
             loss=run.loss,
-            loss_tolerance=loss_tolerance,
-            cosine_tolerance=cosine_tolerance,
+            loss_tolerance=max(_HEALTHY_FACTOR * loss, eps),
+            cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
+            grad_tolerance=max(_HEALTHY_FACTOR * gradient, _LOSS_SPACINGS * eps),
             source=source,
         )
+
+    def _healthy_gaps(self) -> tuple[str, float, float, float] | None:
+        """Return what is healthy, and how far its loss, its gradients' direction and the worst gradient are from float32.
+
+        Another micro-batch; the failing one where only the update fails; else those of its samples that do not.
+        """
+        case, batch = self._case, None
+        healthy = self._others[:1]
+        if healthy:
+            micro, source = (
+                healthy[0],
+                f"micro-batch {healthy[0]} of the same window, which is healthy",
+            )
+        elif case.update:
+            micro, source = case.micro, "forward and backward of this window, which are healthy"
+        elif self._healthy_rows:
+            micro, source = case.micro, "the healthy samples of this micro-batch"
+            batch = self._without_bad_rows(micro)
+        else:
+            return None
+        own = case.attempt(micro, batch=batch, without_update=True, under=nullcontext)
+        exact = self._reference(micro) if batch is None else self._exact(micro, batch)
+        if own.failed or exact.failed or own.loss is None or exact.loss is None:
+            return None
+        first, second = own.grads or {}, exact.grads or {}
+        gap = loss_gap(own.loss, exact.loss)
+        return source, gap, 1 - cosine(first, second), largest_gap(first, second)
 
     def trial(self, atoms: tuple[Atom, ...], micro: int | None = None) -> Trial:
         """Run the failing micro-batch (or another one of the window) under ``atoms``."""
         micro = self._case.micro if micro is None else micro
         mine = atoms_for(self._case, atoms, micro) if micro in self._case.failing else atoms
         if micro in dropped_micros(mine):
-            healthy = self._healthy_rows
-            unchanged = None if healthy is None else not healthy
-            return Trial(atoms=atoms, outcome="pass", micro=micro, rows_unchanged=unchanged)
+            return self._without_micro(atoms, micro)
         under = partial(applied, self._view, atoms)
         batch = rebatch(self._case.step.batches[micro], mine, micro=micro)
         run = self._case.attempt(micro, batch=batch, under=under)
         key = self._key_under(atoms, micro, run) if run.failed else None
-        loss_gap, cosine = (None, None) if run.failed else self._gaps(micro, run)
+        gaps = (None, None, None) if run.failed else self._gaps(micro, run)
         return Trial(
             atoms=atoms,
             outcome=_outcome(run, key, self._key),
             micro=micro,
             key=key,
             loss=run.loss,
-            loss_gap=loss_gap,
-            grad_cosine=cosine,
+            loss_gap=gaps[0],
+            grad_cosine=gaps[1],
+            grad_gap=gaps[2],
             causal=None if run.failed else self._is_causal(atoms, micro),
             rows_unchanged=None if run.failed else self._rows_unchanged(atoms, micro, run),
             seconds=run.seconds,
@@ -117,21 +146,71 @@ class Trials:
 
     def _reference(self, micro: int) -> Attempt:
         if micro not in self._references:
-            # Agreement is about forward and backward; what the update should be is not the reference's to say.
-            run = self._case.attempt(
-                micro, without_update=True, under=partial(reference, self._view)
-            )
-            # A run that fails on a device is nearly full: what only waits to be compared waits in host memory.
-            grads = {name: grad.cpu() for name, grad in (run.grads or {}).items()}
-            self._references[micro] = replace(run, grads=grads)
+            self._references[micro] = self._exact(micro)
         return self._references[micro]
 
-    def _gaps(self, micro: int, run: Attempt) -> tuple[float | None, float | None]:
+    def _exact(self, micro: int, batch: Batch | None = None) -> Attempt:
+        """Return the float32 run of a micro-batch; what the update should be is not its to say."""
+        under = partial(reference, self._view)
+        run = self._case.attempt(micro, batch=batch, without_update=True, under=under)
+        # A run that fails on a device is nearly full: what only waits to be compared waits in host memory.
+        return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})
+
+    def _gaps(self, micro: int, run: Attempt) -> tuple[float | None, float | None, float | None]:
         exact = self._reference(micro)
         if exact.failed or run.loss is None or exact.loss is None:
-            return None, None
-        loss_gap = abs(run.loss - exact.loss) / max(abs(exact.loss), 1e-3)
-        return loss_gap, cosine(run.grads or {}, exact.grads or {})
+            return None, None, None
+        first, second = run.grads or {}, exact.grads or {}
+        return loss_gap(run.loss, exact.loss), cosine(first, second), largest_gap(first, second)
+
+    def _without_micro(self, atoms: tuple[Atom, ...], micro: int) -> Trial:
+        """Return what is left of the window without a micro-batch: it passes where the others do, each run by itself."""
+        others = self._others[:_MAX_OTHERS]
+        if not others:
+            message = "it is the whole window: nothing would be left to update with"
+            return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=message)
+        runs = [self._case.attempt(other, under=nullcontext) for other in others]
+        failed = [place for place, run in zip(others, runs, strict=True) if run.failed]
+        return Trial(
+            atoms=atoms,
+            outcome="other_failure" if failed else "pass",
+            micro=micro,
+            rows_unchanged=None if self._healthy_rows is None else not self._healthy_rows,
+            seconds=sum(run.seconds for run in runs),
+            message=f"micro-batch {failed[0]} fails without it" if failed else "",
+        )
+
+    def following(self, atoms: tuple[Atom, ...]) -> Trial:
+        """Apply this update and those after it on the same window, under ``atoms``: whether weights and losses stay.
+
+        What is finite now and ruins the forward after it has cured nothing. Raises what the host's update raises.
+        """
+        began = time.perf_counter()
+        under = partial(applied, self._view, atoms)
+        losses, broken = self._case.run_on(_FOLLOWING, under=under)
+        first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
+        message = f"{broken[0]} is not finite {_FOLLOWING} updates later" if broken else ""
+        if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
+            after = counted(len(losses) - 1, "update")
+            message = f"the loss goes from {first:.4g} to {worst:.4g} in {after}"
+        return Trial(
+            atoms=atoms,
+            outcome="other_failure" if message else "pass",
+            micro=self._case.micro,
+            loss=worst,
+            seconds=time.perf_counter() - began,
+            message=message,
+        )
+
+    @cached_property
+    def _others(self) -> tuple[int, ...]:
+        """The micro-batches of the window that do not fail."""
+        places = range(len(self._case.step.batches))
+        return tuple(micro for micro in places if micro not in self._case.failing)
+
+    def _without_bad_rows(self, micro: int) -> Batch:
+        batch, healthy = self._case.step.batches[micro], self._healthy_rows or ()
+        return without(batch, tuple(set(range(num_samples(batch) or 0)) - set(healthy)))
 
     def _key_under(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> FailureKey | None:
         if run.error is not None:
@@ -157,28 +236,25 @@ class Trials:
             return None
         if self._case.update:
             plain = self._case.attempt(micro, without_update=True, under=nullcontext)
-            return _agree(plain, run)
+            return agree(plain, run)
         healthy = self._healthy_rows
         if not healthy:
             return None if healthy is None else self._others_unchanged(atoms)
-        batch = self._case.step.batches[micro]
-        rest = tuple(row for row in range(num_samples(batch) or 0) if row not in healthy)
-        only_healthy = without(batch, rest)
+        only_healthy = self._without_bad_rows(micro)
         plain = self._case.attempt(micro, batch=only_healthy, under=nullcontext)
         if any(atom.remedy == "drop_sample" for atom in atoms):
-            return _agree(plain, run)
+            return agree(plain, run)
         under = partial(applied, self._view, atoms)
-        return _agree(plain, self._case.attempt(micro, batch=only_healthy, under=under))
+        return agree(plain, self._case.attempt(micro, batch=only_healthy, under=under))
 
     def _others_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
         """Return what a healthy micro-batch of the window says where every sample of the failing one fails."""
-        num = len(self._case.step.batches)
-        other = next((m for m in range(num) if m not in self._case.failing), None)
-        if other is None:
+        if not self._others:
             return None
+        other = self._others[0]
         plain = self._case.attempt(other, without_update=True, under=nullcontext)
         under = partial(applied, self._view, atoms)
-        return _agree(plain, self._case.attempt(other, without_update=True, under=under))
+        return agree(plain, self._case.attempt(other, without_update=True, under=under))
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was; None where it cannot be asked."""
@@ -196,30 +272,6 @@ class Trials:
         if before is None or after is None:
             return None
         return torch.equal(before[:, :-1], after[:, :-1])
-
-
-def _agree(plain: Attempt, cured: Attempt) -> bool:
-    """Return whether two finite runs have the same loss and gradient, to float32 rounding."""
-    if plain.failed or plain.loss is None or cured.loss is None:
-        return False
-    near = abs(plain.loss - cured.loss) <= _SAME * max(abs(plain.loss), 1e-3)
-    return near and 1 - cosine(plain.grads or {}, cured.grads or {}) <= _SAME
-
-
-def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Return the cosine between two sets of gradients by parameter name, in float64; 1.0 if both are zero."""
-    names = [name for name in first if name in second]
-    dot = norm_first = norm_second = 0.0
-    for name in names:
-        a = in_float64(first[name]).flatten()
-        b = in_float64(second[name]).to(a.device).flatten()
-        dot += float(a @ b)
-        norm_first += float(a @ a)
-        norm_second += float(b @ b)
-    if norm_first == 0.0 and norm_second == 0.0:
-        return 1.0
-    scale = math.sqrt(norm_first) * math.sqrt(norm_second)
-    return dot / scale if scale > 0 else 0.0
 
 
 def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outcome:

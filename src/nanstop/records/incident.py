@@ -38,6 +38,8 @@ class Replay:
     incident: str
     fidelity: Fidelity
     runs: int
+    num_failed: int | None = None
+    """How many of the runs failed; None in records of a time when that was not noted."""
     key: FailureKey | None = None
     loss: float | None = None
     digest: str = ""

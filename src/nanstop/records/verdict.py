@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from nanstop.records.checkpoint import CheckpointScan
 from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
@@ -43,6 +45,10 @@ class Trial:
     loss: float | None = None
     loss_gap: float | None = None
     grad_cosine: float | None = None
+    grad_gap: float | None = None
+    """Distance of one parameter's gradient, over the norm of its float32 gradient:
+    the largest of all parameters.
+    """
     causal: bool | None = None
     rows_unchanged: bool | None = None
     """Whether every healthy row kept its loss and gradient; asked where float32 fails too."""
@@ -115,6 +121,7 @@ class Reference:
     loss: float | None = None
     loss_tolerance: float = 0.0
     cosine_tolerance: float = 0.0
+    grad_tolerance: float = math.inf
     source: str = ""
     """Where the tolerances come from: a healthy micro-batch of the same run, or the format."""
 
@@ -133,7 +140,12 @@ class Alternative:
 
 @record
 class Proof:
-    """What was tried on the failing micro-batch. ``minimal``: the cure, no atom too many."""
+    """What was tried on the failing micro-batch. ``minimal`` is the cure;
+    removing any of its atoms fails again.
+
+    ``isolated``: ``minimal`` leaves out what fails, which cures nothing. ``chance``: the step as it
+    is, or the same cure, did not end twice alike: no verdict on any cure can be had from it.
+    """
 
     incident: str
     verdict: Verdict
@@ -148,6 +160,7 @@ class Proof:
     safety: Safety = "safe"
     scope: str = "micro-batch"
     next_experiment: str = ""
+    chance: bool = False
     seconds: float = 0.0
 
 

@@ -33,7 +33,7 @@ Confidence = Literal["certain", "likely", "possible"]
 Outcome = Literal[
     "pass", "same_failure", "other_failure", "crash", "not_applicable", "oom", "timeout"
 ]
-Verdict = Literal["proven", "plausible", "none_found"]
+Verdict = Literal["proven", "plausible", "isolated", "none_found"]
 Safety = Literal["safe", "changes_training"]
 ActionKind = Literal[
     "continue", "redo", "adopt", "skip", "rollback", "quarantine", "stop", "observe"

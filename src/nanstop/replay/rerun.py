@@ -6,13 +6,14 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from nanstop.numerics import accelerator
@@ -80,6 +81,8 @@ def attempt(
                 loss = step.run(micro, batch)
             grads = gradients_of(step.view.root)
             bad = _bad(loss, grads)
+            if keep_grads and update:  # which may clip them in place
+                grads = {name: grad.detach().clone() for name, grad in grads.items()}
             if update and not bad:
                 lengths = _updated(step, in_float32 or {})
                 broken = nonfinite(dict(_parameters(step)))
@@ -87,7 +90,7 @@ def attempt(
                 bad = tuple(f"param:{name}" for name in dict.fromkeys((*broken, *long)))
         except Exception as raised:  # what the run raises is what is being studied
             error, grads, bad = raised, {}, ()
-        digest = _digest(loss, grads.values())
+        digest = _digest(loss, grads.values(), error)
     return Attempt(
         loss=float(loss) if loss is not None and loss.numel() == 1 else None,
         bad=bad,
@@ -119,12 +122,21 @@ def _bad(loss: Tensor | None, grads: Mapping[str, Tensor]) -> tuple[str, ...]:
     return names
 
 
-def _digest(loss: Tensor | None, grads: Iterable[Tensor]) -> str:
-    """Return a digest of the loss and of each gradient's norm and sum, bit for bit; every NaN counts as the same."""
+def _digest(loss: Tensor | None, grads: Iterable[Tensor], error: BaseException | None) -> str:
+    """Return a digest of the loss and of each gradient's norm and sum, bit for bit; or of what was raised."""
+    if error is not None:
+        return hashlib.sha256(f"{type(error).__name__}: {error}".encode()).hexdigest()[:16]
     scalars = [in_float64(loss.detach().sum())] if loss is not None else []
     for part in (part for grad in grads for part in floats(grad)):
         scalars += [in_float64(torch.linalg.vector_norm(part)), in_float64(part.sum())]
+    return _hashed(scalars)
+
+
+def _hashed(scalars: Sequence[Tensor]) -> str:
+    """Return a digest of float64 scalars, every NaN the same; "" where none is finite, so that all would look alike."""
     values = torch.stack([s.to(scalars[0].device) for s in scalars]).tolist() if scalars else []
+    if not any(map(math.isfinite, values)):
+        return ""
     packed = b"".join(b"nan" if math.isnan(v) else struct.pack("<d", v) for v in values)
     return hashlib.sha256(packed).hexdigest()[:16]
 
@@ -136,39 +148,76 @@ def rerun(
     incident: str,
     first_loss: Tensor | None,
     raised: bool = False,
-    times: int = 2,
+    times: int = 3,
     update: bool = False,
     in_float32: Mapping[str, float] | None = None,
 ) -> Replay:
-    """Return how faithfully the failing micro-batch fails again, uninstrumented.
+    """Return how faithfully the failing micro-batch fails again, unmodified.
 
     bitwise: every run has the same digest and the loss that training saw. same_failure: it fails each time, with other
-    bits. different: sometimes. not_reproduced: never. ``in_float32``: see ``attempt``.
+    bits, or nothing of it is finite that could be compared. different: sometimes. not_reproduced: never. All but the
+    first run note what modules return, for of losses and gradients that are all NaN one is as another.
+    ``in_float32``: see ``attempt``.
     """
-    runs = [attempt(step, micro, update=update, in_float32=in_float32) for _ in range(times)]
-    failures = [run for run in runs if run.failed]
-    same_bits = len({run.digest for run in runs}) == 1
+    notes = [_ModuleOutputs() for _ in range(times - 1)]
+    conditions = (nullcontext, *(note.taken for note in notes))
+    runs = [
+        attempt(step, micro, update=update, in_float32=in_float32, under=under)
+        for under in (conditions if not step.facts.compiled else (nullcontext,) * times)
+    ]
+    num_failed = sum(run.failed for run in runs)
+    digests, within = {run.digest for run in runs}, {note.digest() for note in notes}
+    same_bits = len(digests) == len(within) == 1
+    comparable = digests != {""} or within != {""}
     seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
     same_loss = update or seen is None or _same_number(seen, runs[0].loss)
     fidelity: Fidelity
-    if not failures:
+    if not num_failed:
         fidelity = "not_reproduced"
-    elif len(failures) < len(runs):
+    elif num_failed < len(runs):
         fidelity = "different"
     else:
         same_error = raised == (runs[0].error is not None)
-        fidelity = "bitwise" if same_bits and same_loss and same_error else "same_failure"
+        faithful = same_bits and comparable and same_loss and same_error
+        fidelity = "bitwise" if faithful else "same_failure"
     unsteady = fidelity in ("not_reproduced", "different")
     return Replay(
         incident=incident,
         fidelity=fidelity,
         runs=len(runs),
+        num_failed=num_failed,
         private_rng=unsteady and _draws_privately(step, micro, update=update),
         loss=runs[0].loss,
         digest=runs[0].digest,
         eager=_eager(step, micro, update=update),
         seconds=sum(run.seconds for run in runs),
     )
+
+
+class _ModuleOutputs:
+    """Notes a digest of what each module returns, of its finite values. Not of compiled code, which calls no module."""
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] = []
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Note what is returned inside. No device synchronisation; a pass over each output."""
+        handle = register_module_forward_hook(self._note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def digest(self) -> str:
+        """Return the digest. Synchronises the device."""
+        return _hashed(self._sums)
+
+    def _note(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        if isinstance(first, Tensor) and first.is_floating_point():
+            finite = torch.nan_to_num(first.detach(), nan=0.0, posinf=0.0, neginf=0.0)
+            self._sums.append(in_float64(finite.sum(dtype=torch.float32)))
 
 
 class _Draws(TorchFunctionMode):

@@ -226,8 +226,8 @@ class Failures:
         self, found: Investigation, now: FailurePoint, case: FailingStep | None
     ) -> Conclusion:
         nothing = Proof(incident="", verdict="none_found", minimal=())
-        clean = found.replay is not None and found.replay.fidelity == "not_reproduced"
-        action = self._choose(found.key, now, case, found.proof or nothing, replays_clean=clean)
+        proof, clean = found.proof or nothing, found.may_pass
+        action = self._choose(found.key, now, case, proof, replays_clean=clean)
         return self._new(found, action, now, case)
 
     def _new(
@@ -253,7 +253,9 @@ class Failures:
         key = self.known.key_of(known)
         if proof is None and not names_samples(known):
             proof = known.proof
-        action = self._choose(key, now, case, proof and replace(proof, incident=known.incident.id))
+        comes_and_goes = known.replay is not None and known.replay.fidelity == "different"
+        proof = proof and replace(proof, incident=known.incident.id)
+        action = self._choose(key, now, case, proof, replays_clean=comes_and_goes)
         entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
         return Conclusion(report=report, key=key, atoms=_redone(action, case))

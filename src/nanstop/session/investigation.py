@@ -114,6 +114,16 @@ class Investigation:
             samples = self.stage("samples", lambda: _samples(case))
             self.localization = replace(self.localization, positions=samples)
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the step as it is fails each time that it is run."""
+        return self.replay is not None and self.replay.fidelity in ("bitwise", "same_failure")
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the step as it is was seen to pass, so that it may do so when it is run again."""
+        return self.replay is not None and not self.is_steady
+
     def explain(self, series: History) -> None:
         """Make the incident's record, yet without an id, and diagnose it. Synchronises the device as ``series`` is read."""
         self.incident = Incident(
@@ -133,13 +143,16 @@ class Investigation:
         )
         if self.replay is not None:
             self.replay = replace(self.replay, key=self.localization and self.localization.key)
+        self._diagnose()
+
+    def _diagnose(self) -> None:
         examined = examine(
             Evidence(
                 facts=self.facts,
                 incident=self.incident,
                 replay=self.replay,
                 localization=self.localization,
-                series=self.incident.history,
+                series=self.incident.history if self.incident is not None else (),
             ),
             "incident",
         )
@@ -151,13 +164,15 @@ class Investigation:
         candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
             candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
         )
-        fails_again = self.replay is not None and self.replay.fidelity != "not_reproduced"
-        if not fails_again or not candidates:
+        if not self.is_steady or not candidates:
             return
         self.proof = self.stage(
             "proof",
             lambda: prove_case(case, self.key, tuple(candidates), policy=policy),
         )
+        if self.proof is not None and self.proof.chance and self.replay is not None:
+            self.replay = replace(self.replay, fidelity="different", runs=self.replay.runs + 1)
+            self._diagnose()
 
     def report(self, audit: AuditEntry) -> Report:
         """Return the report. Call after ``explain``."""

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanstop.commands.plan.regions import Look, ModuleGroups, smallest_region
-from nanstop.prove.search import Budget
+from nanstop.prove.bench import Budget
 
 ITEMS = tuple(f"{block}.{part}" for block in "abcd" for part in ("norm", "attn", "mlp"))
 GROUPS = tuple(tuple(i for i in ITEMS if i.endswith(part)) for part in ("norm", "attn", "mlp"))

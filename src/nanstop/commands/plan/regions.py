@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from nanstop.prove.bench import Budget
 from nanstop.prove.minimize import minimize
-from nanstop.prove.search import Budget
 
 Item = TypeVar("Item", bound=Hashable)
 

@@ -14,7 +14,7 @@ from nanstop.commands.plan.outcome import Outcome
 from nanstop.commands.plan.regions import Found, Look, smallest_region
 from nanstop.commands.plan.trials import PlanTrials, ScaledStep
 from nanstop.numerics.tensors import HALF
-from nanstop.prove.search import Budget
+from nanstop.prove.bench import Budget
 from nanstop.records import (
     Agreement,
     Calibration,

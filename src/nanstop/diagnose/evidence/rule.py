@@ -9,8 +9,9 @@ from typing import Literal
 
 from nanstop.records import Diagnosis, Evidence
 
-Role = Literal["cause", "symptom", "log", "unexplained"]
-"""What made a failure; how it shows; how a log shows it; that nothing else explains it."""
+Role = Literal["cause", "chance", "symptom", "log", "unexplained"]
+"""What made a failure; that it comes and goes, so that no replay says what made it; how it shows;
+how a log shows it; that nothing else explains it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ def _replayed(replay: Replay | None) -> list[str]:
     outcome = {
         "bitwise": "bitwise identical",
         "same_failure": "the same failure, other digits",
-        "different": "another failure",
+        "different": f"it failed in {replay.num_failed} of them",
         "not_reproduced": "no failure",
     }[replay.fidelity]
     return [f"replayed {times}: {outcome}"]
@@ -255,7 +255,8 @@ def proof_in_brackets(proof: Proof) -> str:
     """Return the verdict with its counts: passes, ablations, distance to float32, cost."""
     removed = proof.ablations or ((proof.baseline,) if proof.baseline is not None else ())
     part = "it" if len(proof.minimal) == 1 else "any part"
-    clauses = [f"{proof.verdict}: passes {_share(proof.passing, passed=True)}"]
+    said = "isolated, not cured" if proof.verdict == "isolated" else proof.verdict
+    clauses = [f"{said}: passes {_share(proof.passing, passed=True)}"]
     if removed:
         clauses[0] += f", removing {part} fails {_share(removed, passed=False)}"
     clauses.append(_nearness(proof))

@@ -1,0 +1,56 @@
+"""Gradients agree parameter by parameter, in direction and in length."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanstop.prove.agreement import cosine, largest_gap, loss_gap
+
+G, H = torch.tensor([3.0, 4.0]), torch.tensor([0.5, -1.0])
+numbers = st.floats(-1e3, 1e3).filter(lambda one: abs(one) > 1e-3)
+vectors = st.lists(numbers, min_size=1, max_size=5).map(torch.tensor)
+gradients = st.dictionaries(st.sampled_from("abc"), vectors, min_size=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "gap"),
+    [
+        ({"w": G}, 0.0),
+        ({"w": 1000 * G}, 999.0),
+        ({"w": -G}, 2.0),
+        ({}, 1.0),
+        ({"w": G, "v": H}, float(H.norm()) / 0.5),  # the exact run has none for it
+    ],
+)
+def test_length_and_direction_of_every_parameter_count(found, gap):
+    assert largest_gap(found, {"w": G}) == pytest.approx(gap)
+
+
+def test_a_small_gradient_is_measured_by_the_large_ones():
+    exact = {"w": torch.tensor([100.0]), "bias": torch.tensor([1e-6])}
+    assert largest_gap(exact | {"bias": torch.tensor([-1e-3])}, exact) == pytest.approx(
+        1e-4, rel=0.01
+    )
+
+
+def test_a_gradient_that_only_one_has_is_zero_in_the_other():
+    assert cosine({"w": G, "v": G}, {"w": G}) == pytest.approx(0.5**0.5)
+    assert cosine({}, {}) == 1.0
+
+
+@given(gradients)
+def test_equal_gradients_have_no_gap_and_no_angle(found):
+    assert largest_gap(found, found) == 0.0
+    assert cosine(found, found) == pytest.approx(1.0)
+
+
+@given(gradients, st.floats(1.5, 100.0))
+def test_a_factor_on_one_parameter_alone_is_seen(found, factor):
+    name = max(found, key=lambda one: float(found[one].norm()))
+    changed = found | {name: factor * found[name]}
+    assert largest_gap(changed, found) == pytest.approx(factor - 1.0, rel=1e-3)
+
+
+def test_a_loss_gap_is_relative():
+    assert loss_gap(2.2, 2.0) == pytest.approx(0.1)

@@ -90,7 +90,7 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
         said |= {
             "ops": (first["op"],) if first["op"] else (),
             "modules": (first["module"] or "",),
-            "proven": first["verdict"] == "proven",
+            "proven": first["verdict"] in ("proven", "isolated"),
             "ruled_out": tuple(line for line in lines if line.startswith("ruled out")),
         }
     elif findings:

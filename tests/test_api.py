@@ -59,7 +59,7 @@ def test_a_sample_is_quarantined_where_that_is_allowed(tmp_path):
     model, optimizer = parts()
     policy = nanstop.Policy(allow=("drop_sample",))
     (report,) = train(model, optimizer, bad=2, out=tmp_path, policy=policy).incidents
-    assert report.proof.verdict == "proven"
+    assert report.proof.verdict == "isolated"
     assert [str(atom) for atom in report.proof.minimal] == ["drop_sample(0:2)"]
     assert report.audit[-1].action.kind == "quarantine"
 

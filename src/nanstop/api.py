@@ -92,7 +92,11 @@ class LoopWatch(Watch):
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
-        self._end(0 if kind is None else 1)
+        try:
+            self._end(0 if kind is None else 1)
+        except TrainingStopped:  # of the last update; an exception on its way goes before
+            if error is None and not self._ends:
+                raise
         return self._ends and isinstance(error, TrainingStopped)
 
     def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:

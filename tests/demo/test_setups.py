@@ -43,6 +43,7 @@ def test_s1_logs_zero_and_nan_from_the_first_step(tmp_path):
     assert not finite
 
 
+@pytest.mark.slow
 def test_s1_is_cured_by_the_planted_norm_in_float32(tmp_path):
     trainer = dpo.build(setup_for(tmp_path, 2))
     norm = trainer.model.base_model.model.get_submodule(dpo.PLANTED)

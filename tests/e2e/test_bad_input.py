@@ -111,7 +111,11 @@ def test_json_is_json_whatever_happened(incident):
     assert (code, found["incident"]["id"]) in ((0, "0000"), (3, "0000"))
 
 
-@pytest.mark.parametrize("out", ["taken", "/proc/nowhere", "/dev/full/x"])
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("out", ["taken", slow("/proc/nowhere"), slow("/dev/full/x")])
 def test_a_disk_that_refuses_costs_the_record_and_not_the_run(folder, out):
     (folder / "taken").write_text("")
     ended = run(folder, "loop.py", "bad", out=out)
@@ -123,6 +127,7 @@ def test_a_disk_that_refuses_costs_the_record_and_not_the_run(folder, out):
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 def test_switched_off_nothing_is_written(folder):
     ended = run(folder, "loop.py", "bad", NANSTOP="off")
     assert (ended.code, ended.err, ended.summary) == (0, "", {})
@@ -169,7 +174,7 @@ print("over")
 
 @pytest.mark.parametrize(
     ("body", "said"),
-    [(EMPTY, "nothing was watched"), (META, "a model on `meta` has no values")],
+    [(EMPTY, "nothing was watched"), slow(META, "a model on `meta` has no values")],
 )
 def test_nothing_to_train_on_is_no_failure(folder, body, said):
     (folder / "script.py").write_text(HEAD + body)
@@ -207,7 +212,7 @@ UNSTEADY = {
 }
 
 
-@pytest.mark.parametrize("name", UNSTEADY)
+@pytest.mark.parametrize("name", [one if one == "iterator" else slow(one) for one in UNSTEADY])
 def test_what_cannot_be_repeated_is_told_apart(folder, name):
     state, expression, code = UNSTEADY[name]
     (folder / "script.py").write_text(

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -155,6 +156,25 @@ def test_a_loops_block_can_end_instead(tmp_path):
     assert (done, found["ended"], found["exit"]) == ([0, 1, 2, 3], None, 0)
 
 
+@pytest.mark.parametrize("on_stop", ["raise", "end"])
+def test_a_last_update_that_breaks_weights_stops_a_loop_as_well(tmp_path, on_stop):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    policy = nanstop.Policy(on_failure="stop", on_stop=on_stop)
+    stops = pytest.raises(nanstop.TrainingStopped) if on_stop == "raise" else nullcontext()
+    with stops, nanstop.watch(model, optimizer, policy=policy, out=tmp_path) as w:
+        w.step(lambda x: model(x).square().mean(), torch.randn(3, 4))
+        w.update()
+        model.weight.data[0, 0] = math.nan
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert (found["ended"], found["exit"]) == ("stopped", 3)
+    with (
+        pytest.raises(KeyError, match="own"),
+        nanstop.watch(model, optimizer, policy=policy, out=tmp_path) as w,
+    ):
+        raise KeyError("own")
+
+
 # ---- nanstop run
 
 LOOP = (
@@ -199,6 +219,23 @@ def test_a_watched_loop_that_is_stopped_ends_with_3(tmp_path):
     assert "optimizer.step()" in found.err
     said = found.summary
     assert (said["ended"], said["exit"], said["steps"]) == ("stopped", 3, 2)
+
+
+def test_a_stop_in_a_thread_or_at_the_scripts_end_is_one_that_nobody_caught(tmp_path):
+    tail = (
+        "import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()"
+    )
+    found = ends(tmp_path, f"{tail}\nprint('saved')")
+    assert (found.code, found.summary["ended"], found.summary["exit"]) == (3, "stopped", 3)
+    assert b"saved" in found.out  # what the script goes on with is its own
+    last = LOOP.replace("optimizer.step()", "optimizer.step()\n        spoil(step)")
+    tail = (
+        "def spoil(step):\n    if step == 3:\n        net.weight.data[0, 0] = float('nan')\n"
+        "BAD = False\ntrain()\nprint('saved')"
+    )
+    found = ends(tmp_path, tail, source=last)
+    assert (found.code, found.summary["ended"], found.summary["exit"]) == (3, "stopped", 3)
+    assert "Traceback" not in found.err
 
 
 def test_a_script_that_catches_it_has_an_exit_code_of_its_own(tmp_path):

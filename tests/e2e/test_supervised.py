@@ -71,6 +71,7 @@ def start(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fatal", "code", "name"),
     [

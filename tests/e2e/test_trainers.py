@@ -120,7 +120,9 @@ def assert_finite(trainer):
 
 
 OVERFLOWING = [
-    (kind, checkpointing)
+    pytest.param(
+        kind, checkpointing, marks=[pytest.mark.slow] if kind in ("reward", "rloo") else []
+    )
     for kind in ("sft", "dpo", "reward", "grpo", "rloo")
     for checkpointing in (None, *((True, False) if kind in ("sft", "dpo") else ()))
 ]

@@ -34,5 +34,6 @@ def report(
             for one, record in zip(reports, records, strict=True)
         )
         typer.echo("\n\n".join(shown))
-    proven = all(one.proof is not None and one.proof.verdict == "proven" for one in reports)
-    return OK if proven else UNRESOLVED
+    known = ("proven", "isolated")
+    resolved = all(one.proof is not None and one.proof.verdict in known for one in reports)
+    return OK if resolved else UNRESOLVED

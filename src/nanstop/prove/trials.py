@@ -22,6 +22,7 @@ from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
+from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
 
@@ -66,7 +67,7 @@ class Trials:
             loss=run.loss,
             loss_tolerance=max(_HEALTHY_FACTOR * loss, eps),
             cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
-            grad_tolerance=max(_HEALTHY_FACTOR * gradient, _LOSS_SPACINGS * eps),
+            grad_tolerance=max(_HEALTHY_FACTOR * gradient, _GRADIENT_SPACINGS * eps),
             source=source,
         )
 
@@ -183,24 +184,30 @@ class Trials:
     def following(self, atoms: tuple[Atom, ...]) -> Trial:
         """Apply this update and those after it on the same window, under ``atoms``: whether weights and losses stay.
 
-        What is finite now and ruins the forward after it has cured nothing. Raises what the host's update raises.
+        What is finite now and ruins the forward after it has cured nothing, where float32 is ruined as well. Where it
+        is not, what fails later is another failure of the format. Raises what the host's update raises.
         """
         began = time.perf_counter()
-        under = partial(applied, self._view, atoms)
-        losses, broken = self._case.run_on(_FOLLOWING, under=under)
-        first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
-        message = f"{broken[0]} is not finite {_FOLLOWING} updates later" if broken else ""
-        if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
-            after = counted(len(losses) - 1, "update")
-            message = f"the loss goes from {first:.4g} to {worst:.4g} in {after}"
+        loss, message = self._ruin(partial(applied, self._view, atoms))
+        if message:
+            _, message = self._ruin(partial(reference, self._view))
         return Trial(
             atoms=atoms,
             outcome="other_failure" if message else "pass",
             micro=self._case.micro,
-            loss=worst,
+            loss=loss,
             seconds=time.perf_counter() - began,
             message=message,
         )
+
+    def _ruin(self, under: Under) -> tuple[float, str]:
+        """Return the worst loss of the updates that follow under a context, and what they ruin, or ""."""
+        losses, broken = self._case.run_on(_FOLLOWING, under=under)
+        first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
+        if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
+            after = counted(len(losses) - 1, "update")
+            return worst, f"the loss goes from {first:.4g} to {worst:.4g} in {after}"
+        return worst, f"{broken[0]} is not finite {_FOLLOWING} updates later" if broken else ""
 
     @cached_property
     def _others(self) -> tuple[int, ...]:

@@ -115,6 +115,7 @@ def test_a_trial_that_cannot_run_decides_nothing(bisect_it):
     assert "invalid" in {row.outcome for row in result.trials}
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_failure_like_any_other(bisect_it):
     result = bisect_it("if config['b']: time.sleep(600)\n", timeout=0.8, jobs=2)
     assert (result.minimal, result.failure.kind) == (("b",), "timeout")

@@ -27,6 +27,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """Write ``train.py`` into a fresh working folder."""

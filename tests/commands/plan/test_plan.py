@@ -51,6 +51,7 @@ def test_one_planted_norm():
     assert plan.record.scaler.init_scale > 1
 
 
+@pytest.mark.slow
 def test_three_planted_regions():
     plan = made(models.massive(THREE))
     assert regions(plan) == tuple((name,) for name in THREE)

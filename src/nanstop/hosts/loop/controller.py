@@ -114,14 +114,16 @@ class LoopController:
         self.num_updates += 1
 
     def finish(self, exit_code: int = 0) -> None:
-        """Finish the session, once."""
+        """Finish the session, once. Errors: ``TrainingStopped`` where the last update broke weights and that is resolved."""
         if self.session is None or self._finished:
             return
         self._finished = True
-        if self._view is not None:
-            odd = self.ends.end(self._view, self.step_id())
-            LEFT.note(odd, loaded=self.facts.odd_weights)
-        self.session.finish(STOPPED if self._stopped else exit_code)
+        try:
+            if self._view is not None:
+                odd = self.ends.end(self._view, self.step_id())
+                LEFT.note(odd, loaded=self.facts.odd_weights)
+        finally:
+            self.session.finish(STOPPED if self._stopped else exit_code)
 
     # ---- what a window's end asks for
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nanstop.errors import TrainingStopped
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.script_warnings import show_at_script
@@ -50,6 +52,7 @@ def install(open_session: OpenSession) -> None:
         _open_session = open_session
         atexit.register(_finish)
         table.replace(sys, "excepthook", _uncaught)
+        table.replace(threading, "excepthook", _uncaught_in_thread)
         table.replace(warnings, "showwarning", show_at_script)
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
@@ -177,6 +180,13 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
     original(kind, error, _without_own(traceback))
 
 
+def _uncaught_in_thread(original: Any, died: Any) -> None:
+    """Stand in for ``threading.excepthook``: a stop that nobody in a thread caught is the end of the training all the same."""
+    if isinstance(died.exc_value, TrainingStopped):
+        sys.last_value = died.exc_value  # as the interpreter does for the main thread
+    original(died)
+
+
 def _without_own(traceback: TracebackType | None) -> TracebackType | None:
     kept = []
     while traceback is not None:
@@ -192,4 +202,8 @@ def _finish() -> None:
     """Finish the session of raw loops; the exit code of a script that calls ``sys.exit`` is its parent's to know."""
     if _loops is not None:
         _loops.end()
-        _loops.controller.finish(1 if getattr(sys, "last_value", None) is not None else 0)
+        try:
+            _loops.controller.finish(1 if getattr(sys, "last_value", None) is not None else 0)
+        except TrainingStopped as stop:  # the script is over: nothing is left that could catch it
+            sys.last_value = stop
+            _log.warning("nanstop: %s", stop)

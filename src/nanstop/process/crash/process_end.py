@@ -130,7 +130,10 @@ def classify(
     if hung is not None:
         return ProcessEnd(kind="hang", files=hung[0], message=hung[1])
     name = signal_name(code)
-    if code == 0:
+    if (
+        code == 0
+    ):  # also where nothing could catch the stop: a thread of its own, or the script's end
+        stopped = stopped or any(one.stopped for one in processes)
         return ProcessEnd(kind="stopped" if stopped else "clean")
     if interrupted or name in ASKED:
         return ProcessEnd(kind="interrupted", signal=name)

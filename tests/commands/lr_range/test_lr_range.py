@@ -27,7 +27,6 @@ print("trained")
 """
 
 
-@pytest.mark.slow
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """Write ``train.py`` into a fresh working folder."""
@@ -35,6 +34,7 @@ def script(tmp_path, monkeypatch):
     return lambda text: (tmp_path / "train.py").write_text(text)
 
 
+@pytest.mark.slow
 def test_a_trainers_script(script, capfd, tmp_path, incident_folder):
     script(TRAINING)
     code = cli.main(["lr-range", "--steps", "40", "--low", "1e-5", "train.py"])

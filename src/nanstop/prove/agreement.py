@@ -29,7 +29,7 @@ def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     A gradient that only one of them has counts as zero in the other. Synchronises the device.
     """
     dot = norm_first = norm_second = 0.0
-    for name in {*first, *second}:
+    for name in dict.fromkeys((*first, *second)):  # in an order that no hash seed moves
         a, b = _flat(first, name, second), _flat(second, name, first)
         dot += float(a @ b)
         norm_first += float(a @ a)
@@ -47,7 +47,7 @@ def largest_gap(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) ->
     missing where others are large. Zero for equal gradients. In float64; synchronises the device.
     """
     gaps, norms = [], []
-    for name in {*gradients, *exact}:
+    for name in dict.fromkeys((*gradients, *exact)):
         a, b = _flat(gradients, name, exact), _flat(exact, name, gradients)
         gaps.append(float(torch.linalg.vector_norm(a - b)))
         norms.append(float(torch.linalg.vector_norm(b)))

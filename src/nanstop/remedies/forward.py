@@ -80,7 +80,7 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool
 
 
 class Wrapper:
-    """Calls the forward that it wraps; subclasses say in what circumstances.
+    """Calls the forward that it wraps, with what is held awake; subclasses say in what further circumstances.
 
     What is traced or exported is the script's own forward, where its tensors are at rest: the graph leaves the process. ``is_compiled``: whether
     ``torch.compile`` has made the circumstances part of its code.
@@ -106,8 +106,8 @@ class Wrapper:
             return self.call(*args, **kwargs)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the forward that it wraps in the circumstances of this wrapper."""
-        raise NotImplementedError
+        """Call the forward that it wraps in the circumstances of this wrapper: what is held is awake."""
+        return self.inner(*args, **kwargs)
 
     def is_wide(self) -> bool:
         """Return whether the wrapped forward cannot do without: what it computes with is in another format now."""
@@ -167,13 +167,6 @@ class WideOwnerForward(Wrapper):
         with float32_inside(self.module, recurse=False):
             outputs = self.inner(*args, **kwargs)
         return outputs if entry == torch.float32 else cast_floats(outputs, entry)
-
-
-class AwakeForward(Wrapper):
-    """Calls what it wraps as it is, with what is held awake."""
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs)
 
 
 class AutocastForward(Wrapper):

@@ -14,11 +14,11 @@ from nanstop.records import Atom
 from nanstop.remedies.forward import (
     AutocastForward,
     AutocastOverride,
-    AwakeForward,
     Float32Forward,
     Float32Recompute,
     InputCast,
     WideOwnerForward,
+    Wrapper,
     callable_modules,
     computing_in,
     forward_replaced,
@@ -98,7 +98,7 @@ def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
             if owned and is_callable(module):
                 undo.enter_context(forward_replaced(module, WideOwnerForward(owned[0].dtype)))
             elif owned:  # a ParameterDict: whoever it belongs to reads it
-                undo.enter_context(forward_replaced(_reader(view.root, name), AwakeForward()))
+                undo.enter_context(forward_replaced(_reader(view.root, name), Wrapper()))
         if view.optimizer is not None:
             undo.enter_context(state_swapped(view.optimizer, trainable, torch.float32))
         undo.enter_context(swapped(trainable, torch.float32))

@@ -1,11 +1,13 @@
 """Every causal language model that transformers can build small, watched, broken and planned.
 
-For each class of ``MODEL_FOR_CAUSAL_LM_MAPPING``, in a child process forked from a warm parent and limited in time:
+For each class of ``MODEL_FOR_CAUSAL_LM_MAPPING``, in a child process forked from a warm parent and
+limited in time:
 
-- health: five training steps in float32 and in bfloat16 weights under ``nanstop.watch``; any incident, any finding
-  but those that ``nanstop.check`` states beforehand, and any changed loss or weight is a miss;
-- plants: an overflow planted into a drawn layer, for float16 weights, float16 autocast and float32; the module that is
-  named must be the one where hooks saw the first value that was not finite;
+- health: five training steps in float32 and in bfloat16 weights under ``nanstop.watch``; any
+  incident, any finding but those that ``nanstop.check`` states beforehand, and any changed loss or
+  weight is a miss;
+- plants: an overflow planted into a drawn layer, for float16 weights, float16 autocast and float32;
+  the module that is named must be the one where hooks saw the first value that was not finite;
 - plan: ``nanstop.plan`` for float16 against float32.
 
 Classes that are done are not repeated; the table is ``docs/architectures.md``.
@@ -48,7 +50,9 @@ PLANTED = ("float16 weights", "float16 autocast", "float32")
 MEMORY = 6 << 30
 PLAN_SECONDS = 30.0
 _WAITS = 6.0
-"""Wall-clock seconds for each second of processor time that a child may take: the machine may be busy."""
+"""Wall-clock seconds for each second of processor time that a child may take:
+the machine may be busy.
+"""
 
 Row = dict[str, Any]
 Send = Callable[[str, Any], None]
@@ -85,7 +89,9 @@ def examine(model_type: str, parts: list[str], send: Send) -> None:
 
 
 def _health(make: Callable[[], torch.nn.Module]) -> Iterator[trials.Health]:
-    """Yield float32 and bfloat16: of the weights, or under autocast where the model has no such weights."""
+    """Yield float32 and bfloat16: of the weights, or under autocast where the model has no such
+    weights.
+    """
     yield trials.healthy(make, "float32")
     half = trials.healthy(make, "bfloat16 weights")
     yield half
@@ -154,7 +160,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def save(results: dict[str, Any], path: Path) -> None:
-    """Write one line for each class, so that version control shows what changed, and the page of the project's own."""
+    """Write one line for each class, so that version control shows what changed, and the page of
+    the project's own.
+    """
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_suffix(".new")
     rows = results["rows"]

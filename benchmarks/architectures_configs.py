@@ -1,7 +1,8 @@
 """A tiny configuration of any transformers model, made from the names of its fields.
 
-The class's own default configuration is taken and every size in it shrunk: fields that mean the same are given the same
-number, so that what must agree agrees. ``OVERRIDES`` says only what no name tells.
+The class's own default configuration is taken and every size in it shrunk: fields that mean the
+same are given the same number, so that what must agree agrees. ``OVERRIDES`` says only what no name
+tells.
 """
 
 from __future__ import annotations
@@ -137,12 +138,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
-    """Return a configuration of class ``kind`` with a few small layers. Raises what the class raises."""
+    """Return a configuration of class ``kind`` with a few small layers.
+    Raises what the class raises.
+    """
     return kind(**_shrunk(kind()))
 
 
 def part_for(config: PreTrainedConfig, kind: Any) -> PreTrainedConfig:
-    """Return the part of a composite configuration that a model class is built from: its text part, say."""
+    """Return the part of a composite configuration that a model class is built from:
+    its text part, say.
+    """
     if isinstance(config, kind):
         return config
     parts = [v for v in vars(config).values() if isinstance(v, PreTrainedConfig)]
@@ -150,7 +155,9 @@ def part_for(config: PreTrainedConfig, kind: Any) -> PreTrainedConfig:
 
 
 def _shrunk(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the fields of a default configuration, made small; those of nested configurations as dicts."""
+    """Return the fields of a default configuration, made small;
+    those of nested configurations as dicts.
+    """
     present = {k: v for k, v in vars(config).items() if not k.startswith("_")}
     depths = {v for k, v in present.items() if _LAYERS.fullmatch(k) and isinstance(v, int)}
     mixed = any(_is_layer_list(v, depths) and len(set(map(str, v))) > 1 for v in present.values())
@@ -182,7 +189,9 @@ def _is_layer_list(value: Any, depths: set[int]) -> bool:
 
 
 def _some_of_each(values: Any, depth: int) -> list[Any]:
-    """Return ``depth`` entries that hold every kind of entry, in the order in which they first stand."""
+    """Return ``depth`` entries that hold every kind of entry, in the order in which they first
+    stand.
+    """
     kinds = list({str(value): value for value in values}.values())
     return [kinds[place % len(kinds)] for place in range(max(depth, len(kinds)))]
 

@@ -1,4 +1,6 @@
-"""The float16 plan of a model, judged from outside: loss and gradients against float32, and watched training under it."""
+"""The float16 plan of a model, judged from outside:
+loss and gradients against float32, and watched training under it.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ from torch import Tensor, nn
 import nanstop
 
 CALIBRATED = 3
-"""Batches that the plan is made from: full, padded on the right, padded on the left. It is judged on the others too."""
+"""Batches that the plan is made from: full, padded on the right, padded on the left.
+It is judged on the others too.
+"""
 LOSS_GAP, COSINE = 1e-3, 0.999
 
 
 @dataclass
 class Parity:
-    """``loss_gap``: the largest, relative to float32. ``cosine``: the smallest, of the whole gradient.
+    """``loss_gap``: the largest, relative to float32.
+    ``cosine``: the smallest, of the whole gradient.
 
     ``unseen_...``: of batches that the plan was not made from.
     """
@@ -46,7 +51,9 @@ class Parity:
 
 
 def planned(make: Callable[[], nn.Module], seconds: float) -> tuple[Parity, Any]:
-    """Return how the plan of a model agrees with float32, and the plan (None where there is none)."""
+    """Return how the plan of a model agrees with float32, and the plan (None where there is
+    none).
+    """
     try:
         plan = nanstop.plan(make(), lesson()[:CALIBRATED], dtype="float16", seconds=seconds)
     except Exception as error:  # whatever it is, it is this row's

@@ -1,7 +1,8 @@
 """An overflow planted into a model, and whether nanstop names the module where it began.
 
-The truth about a plant comes from hooks on every module and from nothing of nanstop: the first module whose output is
-not finite although what it was given was, or the module around the first one that is given something not finite.
+The truth about a plant comes from hooks on every module and from nothing of nanstop: the first
+module whose output is not finite although what it was given was, or the module around the first one
+that is given something not finite.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _OVER = 1.5
 
 @dataclass
 class Plant:
-    """A planted overflow. ``truth``: the module whose op first gave something not finite; ``found``: nanstop's answer."""
+    """A planted overflow. ``truth``: the module whose op first gave something not finite;
+    ``found``: nanstop's answer.
+    """
 
     form: str
     seed: int
@@ -106,7 +109,9 @@ def damaged(model: nn.Module, parameter: str, factor: float) -> nn.Module:
 def candidates(
     model: nn.Module, batch: Batch, seed: int, reach: float
 ) -> Iterator[tuple[str, float]]:
-    """Yield (parameter, factor), drawn: a layer, then a module of it, whose output the factor drives to ``reach``."""
+    """Yield (parameter, factor), drawn:
+    a layer, then a module of it, whose output the factor drives to ``reach``.
+    """
     layers: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         inside = _IN_LAYER.match(name + ".")
@@ -149,7 +154,9 @@ Key = tuple[str, int, str, int]
 
 @dataclass
 class Witness:
-    """``module``: where the first value that is not finite was made; ``exempt``: places where one was met in health."""
+    """``module``: where the first value that is not finite was made;
+    ``exempt``: places where one was met in health.
+    """
 
     module: str | None = None
     failed: bool = False
@@ -159,9 +166,11 @@ class Witness:
 def witness(
     model: nn.Module, loss_of: Loss, batch: Batch, exempt: frozenset[Key] = frozenset()
 ) -> Witness:
-    """Run forward and backward with a hook on every module, and return where non-finite values begin.
+    """Run forward and backward with a hook on every module, and return where non-finite values
+    begin.
 
-    A mask of -inf that a healthy model passes from module to module is no failure: ``exempt`` says where it is met.
+    A mask of -inf that a healthy model passes from module to module is no failure:
+    ``exempt`` says where it is met.
     """
     met: set[Key] = set()
     found = Witness()

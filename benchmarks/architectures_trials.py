@@ -30,7 +30,9 @@ HALF = torch.float16
 
 
 def build(model_type: str) -> nn.Module:
-    """Return the tiny model of a class, in float32 and training mode. Raises ``ValueError`` where it is not tiny."""
+    """Return the tiny model of a class, in float32 and training mode.
+    Raises ``ValueError`` where it is not tiny.
+    """
     kind = next(k for k in MODEL_FOR_CAUSAL_LM_MAPPING if k.model_type == model_type)
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     config = part_for(tiny_config(kind), architecture.config_class)
@@ -67,7 +69,9 @@ def padded(batch: Batch, side: str) -> dict[str, Tensor]:
 
 
 def lesson() -> list[dict[str, Tensor]]:
-    """Return the batches of the healthy steps: full ones, and ones padded on the right and on the left."""
+    """Return the batches of the healthy steps:
+    full ones, and ones padded on the right and on the left.
+    """
     full = batches()
     return [padded(b, ("", "right", "left")[n % 3]) if n % 3 else b for n, b in enumerate(full)]
 
@@ -103,10 +107,11 @@ FORMS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
 class Health:
     """Five steps, watched and not. ``sick``: why the model fails without nanstop.
 
-    ``same``: whether losses and weights are bitwise those of the unwatched run; None under a loss scaler, of which a
-    watch learns at the first update: that one window is scaled after its backward. ``overflowed``: steps of the unwatched
-    run whose gradients were not finite; an incident at one of them is no false alarm. ``own_chance``: whether two
-    unwatched runs from one seed differ.
+    ``same``: whether losses and weights are bitwise those of the unwatched run; None under a loss
+    scaler, of which a watch learns at the first update: that one window is scaled after its
+    backward. ``overflowed``: steps of the unwatched run whose gradients were not finite; an
+    incident at one of them is no false alarm. ``own_chance``: whether two unwatched runs from one
+    seed differ.
     """
 
     form: str
@@ -119,7 +124,8 @@ class Health:
 
 
 def healthy(make: Callable[[], nn.Module], form: str, plan: Any = None) -> Health:
-    """Return what watching five steps of plain training says, and whether it changes losses or weights.
+    """Return what watching five steps of plain training says, and whether it changes losses or
+    weights.
 
     ``plan``: a precision plan (``nanstop.Plan``) that is in force in both trainings.
     """

@@ -2,10 +2,11 @@
 
     python benchmarks/foreign.py [--script NAME ...] [--policy NAME ...] [--no-faults] [--no-cold] [--table]
 
-Every script of ``foreign/`` in each of its precisions, healthy and with each of its faults, plain and under every policy.
-Runs are forked from a warm process (see ``scoreboard_warm.py``); one of each script's is a process of its own under
-``nanstop run`` besides. What was seen is kept in ``results/foreign.json``; the page, ``docs/foreign.md``, is made of all
-that is kept. The exit code is 1 if something is not as it must be. Scripts whose packages are not installed are left out.
+Every script of ``foreign/`` in each of its precisions, healthy and with each of its faults, plain
+and under every policy. Runs are forked from a warm process (see ``scoreboard_warm.py``); one of
+each script's is a process of its own under ``nanstop run`` besides. What was seen is kept in
+``results/foreign.json``; the page, ``docs/foreign.md``, is made of all that is kept. The exit code
+is 1 if something is not as it must be. Scripts whose packages are not installed are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for, write the page and print its last lines; return 1 if something is wrong."""
+    """Run what is asked for, write the page and print its last lines;
+    return 1 if something is wrong.
+    """
     asked = _arguments(arguments)
     chosen = scripts(asked.script)
     began = time.monotonic()
@@ -111,7 +114,9 @@ def _ending(left: Left) -> dict[str, Any]:
 
 
 def _runs(script: Script, asked: argparse.Namespace) -> list[Run]:
-    """Return the runs of a script: in health in all precisions, with its faults likewise, once as a user starts it."""
+    """Return the runs of a script:
+    in health in all precisions, with its faults likewise, once as a user starts it.
+    """
     faults = ("none", *script.faults) if asked.faults else ("none",)
     every = [
         Run(script, dtype, fault, policy)

@@ -34,7 +34,9 @@ _OWN = tuple(
         "session.investigation",
     )
 )
-"""What a watched run imports of nanstop sooner or later; the warm process has it already, which saves half of its time."""
+"""What a watched run imports of nanstop sooner or later;
+the warm process has it already, which saves half of its time.
+"""
 _UNWATCHED = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
 )
@@ -89,7 +91,9 @@ def _choices(tree: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 @dataclass(frozen=True)
 class Run:
-    """A script under a policy; ``policy`` "plain": without nanstop. ``cold``: a process of its own from the start."""
+    """A script under a policy; ``policy`` "plain": without nanstop.
+    ``cold``: a process of its own from the start.
+    """
 
     script: Script
     dtype: str
@@ -114,10 +118,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Left:
-    """What a run left. ``steps``: its lines of record; ``end``: the last of them, None if it did not get there.
+    """What a run left. ``steps``: its lines of record;
+    ``end``: the last of them, None if it did not get there.
 
-    ``raised``: the last line of each traceback. ``said``: codes of incidents and findings. ``own``: what nanstop says of
-    itself. ``unwatched``: whether it says that it saw nothing to watch. ``code``: None where it did not end in time.
+    ``raised``: the last line of each traceback. ``said``: codes of incidents and findings. ``own``:
+    what nanstop says of itself. ``unwatched``: whether it says that it saw nothing to watch.
+    ``code``: None where it did not end in time.
     """
 
     code: int | None
@@ -141,7 +147,8 @@ def scripts(names: Sequence[str] = ()) -> list[Script]:
 def run_all(
     runs: Sequence[Run], scratch: Path, at_once: int, done: Callable[[Run, Left], None]
 ) -> None:
-    """Run everything, forked from one warm process for each set of imports; ``done`` gets what each run left.
+    """Run everything, forked from one warm process for each set of imports;
+    ``done`` gets what each run left.
 
     Plain runs come first, cold ones last.
     """

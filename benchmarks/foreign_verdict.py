@@ -1,4 +1,6 @@
-"""What the watched run of a foreign script did otherwise than the plain one, and whether that was harm."""
+"""What the watched run of a foreign script did otherwise than the plain one, and whether that
+was harm.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ STOPPED = 3
 """Exit code of a run that nanstop stopped."""
 _SLACK = 1.05
 _LEAST = 0.02
-"""A model is worse whose loss is more than a twentieth, and more than this, above that of the plain run."""
+"""A model is worse whose loss is more than a twentieth, and more than this, above that of the
+plain run.
+"""
 
 
 def wrong(run: Run, plain: Left, watched: Left) -> list[str]:
@@ -74,7 +78,9 @@ def _is_good(plain: Left) -> bool:
 
 
 def _got_as_far(plain: Left, watched: Left) -> bool:
-    """Return whether a run was stopped with the weights that the plain one has at its end: all later updates are lost there."""
+    """Return whether a run was stopped with the weights that the plain one has at its end:
+    all later updates are lost there.
+    """
     return bool(watched.steps) and watched.steps[-1]["crc"] == plain.steps[-1]["crc"]
 
 

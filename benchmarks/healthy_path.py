@@ -1,9 +1,10 @@
-"""What a healthy run costs: a step of its session at its beginning and at its end, and each pass over all parameters.
+"""What a healthy run costs: a step of its session at its beginning and at its end, and each pass
+over all parameters.
 
     python -m benchmarks.healthy_path
 
-Steps are measured in sessions that have come so far, in turn, and their medians shown; microseconds, on one thread.
-Passes are shown in nanoseconds an element, with when they are made.
+Steps are measured in sessions that have come so far, in turn, and their medians shown;
+microseconds, on one thread. Passes are shown in nanoseconds an element, with when they are made.
 """
 
 from __future__ import annotations

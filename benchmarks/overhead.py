@@ -1,15 +1,19 @@
 """What watching a healthy run costs, beside other ways to look for NaN.
 
-Qwen2, 6 layers of 384, batch 4 x 128, on CPU, under transformers' Trainer and in a raw loop. Three figures a row:
+Qwen2, 6 layers of 384, batch 4 x 128, on CPU, under transformers' Trainer and in a raw loop.
+Three figures a row:
 
-- ratio: interleaved pairs of runs, with and without, in alternating order; geometric mean and 95 % interval (bootstrap).
-- own time: share of the step time spent in nanstop's own code, found by sampling the stack in separate runs. The
-  norm of the gradients counts as the host's: clipping computes it with or without nanstop.
-- memory: tensors alive after a step, more than without, as a share of those without. Snapshots are told apart: they
-  live in host memory, within bounds of their own.
+- ratio: interleaved pairs of runs, with and without, in alternating order;
+  geometric mean and 95 % interval (bootstrap).
+- own time: share of the step time spent in nanstop's own code, found by sampling the stack in
+  separate runs. The norm of the gradients counts as the host's: clipping computes it with or
+  without nanstop.
+- memory: tensors alive after a step, more than without, as a share of those without. Snapshots are
+  told apart: they live in host memory, within bounds of their own.
 
-The rows of `nanstop run` are taken in processes of their own, watched from above and without a call of nanstop in them;
-their partners are processes of their own, too. What comes before the third step is for `startup.py` to say.
+The rows of `nanstop run` are taken in processes of their own, watched from above and without a call
+of nanstop in them; their partners are processes of their own, too. What comes before the third step
+is for `startup.py` to say.
 
     python benchmarks/overhead.py [--pairs N] [--steps N] [--threads N] [--only WORD]
 """
@@ -61,7 +65,9 @@ HOST = (
     *(str(TORCH / part) for part in ("nn", "optim", "autograd")),
     __file__,
 )
-"""Code whose time is the training's own, whoever called it; frames of anything else count for their caller."""
+"""Code whose time is the training's own, whoever called it;
+frames of anything else count for their caller.
+"""
 
 
 @dataclass
@@ -120,7 +126,9 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Stopwatch(TrainerCallback):
-    """From the end of one step to the end of the next, so that the data loader and the callbacks count too."""
+    """From the end of one step to the end of the next, so that the data loader and the callbacks
+    count too.
+    """
 
     def __init__(self, measured: Measured, warm: Callable[[], None]) -> None:
         self.measured, self.warm = measured, warm
@@ -138,7 +146,9 @@ class Stopwatch(TrainerCallback):
 
 
 def run_trainer(around: Around, steps: int, warm: Callable[[], None] = lambda: None) -> Measured:
-    """Train under transformers' Trainer, in ``around(trainer, model, None)``; ``warm`` is called after the warm-up."""
+    """Train under transformers' Trainer, in ``around(trainer, model, None)``; ``warm`` is called
+    after the warm-up.
+    """
     measured = Measured()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -165,7 +175,9 @@ def run_trainer(around: Around, steps: int, warm: Callable[[], None] = lambda: N
 
 
 def run_loop(around: Around, steps: int, warm: Callable[[], None] = lambda: None) -> Measured:
-    """Train in a plain loop, or through ``watch.step`` and ``watch.update`` where ``around`` gives a watch."""
+    """Train in a plain loop, or through ``watch.step`` and ``watch.update`` where ``around``
+    gives a watch.
+    """
     measured = Measured()
     model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
@@ -270,7 +282,8 @@ def pair_ratios(
 
 
 class Sampler:
-    """Samples the main thread's stack every millisecond and gives the time since the last sample to where it is now.
+    """Samples the main thread's stack every millisecond and gives the time since the last sample to
+    where it is now.
 
     A long operation delays the signal to its end, so it gets all of its time.
     """
@@ -297,7 +310,9 @@ class Sampler:
 
 
 def belongs_to_nanstop(frame: FrameType | None) -> bool:
-    """Return whose time this is: that of the innermost frame that is nanstop's or the training's."""
+    """Return whose time this is: that of the innermost frame that is nanstop's or the
+    training's.
+    """
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(OWN):
@@ -309,7 +324,9 @@ def belongs_to_nanstop(frame: FrameType | None) -> bool:
 
 
 def own_share(run: Callable[..., Measured], steps: int) -> float:
-    """Return the share of the time after the warm-up that nanstop's own code takes; opening the watch is left out."""
+    """Return the share of the time after the warm-up that nanstop's own code takes;
+    opening the watch is left out.
+    """
     sampler = Sampler()
 
     @contextmanager

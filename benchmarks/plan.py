@@ -1,7 +1,9 @@
-"""Precision plans of planted models: the regions found, agreement with float32, cost, trials and seconds.
+"""Precision plans of planted models:
+the regions found, agreement with float32, cost, trials and seconds.
 
-Then pure bfloat16 weights at a learning rate that they cannot follow: the float32 loss of the weights after training in
-float32, in bfloat16 as stored, and under the plan. Tiny models: half precision on a CPU says nothing of speed.
+Then pure bfloat16 weights at a learning rate that they cannot follow: the float32 loss of the
+weights after training in float32, in bfloat16 as stored, and under the plan. Tiny models: half
+precision on a CPU says nothing of speed.
 
     OMP_NUM_THREADS=1 python benchmarks/plan.py [--steps 400]
 """

@@ -1,7 +1,8 @@
 """What an investigation of one micro-batch costs: recorder and localization against a plain replay.
 
-Qwen2, 6 layers of 384, batch 4 x 128, on CPU. Interleaved pairs: each ratio is taken within one pair, so that a busy
-machine slows both sides; the median over the pairs is printed with its quartiles. Bounds: recorder 4x, localization 8x.
+Qwen2, 6 layers of 384, batch 4 x 128, on CPU. Interleaved pairs: each ratio is taken within one
+pair, so that a busy machine slows both sides; the median over the pairs is printed with its
+quartiles. Bounds: recorder 4x, localization 8x.
 
     python benchmarks/recorder.py [--pairs N] [--threads N]
 """

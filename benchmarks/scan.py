@@ -1,9 +1,11 @@
-"""How fast `nanstop scan` reads a checkpoint, against a plain `tensor.abs().max()` over the same files.
+"""How fast `nanstop scan` reads a checkpoint, against a plain `tensor.abs().max()` over the same
+files.
 
-A synthetic sharded safetensors checkpoint for each format, an embedding and layers of normal weights, in the page cache.
-Scan and plain pass alternate, so that a busy machine slows both; each ratio is taken within one pair (above 1: scan is
-faster). `aminmax` is the fastest pass that torch has, for comparison. Memory: growth of the peak resident set over that
-of a process which has scanned a small file. Bound: median ratio 0.8.
+A synthetic sharded safetensors checkpoint for each format, an embedding and layers of normal
+weights, in the page cache. Scan and plain pass alternate, so that a busy machine slows both; each
+ratio is taken within one pair (above 1: scan is faster). `aminmax` is the fastest pass that torch
+has, for comparison. Memory: growth of the peak resident set over that of a process which has
+scanned a small file. Bound: median ratio 0.8.
 
     python benchmarks/scan.py [--pairs N] [--megabytes N] [--threads 1 2]
 """

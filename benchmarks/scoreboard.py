@@ -2,11 +2,12 @@
 
     python benchmarks/scoreboard.py [--tool NAME ...] [--peers] [--case NAME ...] [--cold] [--no-healthy] [--no-overhead]
 
-By default nanstop's own part: every case, every twin, more than 100 further healthy runs, and what watching costs. Each run
-is forked from a warm process that has imported torch, transformers and, where the script names them, trl and peft
-(``--cold``: each is a process of its own from the start). What a run said is kept in ``results/scoreboard/TOOL.json``,
-with its command and the end of its output; the table is made of all that is kept: ``docs/scoreboard.md``,
-``results/scoreboard.json``, and the lines that are printed last. The exit code is 1 if one of those is not as it must be.
+By default nanstop's own part: every case, every twin, more than 100 further healthy runs, and what
+watching costs. Each run is forked from a warm process that has imported torch, transformers and,
+where the script names them, trl and peft (``--cold``: each is a process of its own from the start).
+What a run said is kept in ``results/scoreboard/TOOL.json``, with its command and the end of its
+output; the table is made of all that is kept: ``docs/scoreboard.md``, ``results/scoreboard.json``,
+and the lines that are printed last. The exit code is 1 if one of those is not as it must be.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _PACKAGES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for, write the table and print it; return 1 if a line is not as it must be."""
+    """Run what is asked for, write the table and print it;
+    return 1 if a line is not as it must be.
+    """
     asked = _arguments(arguments)
     tools = asked.tool or (list(PEERS) if asked.peers else ["nanstop"])
     truths = load_truths(tuple(asked.case))

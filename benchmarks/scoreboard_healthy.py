@@ -1,10 +1,11 @@
-"""Healthy runs: architectures x precisions x trainers, each a script of its own; any alarm in one is a false alarm.
+"""Healthy runs: architectures x precisions x trainers, each a script of its own;
+any alarm in one is a false alarm.
 
     python benchmarks/scoreboard_healthy.py ARCHITECTURE PRECISION TRAINER
     python benchmarks/scoreboard_healthy.py --list
 
-Tiny models of random weights, 8 updates, nothing downloaded. Errors: ``SystemExit`` 3 where the run by itself is not
-healthy: a loss that is not finite.
+Tiny models of random weights, 8 updates, nothing downloaded. Errors: ``SystemExit`` 3 where the run
+by itself is not healthy: a loss that is not finite.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ EXTRA = (
 
 
 def all_runs() -> Iterator[tuple[str, str, str]]:
-    """Yield more than 100 combinations: every architecture in every precision, the trainers in turn.
+    """Yield more than 100 combinations:
+    every architecture in every precision, the trainers in turn.
 
     Gemma in float16 is left out: at its real size it overflows, and to say so beforehand is right.
     """

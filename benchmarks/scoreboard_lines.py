@@ -104,7 +104,9 @@ def lines_of(truths: Sequence[Truth], rows: Mapping[str, Row], kept: Kept) -> tu
 
 
 def _quiet_lines(truths: Sequence[Truth], rows: Mapping[str, Row], kept: Kept) -> tuple[Line, Line]:
-    """False alarms on twins and scary cases, and on the further healthy runs; those that are not healthy do not count."""
+    """False alarms on twins and scary cases, and on the further healthy runs;
+    those that are not healthy do not count.
+    """
     loud = [truth.name for truth in truths if rows[truth.name]["quiet"] is False]
     of = sum(rows[truth.name]["quiet"] is not None for truth in truths)
     runs = {name: run for name, run in kept.get("runs", {}).items() if name.startswith("healthy.")}

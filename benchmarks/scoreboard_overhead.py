@@ -1,7 +1,9 @@
-"""What each tool costs on a few healthy twins: interleaved pairs of processes, with and without, in alternating order.
+"""What each tool costs on a few healthy twins:
+interleaved pairs of processes, with and without, in alternating order.
 
-Only steps are timed, from the end of one optimizer step to the end of the next; imports and the first two steps are not.
-The twins are tiny, so that fixed costs show as much as they ever do: ``overhead.py`` has a model of ordinary shape.
+Only steps are timed, from the end of one optimizer step to the end of the next; imports and the
+first two steps are not. The twins are tiny, so that fixed costs show as much as they ever do:
+``overhead.py`` has a model of ordinary shape.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ TIMEOUT = 120.0
 
 
 def measure(tool: str, python: Path, pairs: int | None = None) -> dict[str, Any]:
-    """Return of each twin the plain step in milliseconds and the ratios, and the median ratio of all; or why not."""
+    """Return of each twin the plain step in milliseconds and the ratios, and the median ratio of
+    all; or why not.
+    """
     if tool == "traincheck":
         return {"failed": "it rewrites the script; its own documentation has figures"}
     num_pairs = pairs or (4 if tool == "nanstop" else 2)

@@ -23,7 +23,9 @@ HEALTHY = HERE / "scoreboard_healthy.py"
 TIMEOUT = 240.0
 _TIMEOUTS = {"traincheck": 3600.0}
 _SCRIPTS = {"plain": ("healthy",), "traincheck": ("case",)}
-"""TrainCheck learns from the twin whenever it looks at the case, and then says of both what it has to say."""
+"""TrainCheck learns from the twin whenever it looks at the case, and then says of both what it
+has to say.
+"""
 _ALWAYS = ("torch", "transformers")
 _HEALTHY_IMPORTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("loop", "checkpointing", "clipping"), ()),
@@ -34,7 +36,9 @@ _HEALTHY_IMPORTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One script under one tool. ``name``: of the file that its record becomes. ``allow``: remedies the user allows."""
+    """One script under one tool. ``name``: of the file that its record becomes.
+    ``allow``: remedies the user allows.
+    """
 
     tool: str
     name: str
@@ -55,7 +59,9 @@ class Run:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """What the script is going to import; a script that says nothing of TRL must not find it imported."""
+        """What the script is going to import;
+        a script that says nothing of TRL must not find it imported.
+        """
         if self.script == HEALTHY:
             more = _HEALTHY_IMPORTS.get(self.arguments[-1], ("transformers.trainer", "trl", "peft"))
             return (*_ALWAYS, *more)
@@ -88,7 +94,9 @@ def python_for(tool: str) -> Path:
 def run_all(
     runs: Sequence[Run], scratch: Path, at_once: int, done: Callable[[Run, dict[str, Any]], None]
 ) -> None:
-    """Run everything, forked from one warm process for each set of imports; ``done`` gets each record as it is made."""
+    """Run everything, forked from one warm process for each set of imports;
+    ``done`` gets each record as it is made.
+    """
     groups: dict[tuple[Path, bool, tuple[str, ...]], list[Run]] = {}
     for run in runs:
         key = (python_for(run.tool), run.tool == "nanstop", run.imports)

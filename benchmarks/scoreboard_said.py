@@ -20,7 +20,9 @@ _LOSS = re.compile(r"^final_loss=(\S+)$", re.MULTILINE)
 
 
 def record(tool: str, command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Return what is kept of a run that is over: what was said, the command and the end of its output."""
+    """Return what is kept of a run that is over:
+    what was said, the command and the end of its output.
+    """
     ended = json.loads((folder / "ended.json").read_text())
     out = (folder / "stdout").read_text(errors="replace")
     err = (folder / "stderr").read_text(errors="replace")
@@ -69,7 +71,9 @@ def _said_by_nobody(folder: Path, out: str, err: str) -> dict[str, Any]:
 
 
 def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
-    """Read ``summary.json``: incidents are alarms, and so are findings about a run that has not failed."""
+    """Read ``summary.json``: incidents are alarms, and so are findings about a run that has not
+    failed.
+    """
     try:
         summary = json.loads((folder / "found" / "summary.json").read_text())
     except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""The scoreboard as a table: from what is kept of each run to Markdown, JSON and the lines that are printed last."""
+"""The scoreboard as a table: from what is kept of each run to Markdown, JSON and the lines that
+are printed last.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ _AGAIN = (
 
 
 def write_table(truths: Sequence[Truth], results: Path, page: Path) -> Board:
-    """Score all that is kept under ``results``, write ``page`` and a JSON file beside the results; return the last lines."""
+    """Score all that is kept under ``results``, write ``page`` and a JSON file beside the
+    results; return the last lines.
+    """
     kept = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
     healthy = said_of(kept.get("plain", {}))
     tools = sorted(

@@ -1,10 +1,13 @@
-"""Runs commands as children forked from a process that has imported torch and more once: ``python scoreboard_warm.py PLAN``.
+"""Runs commands as children forked from a process that has imported torch and more once:
+``python scoreboard_warm.py PLAN``.
 
-``PLAN`` is a JSON file: ``{"imports": [...], "jobs": [...], "at_once": 2}``; a job has a ``command`` (the words after
-``python``: a script, or ``-m nanstop run ...``), a ``folder`` to run in, an ``environment`` and a ``timeout``. Its output
-is left in ``folder`` as ``stdout``, ``stderr`` and ``ended.json``. A child is what its command would be by itself, but for
-what it need not import. Under ``-m nanstop run`` the command line of nanstop runs as it is, and only its ``Popen`` forks:
-this process was itself started with nanstop's injection on its path, so that torch is followed from its import on.
+``PLAN`` is a JSON file: ``{"imports": [...], "jobs": [...], "at_once": 2}``; a job has a
+``command`` (the words after ``python``: a script, or ``-m nanstop run ...``), a ``folder`` to run
+in, an ``environment`` and a ``timeout``. Its output is left in ``folder`` as ``stdout``, ``stderr``
+and ``ended.json``. A child is what its command would be by itself, but for what it need not import.
+Under ``-m nanstop run`` the command line of nanstop runs as it is, and only its ``Popen`` forks:
+this process was itself started with nanstop's injection on its path, so that torch is followed from
+its import on.
 """
 
 from __future__ import annotations
@@ -111,7 +114,9 @@ def _environment(variables: Mapping[str, str]) -> None:
 
 
 def _end(run: Any, words: Sequence[str]) -> NoReturn:
-    """Run something as the whole of this process: what is registered for its end happens, then it ends."""
+    """Run something as the whole of this process:
+    what is registered for its end happens, then it ends.
+    """
     code: int = 1
     try:
         code = run(words)

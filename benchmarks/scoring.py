@@ -37,10 +37,11 @@ Answer = tuple[str, str]
 class Said:
     """What a tool said of one run. None: it says nothing of that kind.
 
-    ``alarms``: how many things it reported as failures or warnings. ``beyond_twin``: those
-    that the healthy twin has, too, are not among them. ``incidents``: those of them that are failures.
-    ``answers``: its findings, the main one first. ``ops``, ``modules``: what it blames first, in each of the forms that
-    may be compared with an operator of ATen or the name of a module; empty where it names none.
+    ``alarms``: how many things it reported as failures or warnings. ``beyond_twin``: those that the
+    healthy twin has, too, are not among them. ``incidents``: those of them that are failures.
+    ``answers``: its findings, the main one first. ``ops``, ``modules``: what it blames first, in
+    each of the forms that may be compared with an operator of ATen or the name of a module; empty
+    where it names none.
     """
 
     alarms: int = 0
@@ -69,9 +70,9 @@ def score(
 ) -> Row:
     """Return each column of one case.
 
-    ``healthy_loss``: the twin's last loss without any tool. ``names_causes``: whether the tool has findings; of one that
-    has none, an alarm on a silent case counts if it has none on the twin, and a run that it failed on is no miss but
-    "n/a". No answer is a miss wherever the truth has one.
+    ``healthy_loss``: the twin's last loss without any tool. ``names_causes``: whether the tool has
+    findings; of one that has none, an alarm on a silent case counts if it has none on the twin, and
+    a run that it failed on is no miss but "n/a". No answer is a miss wherever the truth has one.
     """
     if case.failed and not names_causes:
         return dict.fromkeys(COLUMNS)
@@ -113,7 +114,9 @@ def rates(rows: Iterable[Mapping[str, bool | None]]) -> dict[str, tuple[int, int
 
 
 def certain_and_wrong(truth: Truth, case: Said, twin: Said) -> tuple[str, ...]:
-    """Return the codes that were said at ``certain`` and are not so: of the case's main answer, and any of the twin."""
+    """Return the codes that were said at ``certain`` and are not so:
+    of the case's main answer, and any of the twin.
+    """
     main = case.answers[:1]
     wrong = [code for code, sure in main if sure == "certain" and code not in truth.codes]
     alarms = [c for c, sure in twin.answers if sure == "certain" and c not in ALL_IS_WELL]
@@ -121,7 +124,9 @@ def certain_and_wrong(truth: Truth, case: Said, twin: Said) -> tuple[str, ...]:
 
 
 def _detected(truth: Truth, case: Said, twin: Said, *, names_causes: bool) -> bool:
-    """A loud failure is detected by an incident, or foretold by its cause; a silent one by its cause."""
+    """A loud failure is detected by an incident, or foretold by its cause;
+    a silent one by its cause.
+    """
     if not names_causes:
         told_apart = case.beyond_twin or not twin.alarms
         return bool(case.alarms) and (truth.kind != "silent" or told_apart)

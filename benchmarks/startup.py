@@ -1,9 +1,11 @@
-"""What `nanstop run` adds to the start and the end of a healthy script, in seconds of processor time.
+"""What `nanstop run` adds to the start and the end of a healthy script, in seconds of processor
+time.
 
-Three scripts that train a tiny model for five steps: a plain loop of torch, transformers' Trainer and TRL's SFTTrainer.
-Each runs as `python SCRIPT` and as `nanstop run SCRIPT`, interleaved, in alternating order. Counted is the user and
-system time of the whole tree of processes, which other work on the machine moves less than the time on the clock;
-that one is given beside it. The difference holds everything: the parent, the injection, opening and closing the watch.
+Three scripts that train a tiny model for five steps: a plain loop of torch, transformers' Trainer
+and TRL's SFTTrainer. Each runs as `python SCRIPT` and as `nanstop run SCRIPT`, interleaved, in
+alternating order. Counted is the user and system time of the whole tree of processes, which other
+work on the machine moves less than the time on the clock; that one is given beside it. The
+difference holds everything: the parent, the injection, opening and closing the watch.
 
     python benchmarks/startup.py [--pairs N] [--only WORD]
 """
@@ -85,7 +87,9 @@ SCRIPTS = {"torch loop": LOOP, "transformers Trainer": TRAINER, "TRL SFTTrainer"
 
 @dataclass(frozen=True)
 class Row:
-    """Medians in seconds; ``added``: of the differences pair by pair, with its 95 % interval (bootstrap)."""
+    """Medians in seconds; ``added``: of the differences pair by pair, with its 95 % interval
+    (bootstrap).
+    """
 
     script: str
     plain_cpu: float

@@ -1,9 +1,11 @@
-"""What transformers' Trainer can do, each once plain and once watched: all that a run leaves must be bitwise the same.
+"""What transformers' Trainer can do, each once plain and once watched:
+all that a run leaves must be bitwise the same.
 
     python benchmarks/trainer_features.py [NAME ...]      writes docs/trainer-features.md when no name is given
 
-Compared are weights, optimizer state, the log without its times, counters, the random state, what callbacks and metrics
-were given, and every tensor and number of every file that was saved. Under watch nothing may be reported.
+Compared are weights, optimizer state, the log without its times, counters, the random state, what
+callbacks and metrics were given, and every tensor and number of every file that was saved. Under
+watch nothing may be reported.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ DOCS = Path(__file__).parent.parent / "docs" / "trainer-features.md"
 
 
 class Rows(Dataset):
-    """21 rows of ids, an odd number on purpose. ``ragged``: of different lengths, with an attention mask."""
+    """21 rows of ids, an odd number on purpose.
+    ``ragged``: of different lengths, with an attention mask.
+    """
 
     def __init__(self, num_rows: int = 21, *, ragged: bool = False, extra: bool = False) -> None:
         self.num_rows, self.ragged, self.extra = num_rows, ragged, extra
@@ -111,7 +115,9 @@ def seed() -> None:
 
 
 class Run:
-    """One of the two runs of a feature: makes trainers, watches them if it is the watched one, keeps what they saw."""
+    """One of the two runs of a feature:
+    makes trainers, watches them if it is the watched one, keeps what they saw.
+    """
 
     def __init__(self, folder: Path, incidents: Path | None) -> None:
         self.folder = folder
@@ -227,7 +233,9 @@ def plain(run: Run, settings: dict[str, Any], **given: Any) -> None:
 
 @dataclass(frozen=True)
 class Feature:
-    """``play`` trains by means of a ``Run``; ``settings`` are those of the trainer. ``slow``: not in the fast suite."""
+    """``play`` trains by means of a ``Run``; ``settings`` are those of the trainer.
+    ``slow``: not in the fast suite.
+    """
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -246,7 +254,9 @@ def resume(run: Run, settings: dict[str, Any]) -> None:
 
 def callbacks(run: Run, settings: dict[str, Any]) -> None:
     class Curious(TrainerCallback):
-        """Writes down every event, halves the rate once, asks for a log, an evaluation and a save."""
+        """Writes down every event, halves the rate once, asks for a log, an evaluation and a
+        save.
+        """
 
         def on_event(self, name: str, state: Any, control: Any, **details: Any) -> None:
             run.seen.append((name, state.global_step, sorted(details.get("logs") or ())))
@@ -462,7 +472,9 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class Result:
-    """``differences``: names of what is not the same. ``compared``: how many values were. ``missing``: why not run."""
+    """``differences``: names of what is not the same.
+    ``compared``: how many values were. ``missing``: why not run.
+    """
 
     differences: tuple[str, ...] = ()
     said: tuple[str, ...] = ()

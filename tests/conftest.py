@@ -1,4 +1,6 @@
-"""Shared set-up: one thread (tiny models are slower on two), no network, a fresh place for incidents."""
+"""Shared set-up: one thread (tiny models are slower on two), no network, a fresh place for
+incidents.
+"""
 
 import os
 import signal
@@ -22,7 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import tiny  # noqa: E402, F401 - with one thread; before the benchmarks, which have a module of the same name
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background, the suite has interrupts ignored, and every child would inherit that.
+    # Started in the background, the suite has interrupts ignored, and every child would inherit
+    # that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

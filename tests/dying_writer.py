@@ -1,4 +1,6 @@
-"""A process that writes incidents, a summary and a flight file without end, to be killed at any moment."""
+"""A process that writes incidents, a summary and a flight file without end, to be killed at any
+moment.
+"""
 
 import itertools
 from dataclasses import replace
@@ -10,7 +12,9 @@ from nanstop.store.summary import Summary, summary_row
 
 
 def write_without_end(folder, flight):
-    """Open an incident, write it three times with a growing count, name it in the summary; and note operations."""
+    """Open an incident, write it three times with a growing count, name it in the summary;
+    and note operations.
+    """
     store = Store(folder, "r")
     file = FlightFile(flight, num_ops=16)
     rows = []

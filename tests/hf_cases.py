@@ -31,8 +31,8 @@ def build(
 ):
     """A trainer of ``kind`` over a tiny Llama with dropout, five steps of two micro-batches.
 
-    ``precision``: fp32, bf16, fp16 (weights) or scaler (float16 autocast with an emulated loss scaler).
-    ``checkpointing``: None, or ``use_reentrant``.
+    ``precision``: fp32, bf16, fp16 (weights) or scaler (float16 autocast with an emulated loss
+    scaler). ``checkpointing``: None, or ``use_reentrant``.
     """
     seed()
     if precision == "fp16":
@@ -130,7 +130,9 @@ MAKERS = {
 
 
 def _emulated_scaler(trainer):
-    """accelerate ignores fp16 on the CPU: float16 autocast and a CPU GradScaler, put in by hand when training begins."""
+    """accelerate ignores fp16 on the CPU:
+    float16 autocast and a CPU GradScaler, put in by hand when training begins.
+    """
     from accelerate import Accelerator
     from accelerate.optimizer import patch_optimizer_step
     from transformers import TrainerCallback
@@ -159,7 +161,8 @@ def _emulated_scaler(trainer):
 
 
 class Fault:
-    """Multiplies one layer's output by ``value`` in the given first-time micro-batches, never in a replay.
+    """Multiplies one layer's output by ``value`` in the given first-time micro-batches, never in a
+    replay.
 
     Dropout after it makes the random state matter. ``count``: training forwards so far.
     """

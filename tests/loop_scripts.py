@@ -1,4 +1,6 @@
-"""Training scripts without a word of nanstop in them, and a session that does what a test told it to."""
+"""Training scripts without a word of nanstop in them, and a session that does what a test told
+it to.
+"""
 
 import linecache
 import runpy
@@ -26,7 +28,8 @@ class Finding:
 
 
 class ReplayingSession(ScriptedSession):
-    """Replays and localizes each failing micro-batch like a real one, then answers as it was told to.
+    """Replays and localizes each failing micro-batch like a real one, then answers as it was told
+    to.
 
     ``found``: what it learned of each; ``refusals``: why a window could not be run again.
     """
@@ -59,7 +62,8 @@ def finding(step, micro, *, raised):
 
 
 def run_script(path, source, session=None, **values):
-    """Run a script as ``python SCRIPT`` would, watched where a session is given; return its variables.
+    """Run a script as ``python SCRIPT`` would, watched where a session is given;
+    return its variables.
 
     ``PARAMETERS`` of the script are returned as copies, with the random state at its end.
     """

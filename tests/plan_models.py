@@ -24,7 +24,9 @@ def gemma3(num_layers=3):
 
 
 def massive(names, num_layers=5):
-    """Norms that put 1e5 into the residual stream, and norms behind them that live with it, as in ``demo.dpo``."""
+    """Norms that put 1e5 into the residual stream, and norms behind them that live with it, as
+    in ``demo.dpo``.
+    """
     model = gemma3(num_layers)
     root_mean_square = GAIN * 0.5
     first = min(int(name.split(".")[2]) for name in names)
@@ -60,7 +62,9 @@ def wide_product(model, layer=1, by=3e5):
 
 
 def offset_scores(attention, by=300.0):
-    """A GPT-2 whose queries and keys share a constant: all scores of a layer are ``by`` squared before their division."""
+    """A GPT-2 whose queries and keys share a constant:
+    all scores of a layer are ``by`` squared before their division.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16}
@@ -77,7 +81,9 @@ def offset_scores(attention, by=300.0):
 
 
 class OldMask(nn.Module):
-    """Masks by adding float32's smallest number to scores, which float16 does not hold: a row all masked is NaN there."""
+    """Masks by adding float32's smallest number to scores, which float16 does not hold:
+    a row all masked is NaN there.
+    """
 
     def __init__(self):
         super().__init__()
@@ -108,7 +114,9 @@ def qwen2(**settings):
 
 
 def state(model):
-    """All that a plan must leave as it was: values, formats, storages, what stands on the instances."""
+    """All that a plan must leave as it was:
+    values, formats, storages, what stands on the instances.
+    """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return (
         {name: (t.detach().clone(), t.dtype, t.data_ptr()) for name, t in tensors.items()},

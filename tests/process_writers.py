@@ -1,4 +1,6 @@
-"""Every way of writing weights that a script may know, bound before anything is replaced. Run beside a model."""
+"""Every way of writing weights that a script may know, bound before anything is replaced.
+Run beside a model.
+"""
 
 import os
 import warnings

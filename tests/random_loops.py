@@ -1,6 +1,8 @@
-"""Random training programs: small networks in every order of forwards, backwards and updates, with one fault.
+"""Random training programs: small networks in every order of forwards, backwards and updates, with
+one fault.
 
-A program is run action by action, as a script would; its outcome is everything that a script can see, as bytes.
+A program is run action by action, as a script would;
+its outcome is everything that a script can see, as bytes.
 """
 
 import random
@@ -17,7 +19,9 @@ HIDDEN = 4
 
 
 class Statistics(nn.Module):
-    """Running statistics in every way that they are written: in place, through ``data``, replaced, as an attribute."""
+    """Running statistics in every way that they are written:
+    in place, through ``data``, replaced, as an attribute.
+    """
 
     def __init__(self):
         super().__init__()
@@ -148,7 +152,9 @@ FAULTS = ("input", "loss", "gradient", "weight", "buffer", "rate")
 
 @dataclass(frozen=True)
 class Program:
-    """``actions``: a word and what it acts on. ``goes_on``: whether the script catches what an action raises."""
+    """``actions``: a word and what it acts on.
+    ``goes_on``: whether the script catches what an action raises.
+    """
 
     middles: tuple[str, ...]
     optimizer: str
@@ -278,7 +284,9 @@ class Loop:
         self.outcome = Outcome()
 
     def run(self):
-        """Return the outcome. What an action raises is part of it, and ends the program unless it goes on."""
+        """Return the outcome. What an action raises is part of it, and ends the program unless
+        it goes on.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Using backward\\(\\) with create_graph")
             for place in range(len(self.program.actions)):

@@ -1,6 +1,8 @@
-"""A model of a script's own, and what a process without nanstop finds in what the script has written.
+"""A model of a script's own, and what a process without nanstop finds in what the script has
+written.
 
-Run as ``python scripts_own.py FOLDER``: it reads every artifact there and prints what each is made of.
+Run as ``python scripts_own.py FOLDER``: it reads every artifact there and prints what each is made
+of.
 """
 
 import importlib.abc
@@ -15,7 +17,9 @@ FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: 
 
 
 class Net(nn.Module):
-    """A table, a norm with running statistics, and two layers of which the second is tied to nothing."""
+    """A table, a norm with running statistics, and two layers of which the second is tied to
+    nothing.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Architectures of different kinds, built small as the benchmark builds all of them: silent in health, exact when broken."""
+"""Architectures of different kinds, built small as the benchmark builds all of them:
+silent in health, exact when broken.
+"""
 
 import json
 import sys
@@ -25,7 +27,9 @@ pytestmark = [
 ]
 
 KINDS = ["llama", "mixtral", "mamba", "qwen3_next", "gemma3_text", "gpt2"]
-"""Dense, mixture of experts, state space, linear attention, sliding window, tied with learned positions."""
+"""Dense, mixture of experts, state space, linear attention, sliding window, tied with learned
+positions.
+"""
 MORE = ["deepseek_v3", "gpt_oss", "jamba", "rwkv", "recurrent_gemma", "falcon_h1", "xlnet"]
 
 
@@ -80,7 +84,9 @@ def test_every_kind_is_silent_in_float32(model_type):
 
 
 class Overflows(nn.Module):
-    """An infinite mask passes through healthy modules; one product leaves its format where it is told to."""
+    """An infinite mask passes through healthy modules;
+    one product leaves its format where it is told to.
+    """
 
     def __init__(self, factor):
         super().__init__()

@@ -1,4 +1,6 @@
-"""What an action leaves behind: redo is as if the fault had never been, skip and rollback as the host's own would be."""
+"""What an action leaves behind:
+redo is as if the fault had never been, skip and rollback as the host's own would be.
+"""
 
 import math
 
@@ -66,7 +68,9 @@ def test_redo_with_accumulation_remainder_and_logging_over_windows(tmp_path, log
 
 
 def test_redo_keeps_what_generation_inside_the_window_wrote(tmp_path):
-    """GRPO generates before each micro-batch here, and adapts its entropy bonus at the window's end, where it has one."""
+    """GRPO generates before each micro-batch here, and adapts its entropy bonus at the window's
+    end, where it has one.
+    """
     from trl import GRPOConfig
 
     settings = {"steps_per_generation": 1, "num_iterations": 1}
@@ -125,7 +129,9 @@ def test_without_redo_the_fault_is_in_the_weights(tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "scaler"])
 def test_skip_is_a_step_that_a_scaler_skipped(tmp_path, precision):
-    """The reference run skips the same step by a callback, the way the host's own overflow handling does."""
+    """The reference run skips the same step by a callback, the way the host's own overflow
+    handling does.
+    """
     from transformers import TrainerCallback
 
     class SkipOne(TrainerCallback):
@@ -149,7 +155,8 @@ def test_skip_is_a_step_that_a_scaler_skipped(tmp_path, precision):
                 trainer.optimizer.scaler.load_state_dict(self.kept)
                 self.kept = None
 
-    # The fused AdamW skips inside its kernel, unseen by accelerate: there the host itself moves the schedule on.
+    # The fused AdamW skips inside its kernel, unseen by accelerate:
+    # there the host itself moves the schedule on.
     settings = {"precision": precision, "optim": "adamw_torch"}
     trainer = cases.build("trainer", tmp_path, **settings)
     trainer.add_callback(SkipOne())
@@ -193,7 +200,9 @@ def test_stop_ends_training_through_the_hosts_own_door(tmp_path):
 
 
 def test_rollback_is_a_run_resumed_from_the_snapshot(tmp_path):
-    """Weights break between two windows; going back and applying the updates again gives the plain run."""
+    """Weights break between two windows;
+    going back and applying the updates again gives the plain run.
+    """
     plain = cases.run(cases.build("trainer", tmp_path))
     trainer = cases.build("trainer", tmp_path)
     session = cases.ScriptedSession("rollback")

@@ -18,7 +18,9 @@ print(json.dumps([seconds, [name for name in {heavy} if name in sys.modules]]))
 
 
 def probe(statement, heavy=HEAVY):
-    """Seconds that ``statement`` took in a fresh interpreter, and the heavy packages it imported."""
+    """Seconds that ``statement`` took in a fresh interpreter, and the heavy packages it
+    imported.
+    """
     code = PROBE.format(statement=statement, heavy=heavy)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -108,7 +110,9 @@ Trainer(model=model, args=settings, train_dataset=[{"input_ids": ids, "labels": 
 
 
 def watched(script, folder):
-    """The names of ``NOT_YET`` that a script imported by its end under ``nanstop run``, and its summary."""
+    """The names of ``NOT_YET`` that a script imported by its end under ``nanstop run``, and its
+    summary.
+    """
     (folder / "train.py").write_text(script + TELL.format(names=NOT_YET))
     command = [sys.executable, "-m", "nanstop", "run", "train.py"]
     variables = {**os.environ, "NANSTOP_DIR": str(folder / "found")}

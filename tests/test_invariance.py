@@ -1,4 +1,6 @@
-"""Watching changes nothing: weights, moments, logs, counters and random state are bitwise those of an unwatched run."""
+"""Watching changes nothing: weights, moments, logs, counters and random state are bitwise those
+of an unwatched run.
+"""
 
 import copy
 import io

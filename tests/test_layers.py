@@ -1,4 +1,6 @@
-"""Who may use whom, lazy imports and annotations included; no circles; the size of files and functions."""
+"""Who may use whom, lazy imports and annotations included; no circles;
+the size of files and functions.
+"""
 
 import ast
 import sys
@@ -37,7 +39,9 @@ ROWS = (
     ("cli",),
     ("__main__",),
 )
-"""From the ground up. A package uses its own files and packages of a lower row; packages of one row do not know each other."""
+"""From the ground up. A package uses its own files and packages of a lower row;
+packages of one row do not know each other.
+"""
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}
 
 STDLIB_ONLY = set(ROWS[0] + ROWS[1])
@@ -89,7 +93,9 @@ def tree_of(file):
 
 
 def imports(tree):
-    """(line, full module name) of every import statement, wherever it stands; ``from a import b`` may name ``a.b``."""
+    """(line, full module name) of every import statement, wherever it stands;
+    ``from a import b`` may name ``a.b``.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -125,7 +131,9 @@ def wrong_direction(module, target):
 
 
 def circles(edges):
-    """The groups of nodes that can reach each other (Tarjan's strongly connected components above one node)."""
+    """The groups of nodes that can reach each other (Tarjan's strongly connected components
+    above one node).
+    """
     index, low, stack, found = {}, {}, [], []
 
     def visit(node):
@@ -198,7 +206,9 @@ def test_circles_are_found():
 
 
 def may_name_torch(module):
-    """A verb does its work on tensors in its child's half; what it returns and prints is read without torch."""
+    """A verb does its work on tensors in its child's half;
+    what it returns and prints is read without torch.
+    """
     if module.startswith("commands."):
         return module.rpartition(".")[2] not in ("text", "result")
     return package_of(module) in KNOWS_TORCH | {"api", "demo"}

@@ -1,4 +1,6 @@
-"""The public surface, frozen: whoever changes it changes this file in the same commit, and the changelog."""
+"""The public surface, frozen: whoever changes it changes this file in the same commit, and the
+changelog.
+"""
 
 import dataclasses
 import hashlib

@@ -45,7 +45,9 @@ def llama(seed: int = 0, **overrides):
 
 
 def checkpointing(reentrant: bool | None) -> dict[str, object]:
-    """The training arguments that switch checkpointing on, off with None, in this version's words."""
+    """The training arguments that switch checkpointing on, off with None, in this version's
+    words.
+    """
     from transformers import TrainingArguments
 
     names = {field.name for field in dataclasses.fields(TrainingArguments)}

@@ -1,4 +1,6 @@
-"""What tests ask of the installed versions: a test that needs a newer one is skipped, with its reason."""
+"""What tests ask of the installed versions:
+a test that needs a newer one is skipped, with its reason.
+"""
 
 from __future__ import annotations
 

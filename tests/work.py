@@ -1,4 +1,6 @@
-"""Work that is counted, not timed: what operations read and write, and what a look at records visits."""
+"""Work that is counted, not timed:
+what operations read and write, and what a look at records visits.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class Elements(TorchDispatchMode):
-    """Counts the elements that operations read and those that they make, while it is entered; views are free."""
+    """Counts the elements that operations read and those that they make, while it is entered;
+    views are free.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,9 +1,11 @@
-"""The benchmark's own recorder: where non-finite values are born in a script. Shares nothing with what it judges.
+"""The benchmark's own recorder: where non-finite values are born in a script.
+Shares nothing with what it judges.
 
-``python births.py SCRIPT`` runs the script under it and prints one JSON line last: every birth (an operation whose
-inputs are finite and whose output is not, or that makes NaN of infinities), the first steps at which a loss, a gradient
-or a parameter was not finite, and how the script ended. A module is known from ``nn.Module`` hooks in forward, and in
-backward from a note that each forward call leaves in the metadata of its autograd nodes.
+``python births.py SCRIPT`` runs the script under it and prints one JSON line last: every birth (an
+operation whose inputs are finite and whose output is not, or that makes NaN of infinities), the
+first steps at which a loss, a gradient or a parameter was not finite, and how the script ended. A
+module is known from ``nn.Module`` hooks in forward, and in backward from a note that each forward
+call leaves in the metadata of its autograd nodes.
 """
 
 from __future__ import annotations
@@ -198,7 +200,9 @@ def execute(script: Path) -> None:
 
 @contextmanager
 def ending(into: dict[str, Any]) -> Iterator[None]:
-    """Note under ``ended`` how the code inside ended: "ok", or its error, which is printed and goes no further."""
+    """Note under ``ended`` how the code inside ended:
+    "ok", or its error, which is printed and goes no further.
+    """
     into["ended"] = "ok"
     try:
         yield

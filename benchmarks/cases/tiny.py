@@ -1,4 +1,6 @@
-"""Tiny real models and data for the cases: random weights, a trained-in-place tokenizer, nothing downloaded."""
+"""Tiny real models and data for the cases:
+random weights, a trained-in-place tokenizer, nothing downloaded.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def qwen2(seed: int = 0, **overrides: Any) -> nn.Module:
 
 
 def build(kind: str, seed: int = 0, **overrides: Any) -> nn.Module:
-    """Return a model of any transformers class, by its name: 3 layers, hidden 64, 4 heads, 128 tokens."""
+    """Return a model of any transformers class, by its name:
+    3 layers, hidden 64, 4 heads, 128 tokens.
+    """
     import transformers
 
     chosen = getattr(transformers, kind)
@@ -41,7 +45,9 @@ def build(kind: str, seed: int = 0, **overrides: Any) -> nn.Module:
 
 
 def in_float16(trainer: type[Any]) -> type[Any]:
-    """Return a subclass that computes the loss under float16 autocast: on CPU ``fp16=True`` is ignored."""
+    """Return a subclass that computes the loss under float16 autocast:
+    on CPU ``fp16=True`` is ignored.
+    """
 
     class InFloat16(trainer):
         def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
@@ -70,7 +76,9 @@ def _built(kind: Any, config: Any, seed: int, overrides: Mapping[str, Any]) -> n
 def token_batches(
     num: int, rows: int = 2, length: int = 16, seed: int = 0
 ) -> list[dict[str, Tensor]]:
-    """Return ``num`` batches of ids, mask and labels [rows, length]: runs of consecutive ids, which can be learned."""
+    """Return ``num`` batches of ids, mask and labels [rows, length]:
+    runs of consecutive ids, which can be learned.
+    """
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(num):
@@ -83,7 +91,9 @@ def token_batches(
 
 
 def words_tokenizer() -> Any:
-    """Return a tokenizer of words ``w3`` ... ``w127`` with a chat template that joins the messages."""
+    """Return a tokenizer of words ``w3`` ...
+    ``w127`` with a chat template that joins the messages.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -55,7 +55,9 @@ def matches(value: str, patterns: tuple[str, ...]) -> bool:
 
 
 def load_truths(names: tuple[str, ...] = ()) -> tuple[Truth, ...]:
-    """Return the truths of all cases, or of those named. Errors: ``SystemExit`` for a name that does not exist."""
+    """Return the truths of all cases, or of those named. Errors:
+    ``SystemExit`` for a name that does not exist.
+    """
     found = {path.parent.name: path for path in sorted(CASES.glob("*/truth.toml"))}
     missing = [name for name in names if name not in found]
     if missing:

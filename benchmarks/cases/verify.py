@@ -1,7 +1,8 @@
 """Check that cases are as their truth says: ``python benchmarks/cases/verify.py [NAME ...]``.
 
-The case and its twin are run as they are (time, end, last loss), and once more under ``births.py``: the operation that
-the truth names must be born non-finite where and when it says, and nothing may be bad at an earlier step.
+The case and its twin are run as they are (time, end, last loss), and once more under ``births.py``:
+the operation that the truth names must be born non-finite where and when it says, and nothing may
+be bad at an earlier step.
 """
 
 from __future__ import annotations

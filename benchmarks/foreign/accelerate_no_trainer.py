@@ -1,4 +1,6 @@
-"""A causal language model under accelerate without a trainer: prepare, accumulate, clip, schedule, gather."""
+"""A causal language model under accelerate without a trainer:
+prepare, accumulate, clip, schedule, gather.
+"""
 
 import argparse
 

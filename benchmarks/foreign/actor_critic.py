@@ -1,4 +1,6 @@
-"""Actor-critic: actions drawn in a small world, log-probabilities and values kept over an episode, one update for it."""
+"""Actor-critic: actions drawn in a small world, log-probabilities and values kept over an
+episode, one update for it.
+"""
 
 import argparse
 import random

@@ -1,4 +1,6 @@
-"""optimizer.step(closure) of optimizers that need no closure: SGD, Adam, Rprop and ASGD one after another on one model."""
+"""optimizer.step(closure) of optimizers that need no closure:
+SGD, Adam, Rprop and ASGD one after another on one model.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""DCGAN: the discriminator on real and on fake images, then the generator through it, with BatchNorm in both."""
+"""DCGAN: the discriminator on real and on fake images, then the generator through it, with
+BatchNorm in both.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""Detection: a model that returns a dictionary of losses in training and boxes in evaluation; the losses are added."""
+"""Detection: a model that returns a dictionary of losses in training and boxes in evaluation;
+the losses are added.
+"""
 
 import argparse
 import math

@@ -1,4 +1,6 @@
-"""Denoising diffusion: noise at a drawn time is foretold, weighted as the bound has it; then a few samples."""
+"""Denoising diffusion: noise at a drawn time is foretold, weighted as the bound has it;
+then a few samples.
+"""
 
 import argparse
 import math

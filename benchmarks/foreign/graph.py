@@ -1,4 +1,6 @@
-"""A graph network on one graph: neighbours added by index, degrees to the power -1/2, a loss on the known nodes."""
+"""A graph network on one graph:
+neighbours added by index, degrees to the power -1/2, a loss on the known nodes.
+"""
 
 import argparse
 

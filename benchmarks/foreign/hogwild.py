@@ -1,4 +1,6 @@
-"""Hogwild: two threads train one model, each with an optimizer of its own; they take turns, so that runs can be compared."""
+"""Hogwild: two threads train one model, each with an optimizer of its own;
+they take turns, so that runs can be compared.
+"""
 
 import argparse
 import threading
@@ -23,7 +25,9 @@ class Net(nn.Module):
 
 
 class Turns:
-    """Lets threads go one after another, in a fixed order; one that is done, or has died, is passed over."""
+    """Lets threads go one after another, in a fixed order;
+    one that is done, or has died, is passed over.
+    """
 
     def __init__(self, num):
         self.order, self.condition = list(range(num)), threading.Condition()

@@ -1,4 +1,6 @@
-"""MAML: an inner step of each task with a graph, through functional_call and autograd.grad; the outer loss of all tasks."""
+"""MAML: an inner step of each task with a graph, through functional_call and autograd.grad;
+the outer loss of all tasks.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""A small GPT: accumulation, autocast, a scaler, clipping, warm-up and cosine decay, evaluation now and then."""
+"""A small GPT: accumulation, autocast, a scaler, clipping, warm-up and cosine decay, evaluation
+now and then.
+"""
 
 import argparse
 import math

@@ -1,6 +1,8 @@
-"""What a script of this folder leaves: a line of JSON a step and one at its end, written as the run goes on.
+"""What a script of this folder leaves:
+a line of JSON a step and one at its end, written as the run goes on.
 
-It looks at weights past torch's function modes and without a graph, so that a script with it has the shape of one without.
+It looks at weights past torch's function modes and without a graph, so that a script with it has
+the shape of one without.
 """
 
 from __future__ import annotations
@@ -16,20 +18,26 @@ from torch import Tensor, nn
 
 
 class Record:
-    """``record(step, *modules, loss=...)`` after every step, ``record.end(outputs..., loss=...)`` once."""
+    """``record(step, *modules, loss=...)`` after every step, ``record.end(outputs...,
+    loss=...)`` once.
+    """
 
     def __init__(self, path: str) -> None:
         self._file = Path(path).open("w")  # noqa: SIM115  (open until the process ends, however it does)
         random.seed(0)  # else Python's own state is another one in every process
 
     def __call__(self, step: int, *modules: nn.Module, loss: Any = None) -> None:
-        """Write the CRC32 of all parameters and buffers, whether they are finite, the loss, and the random state's CRC32."""
+        """Write the CRC32 of all parameters and buffers, whether they are finite, the loss, and
+        the random state's CRC32.
+        """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             held = [t for m in modules for t in (*m.parameters(), *m.buffers())]
             self._write(step=step, loss=_number(loss), random=_random(), **_seen(held))
 
     def end(self, *outputs: Tensor, loss: Any = None) -> None:
-        """Write the same of what the script ends with; ``loss`` is the measure of the trained model, less is better."""
+        """Write the same of what the script ends with;
+        ``loss`` is the measure of the trained model, less is better.
+        """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self._write(end=True, loss=_number(loss), random=_random(), **_seen(list(outputs)))
 

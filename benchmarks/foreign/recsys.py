@@ -1,4 +1,6 @@
-"""A recommender: sparse embeddings under SparseAdam, the rest under Adam, pairs of a liked and a drawn item."""
+"""A recommender: sparse embeddings under SparseAdam, the rest under Adam, pairs of a liked and a
+drawn item.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""Sharpness-aware minimisation: up along the gradient, a second backward there, back, and the update."""
+"""Sharpness-aware minimisation:
+up along the gradient, a second backward there, back, and the update.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""Sentence pairs: one encoder called twice, mean pooling, cosine against a score, a model wrapped by an objective."""
+"""Sentence pairs: one encoder called twice, mean pooling, cosine against a score, a model
+wrapped by an objective.
+"""
 
 import argparse
 

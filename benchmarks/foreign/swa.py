@@ -1,4 +1,6 @@
-"""Stochastic weight averaging: a schedule, then SWALR and an averaged model whose BatchNorm is refreshed at the end."""
+"""Stochastic weight averaging: a schedule, then SWALR and an averaged model whose BatchNorm is
+refreshed at the end.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""A forecast of several series: each window divided by its own deviation, an LSTM, early stopping on a held-out part."""
+"""A forecast of several series:
+each window divided by its own deviation, an LSTM, early stopping on a held-out part.
+"""
 
 import argparse
 import copy

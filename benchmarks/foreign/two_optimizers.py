@@ -1,4 +1,6 @@
-"""An encoder and a head under an optimizer each: every order of their backwards, updates and emptied gradients in turn."""
+"""An encoder and a head under an optimizer each:
+every order of their backwards, updates and emptied gradients in turn.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""Noise on the weights: added before the forward, taken off before the update; gradients get noise, too."""
+"""Noise on the weights: added before the forward, taken off before the update;
+gradients get noise, too.
+"""
 
 import argparse
 

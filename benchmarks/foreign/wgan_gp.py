@@ -1,4 +1,6 @@
-"""WGAN-GP: five steps of the critic under a gradient penalty for each of the generator, which keeps the graph of its fakes."""
+"""WGAN-GP: five steps of the critic under a gradient penalty for each of the generator, which
+keeps the graph of its fakes.
+"""
 
 import argparse
 

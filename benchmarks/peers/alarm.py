@@ -13,7 +13,8 @@ from peers.clock import Clock
 class Alarm:
     """The first thing that a peer reported. None or empty: the peer does not say.
 
-    ``ops``: the operators of ATen that what it names may stand for, in favour of the peer. ``modules``: likewise.
+    ``ops``: the operators of ATen that what it names may stand for, in favour of the peer.
+    ``modules``: likewise.
     """
 
     step: int | None

@@ -29,7 +29,9 @@ BACKWARD = {
     "norm": ("div.Tensor", "mul.Tensor"),
     "linalg_vector_norm": ("div.Tensor", "mul.Tensor"),
 }
-"""Operators that some autograd nodes call: the node is named, and it may be meant by any of them."""
+"""Operators that some autograd nodes call:
+the node is named, and it may be meant by any of them.
+"""
 _NODE = re.compile(r"Function '(\w+?)(Backward\d*)' returned nan values")
 
 
@@ -41,7 +43,9 @@ def nothing(clock: Clock, alarm: Raise) -> Iterator[None]:
 
 @contextmanager
 def detect_anomaly(clock: Clock, alarm: Raise) -> Iterator[None]:
-    """``torch.autograd.set_detect_anomaly(True)``: raises at the first backward node that returns NaN."""
+    """``torch.autograd.set_detect_anomaly(True)``: raises at the first backward node that
+    returns NaN.
+    """
     torch.autograd.set_detect_anomaly(True)
     try:
         yield

@@ -1,4 +1,6 @@
-"""Which step and micro-batch it is, told to peers that do not count by themselves. Looks at no value: it costs next to nothing."""
+"""Which step and micro-batch it is, told to peers that do not count by themselves. Looks at no
+value: it costs next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from torch.optim.optimizer import (
 
 
 class Clock:
-    """``before_step``, ``after_step``: called around each optimizer step. ``ends``: when each step ended, in seconds."""
+    """``before_step``, ``after_step``: called around each optimizer step.
+    ``ends``: when each step ended, in seconds.
+    """
 
     def __init__(self) -> None:
         self.step = self.micro = 0

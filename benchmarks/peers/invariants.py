@@ -1,9 +1,10 @@
 """TrainCheck (package ``traincheck``): invariants of the healthy twin, checked on the case.
 
-The four steps of its documentation: collect a trace of the reference, infer invariants, collect a trace of the target,
-check. The twin is the best reference there can be. Case and twin are each made one flat script, because TrainCheck
-instruments the script it is given and not what that imports. The target is traced at every step. On the twin itself the
-invariants are checked too: what it is said to violate is a false alarm, and is not held for a find on the case.
+The four steps of its documentation: collect a trace of the reference, infer invariants, collect a
+trace of the target, check. The twin is the best reference there can be. Case and twin are each made
+one flat script, because TrainCheck instruments the script it is given and not what that imports.
+The target is traced at every step. On the twin itself the invariants are checked too: what it is
+said to violate is a false alarm, and is not held for a find on the case.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class FailedError(Exception):
 
 
 def examine(script: Path) -> dict[str, Any]:
-    """Return what ``under.py`` writes for any peer, and as ``twin_alarms`` what is said of the healthy twin."""
+    """Return what ``under.py`` writes for any peer, and as ``twin_alarms`` what is said of the
+    healthy twin.
+    """
     folder = script.parent
     found: dict[str, Any] = {
         "alarm": None,

@@ -1,8 +1,9 @@
-"""msprobe of MindStudio (package ``mindstudio-probe``): statistics of every step are dumped, then searched for overflow.
+"""msprobe of MindStudio (package ``mindstudio-probe``):
+statistics of every step are dumped, then searched for overflow.
 
-The seam is that of its documentation: ``debugger.start(model)`` before a step, ``stop`` and ``step`` after it, and
-``msprobe overflow_check -i DUMP/stepN`` on each dumped step, here through the class behind that command. Level ``mix``:
-modules and API calls.
+The seam is that of its documentation: ``debugger.start(model)`` before a step, ``stop`` and
+``step`` after it, and ``msprobe overflow_check -i DUMP/stepN`` on each dumped step, here through
+the class behind that command. Level ``mix``: modules and API calls.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ LOWERED = {
     "pow": ("pow", "square"),
     "truediv": ("div",),
 }
-"""What a call of the Python API runs as, in favour of the peer; any other runs under its own name."""
+"""What a call of the Python API runs as, in favour of the peer;
+any other runs under its own name.
+"""
 _CALL = re.compile(r"(\w+)\.(.+?)\.(\d+)\.(forward|backward)(?:\.\d+)?$")
 _MODULE = re.compile(r"(?:Module|Cell)\.(.+)\.\w+\.(forward|backward)\.(\d+)$")
 
@@ -97,7 +100,9 @@ def _found(folder: Path) -> Iterator[Alarm]:
 
 
 def _alarm(step: int, node: dict[str, Any]) -> Alarm:
-    """Return an anomaly in the form of all peers. The number of a module's call is that of its micro-batch."""
+    """Return an anomaly in the form of all peers.
+    The number of a module's call is that of its micro-batch.
+    """
     name, parents = node["op_name"], node["construct_info"]
     modules = [_MODULE.match(one) for one in parents]
     inside = [found for found in modules if found]

@@ -1,4 +1,6 @@
-"""``python peers/under.py NAME SCRIPT``: run a script under a peer; what it said becomes ``peer.json``."""
+"""``python peers/under.py NAME SCRIPT``: run a script under a peer;
+what it said becomes ``peer.json``.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ PEERS: dict[str, Peer] = {
     "naive dispatch mode": builtin.naive_dispatch,
     "msprobe": mindstudio.overflow_check,
 }
-"""Peers that look on from inside the process. TrainCheck rewrites the script and has a way of its own."""
+"""Peers that look on from inside the process.
+TrainCheck rewrites the script and has a way of its own.
+"""
 
 
 def watch(name: str, script: Path) -> dict[str, Any]:
-    """Return the peer's first alarm (or None), how many it gave, how the script ended, and when each step did."""
+    """Return the peer's first alarm (or None), how many it gave, how the script ended, and when
+    each step did.
+    """
     if name == "traincheck":
         return invariants.examine(script)
     clock, alarms, found = Clock(), list[Alarm](), dict[str, Any]()

@@ -1,6 +1,7 @@
 """nanstop: fine-tuning that does not stop for NaN.
 
-Everything public is listed in ``_HOMES`` and imported when first used, so that ``import nanstop`` costs next to nothing.
+Everything public is listed in ``_HOMES`` and imported when first used, so that ``import nanstop``
+costs next to nothing.
 """
 
 from __future__ import annotations

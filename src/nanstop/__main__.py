@@ -17,8 +17,8 @@ def main() -> int:
         from nanstop import cli
 
         return cli.main(words)
-    # No option of ours stands before a command: there is nothing to read for typer, whose import takes longer than all
-    # that has to be done before the command can begin.
+    # No option of ours stands before a command: there is nothing to read for typer, whose import
+    # takes longer than all that has to be done before the command can begin.
     try:
         from nanstop.commands.run.launch import launch
         from nanstop.decide.policy import Policy

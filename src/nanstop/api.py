@@ -29,7 +29,9 @@ __tracebackhide__ = passes_through
 
 
 class Watch:
-    """A watch on a run. ``close()`` (or leaving its ``with`` block) restores everything that was patched."""
+    """A watch on a run. ``close()`` (or leaving its ``with`` block) restores everything that was
+    patched.
+    """
 
     def __init__(self, inner: Any, store: Store, applied: Applied | None = None) -> None:
         self._inner = inner
@@ -80,7 +82,9 @@ class Watch:
 
 
 class LoopWatch(Watch):
-    """A watch on a raw PyTorch loop. ``ends``: a stop ends the ``with`` block, and no more than that."""
+    """A watch on a raw PyTorch loop.
+    ``ends``: a stop ends the ``with`` block, and no more than that.
+    """
 
     def __init__(
         self, inner: Any, store: Store, applied: Applied | None = None, *, ends: bool = False
@@ -131,12 +135,14 @@ def watch(
     accumulation: int | None = None,
     plan: Plan | PrecisionPlan | str | os.PathLike[str] | None = None,
 ) -> Watch:
-    """Watch a transformers/TRL trainer (call ``trainer.train()`` as ever), or a model and its optimizer.
+    """Watch a transformers/TRL trainer (call ``trainer.train()`` as ever), or a model and its
+    optimizer.
 
-    ``plan``: a precision plan or its file, in force while a trainer trains, and on a model until the watch is closed.
-    ``policy``: a ``Policy`` or one of its words ("repair", "skip", "stop", "observe"). ``out``: incident folder, else
-    ``$NANSTOP_DIR``, else ``.nanstop``. Watching a trainer twice is one watch. With ``NANSTOP=off`` nothing is watched.
-    Errors: ``NanstopError`` NS001 for anything that can't be watched.
+    ``plan``: a precision plan or its file, in force while a trainer trains, and on a model until
+    the watch is closed. ``policy``: a ``Policy`` or one of its words ("repair", "skip", "stop",
+    "observe"). ``out``: incident folder, else ``$NANSTOP_DIR``, else ``.nanstop``. Watching a
+    trainer twice is one watch. With ``NANSTOP=off`` nothing is watched. Errors: ``NanstopError``
+    NS001 for anything that can't be watched.
     """
     from nanstop.session.factory import incident_folder, opener, run_store, switched_off
 
@@ -229,10 +235,12 @@ def _watch_loop(
 
 
 def check(target: Any, *, static: bool = False) -> tuple[Diagnosis, ...]:
-    """Return what will go wrong with a trainer or a model, before its first step; the most certain first.
+    """Return what will go wrong with a trainer or a model, before its first step;
+    the most certain first.
 
-    A trainer's first window is made as ``train()`` would make it, probed, and undone; with ``static``, and for a model
-    alone, nothing is run. Errors: ``NanstopError`` NS001 for anything else. What could not be probed is no error.
+    A trainer's first window is made as ``train()`` would make it, probed, and undone; with
+    ``static``, and for a model alone, nothing is run. Errors: ``NanstopError`` NS001 for anything
+    else. What could not be probed is no error.
     """
     from nanstop.commands.check.check import preflight
     from nanstop.commands.check.job import look
@@ -268,14 +276,16 @@ def plan(
     updates: int = 3,
     seconds: float = 60.0,
 ) -> Plan:
-    """Return the smallest precision plan under which a model in ``dtype`` trains as it does in float32.
+    """Return the smallest precision plan under which a model in ``dtype`` trains as it does in
+    float32.
 
-    ``batches``: what the model is called with (its own labels, or ``input_ids`` to predict); the first four are used.
-    ``loss``: a function of one batch, else the loss that the model returns. ``updates`` of the optimizer, or of AdamW
-    at ``lr`` (1e-5), are tried too. A trainer in place of the model brings all of these: its first window is used. The
-    search begins no new trial after ``seconds``. Where there is no plan the result says why. Everything is left as it
-    was, bit for bit. Synchronises the device. Errors: ``NanstopError`` NS001 for what cannot be calibrated on, and
-    whatever the model raises in float32.
+    ``batches``: what the model is called with (its own labels, or ``input_ids`` to predict); the
+    first four are used. ``loss``: a function of one batch, else the loss that the model returns.
+    ``updates`` of the optimizer, or of AdamW at ``lr`` (1e-5), are tried too. A trainer in place of
+    the model brings all of these: its first window is used. The search begins no new trial after
+    ``seconds``. Where there is no plan the result says why. Everything is left as it was, bit for
+    bit. Synchronises the device. Errors: ``NanstopError`` NS001 for what cannot be calibrated on,
+    and whatever the model raises in float32.
     """
     import torch
 
@@ -296,19 +306,25 @@ def plan(
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return a plan that was saved. Errors: ``NanstopError`` for one that is missing, damaged or of another version."""
+    """Return a plan that was saved. Errors:
+    ``NanstopError`` for one that is missing, damaged or of another version.
+    """
     from nanstop.commands.plan.plan import read_plan
 
     return read_plan(path)
 
 
 def load(path: str | os.PathLike[str]) -> Incident:
-    """Return the incident of a folder. Errors: ``NanstopError`` for one that is missing or damaged."""
+    """Return the incident of a folder. Errors:
+    ``NanstopError`` for one that is missing or damaged.
+    """
     return load_report(path).incident
 
 
 def investigate(incident: Incident | str | os.PathLike[str]) -> Report:
-    """Return the report of an incident or its folder, diagnosed anew by the present rules. Nothing is run."""
+    """Return the report of an incident or its folder, diagnosed anew by the present rules.
+    Nothing is run.
+    """
     from nanstop.diagnose.diagnose import diagnose_anew
 
     report = Report(incident=incident) if isinstance(incident, Incident) else load_report(incident)
@@ -326,7 +342,9 @@ def _policy(given: Policy | str | None) -> Policy:
 
 
 def _is_trainer(target: Any) -> bool:
-    """Return whether this is a transformers Trainer, without importing transformers for what is not."""
+    """Return whether this is a transformers Trainer, without importing transformers for what is
+    not.
+    """
     return any(
         base.__name__ == "Trainer" and base.__module__.startswith("transformers.")
         for base in type(target).__mro__

@@ -21,10 +21,11 @@ class NanstopError(Exception):
 
 
 class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
-    """Raised out of ``train()``, or of a loop's update, where a training is not worth going on with.
+    """Raised out of ``train()``, or of a loop's update, where a training is not worth going on
+    with.
 
-    Its updates were lost again and again, or the policy stops at a failure: the weights are those that it had before.
-    ``incident``: the id of what stopped it.
+    Its updates were lost again and again, or the policy stops at a failure: the weights are those
+    that it had before. ``incident``: the id of what stopped it.
     """
 
     def __init__(self, message: str, *, incident: str = "") -> None:
@@ -36,7 +37,9 @@ class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
 def unknown(
     what: str, given: object, choices: Iterable[str], *, code: str = "NS001"
 ) -> NanstopError:
-    """Return ``unknown WHAT: `GIVEN``` with a did-you-mean where a choice is near, and the choices where they are few."""
+    """Return ``unknown WHAT: `GIVEN``` with a did-you-mean where a choice is near, and the
+    choices where they are few.
+    """
     known = list(choices)
     near = difflib.get_close_matches(str(given), known, n=1)
     hints = [f"did you mean `{near[0]}`?"] if near else []

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 
 def rank(environment: Mapping[str, str] | None = None) -> int:
-    """Return the global rank that torchrun, accelerate and others set; 0 where none is set, or none that is a number."""
+    """Return the global rank that torchrun, accelerate and others set;
+    0 where none is set, or none that is a number.
+    """
     given = os.environ if environment is None else environment
     text = given.get("RANK", "").strip()
     return int(text) if text.isdecimal() else 0

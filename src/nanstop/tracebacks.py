@@ -1,4 +1,6 @@
-"""What a reader of a traceback need not see: frames of nanstop between those of a script and its libraries."""
+"""What a reader of a traceback need not see:
+frames of nanstop between those of a script and its libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 def passes_through(excinfo: Any) -> bool:
     """Return whether an exception only passed through nanstop: it was raised by other code.
 
-    As ``__tracebackhide__`` of a module, pytest asks it for each of the module's frames, with its ``ExceptionInfo``.
+    As ``__tracebackhide__`` of a module, pytest asks it for each of the module's frames, with its
+    ``ExceptionInfo``.
     """
     traceback = excinfo.value.__traceback__
     if traceback is None:

@@ -1,4 +1,6 @@
-"""Scripts that know nothing of nanstop: bitwise the same watched and not, and never the worse for it."""
+"""Scripts that know nothing of nanstop:
+bitwise the same watched and not, and never the worse for it.
+"""
 
 from __future__ import annotations
 

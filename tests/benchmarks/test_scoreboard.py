@@ -1,4 +1,6 @@
-"""The scoreboard: its arithmetic, the lines that it prints last, and a few cases run as it runs all of them."""
+"""The scoreboard: its arithmetic, the lines that it prints last, and a few cases run as it runs
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,9 @@ def test_a_false_alarm_on_a_healthy_run_is_printed_and_missed(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def fast_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    """Each fast case and its twin under ``nanstop run``, and the twin alone, forked from a warm process."""
+    """Each fast case and its twin under ``nanstop run``, and the twin alone, forked from a warm
+    process.
+    """
     truths = load_truths(FAST)
     found: dict[str, Said] = {}
 

@@ -1,4 +1,6 @@
-"""Every feature of transformers' Trainer, plain and watched; ``benchmarks/trainer_features.py`` writes the table."""
+"""Every feature of transformers' Trainer, plain and watched;
+``benchmarks/trainer_features.py`` writes the table.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What S3 is made of: two configurations 13 keys apart, a product that kills, and the machine it was seen on."""
+"""What S3 is made of: two configurations 13 keys apart, a product that kills, and the machine it
+was seen on.
+"""
 
 import subprocess
 import sys

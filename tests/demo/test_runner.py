@@ -65,7 +65,9 @@ def test_numbers_that_json_lacks_become_words():
 
 @pytest.mark.slow
 def test_a_broken_package_counts_as_absent_and_a_missing_one_is_named(tmp_path):
-    """peft and transformers import bitsandbytes where they find it; the second seed trains with it."""
+    """peft and transformers import bitsandbytes where they find it;
+    the second seed trains with it.
+    """
     (tmp_path / "bitsandbytes").mkdir()
     (tmp_path / "bitsandbytes" / "__init__.py").write_text("raise RuntimeError('another CUDA')")
     script = (

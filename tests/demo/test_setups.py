@@ -1,4 +1,6 @@
-"""Each set-up fails as published without nanstop, and its cure, applied by hand, is the one that is claimed."""
+"""Each set-up fails as published without nanstop, and its cure, applied by hand, is the one that
+is claimed.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""What no failure shows: lost updates, flushed gradients, gradients that never arrive, the wrong pooled token."""
+"""What no failure shows: lost updates, flushed gradients, gradients that never arrive, the wrong
+pooled token.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""A range that grows is announced by the watch in time, and healthy ones are passed over in silence."""
+"""A range that grows is announced by the watch in time, and healthy ones are passed over in
+silence.
+"""
 
 import math
 from collections import Counter, defaultdict
@@ -17,7 +19,9 @@ SECONDS_A_STEP = 0.1
 
 @pytest.fixture(autouse=True)
 def nothing_was_compiled(monkeypatch):
-    """The gauge leaves a process alone in which something was compiled, and another test may have done so."""
+    """The gauge leaves a process alone in which something was compiled, and another test may
+    have done so.
+    """
     monkeypatch.setattr("torch._dynamo.utils.counters", defaultdict(Counter))
 
 
@@ -68,7 +72,9 @@ class Llama(nn.Module):
 
 
 class Run:
-    """A training in float16, by autocast or with half weights, that is watched in the background."""
+    """A training in float16, by autocast or with half weights, that is watched in the
+    background.
+    """
 
     def __init__(self, model, folder, monkeypatch, *, half=False):
         self.model = model.half() if half else model
@@ -79,7 +85,9 @@ class Run:
         monkeypatch.setattr(looks, "Gauge", self._gauge)
 
     def _gauge(self, view, _clock):
-        """A gauge for which every step takes the same time: when it looks is not the machine's affair."""
+        """A gauge for which every step takes the same time:
+        when it looks is not the machine's affair.
+        """
         self.gauges.append(gauge.Gauge(view, lambda: self.step * SECONDS_A_STEP))
         return self.gauges[-1]
 
@@ -90,7 +98,9 @@ class Run:
         return math.log2(65504 / self.model.mlp.largest)
 
     def train(self, bits, num_steps=240):
-        """NS101 and the step it was said at, or None, and the step at which the output overflowed, or None."""
+        """NS101 and the step it was said at, or None, and the step at which the output
+        overflowed, or None.
+        """
         generator = torch.Generator().manual_seed(3)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         said = None
@@ -113,7 +123,9 @@ class Run:
 
 
 def holds(said, overflow, run):
-    """Whether an announcement came 20 steps ahead, with an interval that holds, within the gauge's budget."""
+    """Whether an announcement came 20 steps ahead, with an interval that holds, within the
+    gauge's budget.
+    """
     finding, step = said
     earliest, latest = (int(word) for word in finding.lines[0].split() if word.isdigit())
     assert overflow - step >= 20
@@ -172,7 +184,9 @@ def test_a_look_that_cannot_be_taken_is_said_once_and_training_goes_on(
 
 
 class Squared(nn.Module):
-    """A norm that squares in ``dtype``: in float16 a large channel is Inf, its inverse root 0, and all is finite."""
+    """A norm that squares in ``dtype``: in float16 a large channel is Inf, its inverse root 0,
+    and all is finite.
+    """
 
     def __init__(self, dtype):
         super().__init__()

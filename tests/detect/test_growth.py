@@ -1,4 +1,6 @@
-"""Growth is foretold from a straight line of doublings, and nothing is said of a range that is healthy."""
+"""Growth is foretold from a straight line of doublings, and nothing is said of a range that is
+healthy.
+"""
 
 import math
 import random
@@ -13,7 +15,9 @@ KEPT = 48
 
 
 def first_forecast(series, *, every, until=600):
-    """(step, growth) of the first forecast of a series of bits sampled as the gauge does, and the step of overflow."""
+    """(step, growth) of the first forecast of a series of bits sampled as the gauge does, and
+    the step of overflow.
+    """
     steps, bits, said = [], [], None
     for step in range(until):
         value = series(step)
@@ -42,7 +46,8 @@ def test_what_doubles_every_40_steps_is_foretold_20_steps_ahead(start, every, no
     step, growth = said
     assert overflow - step >= 20
     first, last = growth.reaches
-    # Of three standard errors: one series in hundreds lies outside, by a step, and a search for such finds it.
+    # Of three standard errors: one series in hundreds lies outside, by a step, and a search for
+    # such finds it.
     assert first - every <= overflow <= last + every
     assert 1 / growth.rate == pytest.approx(40, rel=0.35)
 
@@ -112,7 +117,9 @@ def logistic_doublings(draw):
 
 
 def straight_then_flat(draw):
-    """No bend before the end: only how far ahead growth is foretold tells it from growth that goes on."""
+    """No bend before the end: only how far ahead growth is foretold tells it from growth that
+    goes on.
+    """
     level, rise = -draw.uniform(2.2, 8), draw.uniform(2, 8)
     span, begin = draw.uniform(20, 250), draw.uniform(0, 150)
     return lambda step: (

@@ -1,4 +1,6 @@
-"""Gradients of exactly 0: objectives that have none, and losses that are at their least for now (NS701)."""
+"""Gradients of exactly 0: objectives that have none, and losses that are at their least for now
+(NS701).
+"""
 
 import pytest
 import torch

@@ -1,6 +1,8 @@
-"""What the pages say of libraries is so in the installed ones; what is newer than the oldest carries its version.
+"""What the pages say of libraries is so in the installed ones;
+what is newer than the oldest carries its version.
 
-Each row: the page, words that stand on it, the version since which they are true (or were seen), and the experiment.
+Each row: the page, words that stand on it, the version since which they are true (or were seen),
+and the experiment.
 """
 
 import inspect

@@ -1,8 +1,8 @@
 """Every example of every page is run, and what its comments say is compared with what comes out.
 
-The convention: a comment behind an expression of the top level is its output (its ``repr``, or what it prints; ``...``
-stands for anything); one that begins with the name of an exception is what the last statement raises. Other comments
-explain.
+The convention: a comment behind an expression of the top level is its output (its ``repr``, or what
+it prints; ``...`` stands for anything); one that begins with the name of an exception is what the
+last statement raises. Other comments explain.
 """
 
 import ast
@@ -48,7 +48,9 @@ def comments(source):
 
 
 def outcome(statement, names):
-    """What a statement shows: its value as Python's prompt would print it, and what it printed itself."""
+    """What a statement shows: its value as Python's prompt would print it, and what it printed
+    itself.
+    """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         if isinstance(statement, ast.Expr):
@@ -90,7 +92,9 @@ def run(block):
 
 @pytest.fixture(autouse=True)
 def _as_it_was(tmp_path, monkeypatch):
-    """An example begins with a fixed seed in an empty folder, and leaves no switch of torch or accelerate behind."""
+    """An example begins with a fixed seed in an empty folder, and leaves no switch of torch or
+    accelerate behind.
+    """
     import torch
 
     monkeypatch.chdir(tmp_path)

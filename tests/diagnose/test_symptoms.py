@@ -1,4 +1,6 @@
-"""The table of symptoms is what a real Trainer logs for the planted faults, and it is read by words and by numbers."""
+"""The table of symptoms is what a real Trainer logs for the planted faults, and it is read by
+words and by numbers.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""A session that does as a test tells it and keeps what a host tells it. ``test_watched_run`` holds it to the Protocol."""
+"""A session that does as a test tells it and keeps what a host tells it.
+``test_watched_run`` holds it to the Protocol.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,11 @@ class KeptHistory(History):
 
 
 class ScriptedSession(OffSession):
-    """Answers each failure with the next of ``answers``, the last one for good; with "skip" where there is none.
+    """Answers each failure with the next of ``answers``, the last one for good;
+    with "skip" where there is none.
 
-    ``inspect``: called with the step and what else is said of each failure. ``gauge_at``: the step that is gauged; every
-    other has a narrow look then.
+    ``inspect``: called with the step and what else is said of each failure. ``gauge_at``: the step
+    that is gauged; every other has a narrow look then.
     """
 
     def __init__(

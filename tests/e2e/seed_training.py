@@ -1,4 +1,6 @@
-"""The seed configurations as a user's script: ``seed_training.py NAME [cured]``; models are tiny, classes the real ones."""
+"""The seed configurations as a user's script:
+``seed_training.py NAME [cured]``; models are tiny, classes the real ones.
+"""
 
 import sys
 

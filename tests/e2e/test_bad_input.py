@@ -1,4 +1,6 @@
-"""What goes wrong around a run: an error of ours or a record, never a traceback of ours, never a lost run."""
+"""What goes wrong around a run:
+an error of ours or a record, never a traceback of ours, never a lost run.
+"""
 
 import json
 import os
@@ -35,7 +37,9 @@ def folder(tmp_path):
 
 
 def cli(folder, *arguments):
-    """Run the command line in ``folder``: (exit code, stdout, stderr), after what must hold of every bad input."""
+    """Run the command line in ``folder``: (exit code, stdout, stderr), after what must hold of
+    every bad input.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "nanstop", *arguments],
         cwd=folder,

@@ -1,4 +1,6 @@
-"""``nanstop bisect`` as a user types it: a loop that turns to NaN under two settings together, and bad input."""
+"""``nanstop bisect`` as a user types it:
+a loop that turns to NaN under two settings together, and bad input.
+"""
 
 import json
 import subprocess
@@ -54,7 +56,9 @@ def bisect(tmp_path):
 
 @pytest.mark.slow
 def test_a_loop_that_turns_to_nan(bisect):
-    """From GOOD plus the two keys the script would sleep for ten minutes: the trial is over when it has failed."""
+    """From GOOD plus the two keys the script would sleep for ten minutes:
+    the trial is over when it has failed.
+    """
     code, out, err = bisect("bad.yaml", "good.yaml", "--script", "train.py", "-j", "2", "--json")
     result = json.loads(out)
     assert code == 0, err

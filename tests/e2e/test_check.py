@@ -1,4 +1,6 @@
-"""``nanstop check`` as a user runs it: the seed configurations are named before a step, their cures are left in peace."""
+"""``nanstop check`` as a user runs it:
+the seed configurations are named before a step, their cures are left in peace.
+"""
 
 import json
 import os
@@ -29,7 +31,9 @@ FROZEN = "model[0], model[2] = nn.Linear(4, 8), nn.Linear(8, 1)"
 
 
 def check(folder, *words, machine=None):
-    """Run ``nanstop check`` in ``folder``; return its exit code, the codes that it found, and all of its output."""
+    """Run ``nanstop check`` in ``folder``; return its exit code, the codes that it found, and
+    all of its output.
+    """
     options = ["--json"]
     if machine is not None:
         (folder / "machine.json").write_text(json.dumps(machine))

@@ -1,4 +1,6 @@
-"""``nanstop doctor`` on scripts, as a stranger runs it: loops and trainers, exit codes, and what is left behind."""
+"""``nanstop doctor`` on scripts, as a stranger runs it:
+loops and trainers, exit codes, and what is left behind.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Updates of half weights are judged before they are applied: with every kernel, under a trainer and in loops."""
+"""Updates of half weights are judged before they are applied:
+with every kernel, under a trainer and in loops.
+"""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""LLaMA-Factory's own command under `nanstop run`: a healthy run is bitwise its own, a fault is named and cured."""
+"""LLaMA-Factory's own command under `nanstop run`: a healthy run is bitwise its own, a fault is
+named and cured.
+"""
 
 import json
 import os

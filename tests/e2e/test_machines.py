@@ -1,4 +1,6 @@
-"""What a user's machine is like makes no difference: what folders are called, what the system offers."""
+"""What a user's machine is like makes no difference:
+what folders are called, what the system offers.
+"""
 
 import os
 import subprocess
@@ -100,12 +102,16 @@ builtins.open = io.open = hiding(io.open)
 for name in ("listdir", "scandir", "stat", "lstat", "readlink", "open"):
     setattr(os, name, hiding(getattr(os, name)))
 """
-"""A ``sitecustomize`` that leaves of Linux what Windows and macOS have, too; torch itself needs the rest to start."""
+"""A ``sitecustomize`` that leaves of Linux what Windows and macOS have, too;
+torch itself needs the rest to start.
+"""
 
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder with the script, and the variables under which every process finds less than Linux."""
+    """A folder with the script, and the variables under which every process finds less than
+    Linux.
+    """
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "sitecustomize.py").write_text(ELSEWHERE)
     (tmp_path / "train.py").write_text(LOOP)

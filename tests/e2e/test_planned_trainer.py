@@ -1,4 +1,6 @@
-"""The seed scenario S1 under a plan made from the trainer itself: nothing fails, and it trains as in float32."""
+"""The seed scenario S1 under a plan made from the trainer itself:
+nothing fails, and it trains as in float32.
+"""
 
 import pytest
 import torch

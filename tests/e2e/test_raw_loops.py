@@ -1,4 +1,6 @@
-"""Raw loops as strangers write them, under ``nanstop run``: healthy ones untouched, failing ones caught and named."""
+"""Raw loops as strangers write them, under ``nanstop run``: healthy ones untouched, failing ones
+caught and named.
+"""
 
 import linecache
 from dataclasses import dataclass
@@ -304,7 +306,9 @@ def test_a_failure_is_caught_named_and_kept_from_the_weights(tmp_path, name):
 
 @pytest.mark.slow
 def test_what_looks_bad_and_is_not(tmp_path):
-    """A frozen NaN that nothing reads, NaN in rows that are masked out, a loss of 0, a scaler's first skips."""
+    """A frozen NaN that nothing reads, NaN in rows that are masked out, a loss of 0, a scaler's
+    first skips.
+    """
     (tmp_path / "script.py").write_text(
         HEAD
         + """

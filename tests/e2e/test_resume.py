@@ -1,4 +1,6 @@
-"""Remedies travel with checkpoints: a resumed run starts under those that the first one had adopted."""
+"""Remedies travel with checkpoints:
+a resumed run starts under those that the first one had adopted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The seed scenarios end to end: they fail as published, are explained, proven cured, and finish at float32's loss."""
+"""The seed scenarios end to end:
+they fail as published, are explained, proven cured, and finish at float32's loss.
+"""
 
 import json
 import math

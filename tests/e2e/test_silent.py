@@ -1,4 +1,6 @@
-"""Silent failures in real scripts under ``nanstop run``: each is among the findings, its healthy twin has none."""
+"""Silent failures in real scripts under ``nanstop run``: each is among the findings, its healthy
+twin has none.
+"""
 
 import pytest
 

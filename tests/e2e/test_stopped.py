@@ -1,4 +1,6 @@
-"""A training that nanstop stops is no success: what train() raises, what is written down, how a watched command ends."""
+"""A training that nanstop stops is no success:
+what train() raises, what is written down, how a watched command ends.
+"""
 
 import copy
 import json

@@ -1,4 +1,6 @@
-"""Real processes that die in every way under ``nanstop run``: told apart, reported, their exit codes their own."""
+"""Real processes that die in every way under ``nanstop run``: told apart, reported, their exit
+codes their own.
+"""
 
 import json
 import multiprocessing
@@ -58,7 +60,9 @@ for step in range(8):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, capfd):
-    """Return what runs a training that does ``fatal`` in step 5: (exit code, summary, report or None, stderr)."""
+    """Return what runs a training that does ``fatal`` in step 5:
+    (exit code, summary, report or None, stderr).
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(fatal, *, command=("train.py",), **options):
@@ -184,7 +188,9 @@ def test_an_ordinary_exception_is_no_incident(start):
 
 @pytest.mark.slow
 def test_killed_at_fifty_random_moments_everything_left_is_whole(tmp_path):
-    """The store always loads, and no record of it or of the flight file is half one thing and half another."""
+    """The store always loads, and no record of it or of the flight file is half one thing and
+    half another.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dying_writer"])
     moments = random.Random(0)

@@ -1,4 +1,6 @@
-"""Plain user scripts with a planted fault, each beside its healthy twin: found, named, cured or left out, and finished."""
+"""Plain user scripts with a planted fault, each beside its healthy twin:
+found, named, cured or left out, and finished.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def points(out, bad=(), *, model=None, trainer=InOrder, **settings):
 
 
 def rare_overflow(out, marked, *, dtype=torch.float16, trainer=InOrder, **settings):
-    """A Llama whose gated product leaves float16 at one token, which only the ``marked`` samples have."""
+    """A Llama whose gated product leaves float16 at one token, which only the ``marked`` samples
+    have.
+    """
     model = tiny.llama()
     with torch.no_grad():
         rows = model.model.embed_tokens.weight

@@ -1,4 +1,6 @@
-"""Plain loops that fail by their masks, their clipping, their learning rate or their data, under a watch."""
+"""Plain loops that fail by their masks, their clipping, their learning rate or their data, under
+a watch.
+"""
 
 import contextlib
 import math
@@ -12,7 +14,9 @@ import nanstop
 
 
 def watched(folder, model, optimizer, steps, clip=None):
-    """Train on (loss_fn, batch) pairs, each a step; ``clip(parameters)`` is the loop's own. Return the diagnoses."""
+    """Train on (loss_fn, batch) pairs, each a step;
+    ``clip(parameters)`` is the loop's own. Return the diagnoses.
+    """
     watch = nanstop.watch(model, optimizer, policy="skip", out=folder)
     with contextlib.suppress(nanstop.NanstopError), watch:  # it stops after three failures in a row
         for loss_fn, batch in steps:
@@ -112,7 +116,9 @@ def test_a_learning_rate_that_learns_is_left_in_peace(tmp_path):
     ("height", "first"), [(3e5, ("NS201", "possible")), (3e20, ("NS504", "likely"))]
 )
 def test_a_lone_spike_is_no_divergence(tmp_path, height, first):
-    """Of two failures that come out of the blue one is a sample's, the other a constant of the loss."""
+    """Of two failures that come out of the blue one is a sample's, the other a constant of the
+    loss.
+    """
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
 

@@ -1,4 +1,6 @@
-"""What a cured training writes is what the plain one would write, and is read where there is no nanstop."""
+"""What a cured training writes is what the plain one would write, and is read where there is no
+nanstop.
+"""
 
 import copy
 import json

@@ -1,4 +1,6 @@
-"""Processes that die while they train on a GPU: what is left of them, with backward in the engine's own threads."""
+"""Processes that die while they train on a GPU:
+what is left of them, with backward in the engine's own threads.
+"""
 
 import pytest
 

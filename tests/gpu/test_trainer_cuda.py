@@ -1,4 +1,6 @@
-"""The whole flow on a GPU: watching changes nothing, a redo is bitwise, and an overflow is found, proven and cured."""
+"""The whole flow on a GPU: watching changes nothing, a redo is bitwise, and an overflow is
+found, proven and cured.
+"""
 
 from __future__ import annotations
 

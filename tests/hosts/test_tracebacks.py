@@ -1,4 +1,6 @@
-"""A script's own exception passes through unchanged, and pytest shows its reader no frame of nanstop."""
+"""A script's own exception passes through unchanged, and pytest shows its reader no frame of
+nanstop.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The end of a window, the same for a trainer and a loop: redone as often, recorded alike, with the same histories."""
+"""The end of a window, the same for a trainer and a loop:
+redone as often, recorded alike, with the same histories.
+"""
 
 import json
 import math
@@ -23,7 +25,9 @@ FAILING = 2
 
 
 def train(host, folder):
-    """Train for five steps whose third has a bad loss the first time; return the session and its ``report.json``."""
+    """Train for five steps whose third has a bad loss the first time;
+    return the session and its ``report.json``.
+    """
     calls = []
 
     def spoilt(loss, *, at):
@@ -81,7 +85,9 @@ def test_a_redo_that_fails_is_recorded_as_such(tmp_path, host, monkeypatch):
 
 
 def loop(session, *, spoil, num_steps=5):
-    """The net of a loop whose loss goes through ``spoil(step, loss)``, and the norms of its updates."""
+    """The net of a loop whose loss goes through ``spoil(step, loss)``, and the norms of its
+    updates.
+    """
     torch.manual_seed(0)
     net, norms = nn.Linear(4, 1), []
     with watch_loop(net, torch.optim.SGD(net.parameters(), 0.1), session) as watch:

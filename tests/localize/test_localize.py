@@ -466,7 +466,9 @@ def test_growth_chain_is_oldest_first():
 
 
 def test_uninitialised_memory_is_named_where_it_was_taken():
-    """Deterministic mode fills new memory with NaN: what a real run reads there is whatever was left."""
+    """Deterministic mode fills new memory with NaN:
+    what a real run reads there is whatever was left.
+    """
 
     def body(x):
         room = torch.empty(2, 17, 8)

@@ -256,7 +256,9 @@ def test_labels_of_padding_do_not_excuse_bad_logits():
     ],
 )
 def test_op_that_fails_on_what_an_overflow_left_finite(later):
-    """Most elements stay just below the limit and fail in the next op: it is no decoy that overflowed before."""
+    """Most elements stay just below the limit and fail in the next op:
+    it is no decoy that overflowed before.
+    """
     grown = planted.Body(lambda x: torch.tanh(x) * 3e38 * 2.0)
     found = located_body(nn.Sequential(grown, planted.Body(later)))
     assert (op_of(found), found.key.module) == ("mul", "body.0")

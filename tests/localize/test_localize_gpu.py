@@ -1,4 +1,6 @@
-"""On a GPU backward runs in the engine's own threads: places, phases and localization hold there too."""
+"""On a GPU backward runs in the engine's own threads:
+places, phases and localization hold there too.
+"""
 
 import pytest
 import torch

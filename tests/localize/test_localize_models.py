@@ -98,7 +98,9 @@ def under_autocast(dtype):
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_healthy_models_are_silent(name, kernel):
-    """Left padding, then right: float16 weights with the first, bfloat16 with the second, autocast with both."""
+    """Left padding, then right: float16 weights with the first, bfloat16 with the second,
+    autocast with both.
+    """
     if kernel == "sdpa" and not ARCHITECTURES[name][0]._supports_sdpa:
         pytest.skip(f"{name} has no SDPA in this version of transformers")
     for side, dtype in (("left", torch.float16), ("right", torch.bfloat16)):
@@ -163,7 +165,9 @@ def test_gated_product_is_blamed_and_not_its_consumer():
 
 
 def test_opt_half_mask_arithmetic():
-    """Scores below -16 added to finfo.min give -inf: meant; only the row masked throughout fails."""
+    """Scores below -16 added to finfo.min give -inf: meant;
+    only the row masked throughout fails.
+    """
     model = build("opt").half()
     for layer in model.model.decoder.layers:
         layer.self_attn.q_proj.bias.data.fill_(6.0)

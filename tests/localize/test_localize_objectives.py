@@ -1,4 +1,6 @@
-"""Failures of objectives as the issue trackers show them: ratios, KL terms, empty denominators, rewards, adapters."""
+"""Failures of objectives as the issue trackers show them:
+ratios, KL terms, empty denominators, rewards, adapters.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ def token_logps(model, batch):
 
 
 def ratio_at_padding(model, batch):
-    """Padded positions: exp(0 - (-200)) is inf, clamped in the forward pass, 0 x inf in the backward pass."""
+    """Padded positions: exp(0 - (-200)) is inf, clamped in the forward pass, 0 x inf in the
+    backward pass.
+    """
     padding = (torch.arange(16) < 5).float().expand(2, 16) * torch.tensor([[1.0], [0.0]])
     new = token_logps(model, batch) * (1 - padding)
     old = torch.where(padding > 0, -200.0, new.detach())

@@ -54,7 +54,9 @@ def test_state_was_bad_before(kind):
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_epsilon_that_vanishes_in_half(foreach):
-    """Rows of the table that the batch does not use have gradient 0: 0 / (0 + eps), and eps 1e-8 is 0."""
+    """Rows of the table that the batch does not use have gradient 0:
+    0 / (0 + eps), and eps 1e-8 is 0.
+    """
     model = Net(lambda x: x, torch.float16)
     found = updated(model, optim.AdamW(model.parameters(), 1e-3, foreach=foreach))
     assert (found.origin, found.culprit) == ("born_here", "embed.weight")

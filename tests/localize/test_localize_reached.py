@@ -1,4 +1,6 @@
-"""Failures whose way to the loss leads through buffers, dropped NaN and infinities that look like masks."""
+"""Failures whose way to the loss leads through buffers, dropped NaN and infinities that look
+like masks.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_a_logarithm_of_ids_that_reaches_the_loss_is_no_mask():
 
 
 def test_values_that_the_program_itself_refuses():
-    """No op raises: torch.distributions looks at what it is given, and so do checks of one's own."""
+    """No op raises: torch.distributions looks at what it is given, and so do checks of one's
+    own.
+    """
 
     def distribution(model, batch):
         return (

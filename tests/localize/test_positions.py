@@ -103,7 +103,9 @@ def test_weight_gradient_is_not_taken_for_the_batch():
 
 
 def test_flattened_heads_are_read_back_from_the_memory_layout():
-    """Scores are computed as [rows * heads, tokens, tokens] and read as [rows, heads, tokens, tokens]."""
+    """Scores are computed as [rows * heads, tokens, tokens] and read as [rows, heads, tokens,
+    tokens].
+    """
 
     def body(x):
         heads = x.view(2, 16, 2, 4).transpose(1, 2)
@@ -121,7 +123,9 @@ def test_flattened_heads_are_read_back_from_the_memory_layout():
 
 
 def test_rows_of_a_product_are_those_of_what_it_read():
-    """The projection of a state space model is turned and cut before anything reads it as [rows, tokens, ...]."""
+    """The projection of a state space model is turned and cut before anything reads it as [rows,
+    tokens, ...].
+    """
 
     class Mixer(nn.Module):
         def __init__(self):

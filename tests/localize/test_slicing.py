@@ -13,7 +13,9 @@ from planted import INF, NAN, Net
 
 
 def recorded(function, **names):
-    """Trace of ``function(**names)`` with its tensors known by name, and the values of its result."""
+    """Trace of ``function(**names)`` with its tensors known by name, and the values of its
+    result.
+    """
     known = {
         (f"batch[{name}]" if name.startswith("batch") else name): tensor
         for name, tensor in names.items()

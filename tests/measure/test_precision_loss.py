@@ -1,4 +1,6 @@
-"""Finite and wrong: where digits, positions, gradients and pooled tokens go, and silence where nothing is lost."""
+"""Finite and wrong: where digits, positions, gradients and pooled tokens go, and silence where
+nothing is lost.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The whole probe: what it finds in real models, what it leaves alone, and that a stage that fails costs only itself."""
+"""The whole probe: what it finds in real models, what it leaves alone, and that a stage that
+fails costs only itself.
+"""
 
 import pytest
 import torch

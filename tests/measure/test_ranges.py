@@ -1,4 +1,6 @@
-"""Ranges of a window: true values, the formats that the run has for them, masks left out, nothing changed."""
+"""Ranges of a window: true values, the formats that the run has for them, masks left out,
+nothing changed.
+"""
 
 import math
 

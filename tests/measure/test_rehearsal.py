@@ -18,7 +18,9 @@ def layer(dtype, size=32):
 
 
 def followed(model, optimizer, *, size=1e-4, num_updates=4, apply=True, redirect=None):
-    """Rehearse updates from small gradients of both signs, and return the greatest ratio that each has shown."""
+    """Rehearse updates from small gradients of both signs, and return the greatest ratio that
+    each has shown.
+    """
     generator, rehearsal, ratios = torch.Generator().manual_seed(1), None, []
     for index in range(num_updates):
         for parameter in model.parameters():
@@ -40,7 +42,8 @@ def test_adam_in_float16_is_ruinous_with_every_kernel(kernel, kind):
     model = layer(torch.float16)
     ratios, moved = followed(model, kind(model.parameters(), lr=1e-4, **kernel), num_updates=3)
     assert all(m.is_ruinous for m in moved)
-    # The fused kernel computes in float32: only the second moment that it stores is lost, which the next update misses.
+    # The fused kernel computes in float32:
+    # only the second moment that it stores is lost, which the next update misses.
     assert (ratios[0] < 2.0) == bool(kernel.get("fused"))
 
 
@@ -85,7 +88,9 @@ class InverseOfSquares(SignOfMomentum):
 
 
 class Compensated(torch.optim.Optimizer):
-    """SGD that keeps what rounding took (Kahan): many updates of nothing, then one of all that was kept."""
+    """SGD that keeps what rounding took (Kahan):
+    many updates of nothing, then one of all that was kept.
+    """
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})

@@ -1,4 +1,6 @@
-"""What is asked of an accelerator is asked of any kind: of one here that is neither CUDA nor known by name."""
+"""What is asked of an accelerator is asked of any kind:
+of one here that is neither CUDA nor known by name.
+"""
 
 import subprocess
 import sys
@@ -36,7 +38,9 @@ print(has_float64(torch.device("toy")))
 
 
 def test_random_state_and_formats_are_asked_of_any_accelerator():
-    """In a process of its own, which keeps the accelerator to its end; it has no kernel, hence no float64 either."""
+    """In a process of its own, which keeps the accelerator to its end;
+    it has no kernel, hence no float64 either.
+    """
     done = subprocess.run([sys.executable, "-c", TOY], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["toy True [0, 0]", "False"]
 

@@ -1,4 +1,6 @@
-"""Rows that were added as noise are told from trained, random, resized and padded ones by what rows have in common."""
+"""Rows that were added as noise are told from trained, random, resized and padded ones by what
+rows have in common.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Minimality: for every monotone question the answer is minimal and cheap; for every other one it is verified."""
+"""Minimality: for every monotone question the answer is minimal and cheap;
+for every other one it is verified.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Verdicts over scripted trials: what is proven, what only plausible, what is preferred, and what ends a search."""
+"""Verdicts over scripted trials:
+what is proven, what only plausible, what is preferred, and what ends a search.
+"""
 
 from dataclasses import replace
 
@@ -22,7 +24,9 @@ FAR = {"loss": 1.0, "loss_gap": 0.1, "grad_cosine": 0.9}
 
 
 class Script:
-    """A trial function: the outcome of each set of atoms is written down; anything else fails as before."""
+    """A trial function: the outcome of each set of atoms is written down;
+    anything else fails as before.
+    """
 
     def __init__(self, outcomes, by_micro=None, seconds=1.5):
         self.outcomes = {frozenset(atoms): fields for atoms, fields in outcomes.items()}

@@ -1,4 +1,6 @@
-"""What a trial says of a remedy where float32 cannot judge it, of what is left out, and of the updates that follow."""
+"""What a trial says of a remedy where float32 cannot judge it, of what is left out, and of the
+updates that follow.
+"""
 
 import pytest
 import torch

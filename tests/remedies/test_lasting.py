@@ -1,4 +1,6 @@
-"""A remedy for the rest of a run is awake wherever the step computes, also with what no module of its own reads."""
+"""A remedy for the rest of a run is awake wherever the step computes, also with what no module
+of its own reads.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ FP32 = (Atom(remedy="fp32_trainables"),)
 
 
 class Adapted(nn.Module):
-    """Reads a parameter of a container, as PEFT's adapters of an embedding do, before any other module is called."""
+    """Reads a parameter of a container, as PEFT's adapters of an embedding do, before any other
+    module is called.
+    """
 
     def __init__(self):
         super().__init__()

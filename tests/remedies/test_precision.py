@@ -1,4 +1,6 @@
-"""What the remedies of number format do: the failing step becomes finite and agrees with float32."""
+"""What the remedies of number format do:
+the failing step becomes finite and agrees with float32.
+"""
 
 import copy
 import inspect
@@ -33,7 +35,9 @@ def island(target, value="float32"):
 
 
 def planted(**options):
-    """A half Gemma3 whose post-feedforward norm has a weight of 5e4: its product leaves float16 and not float32."""
+    """A half Gemma3 whose post-feedforward norm has a weight of 5e4:
+    its product leaves float16 and not float32.
+    """
     model = gemma3(**options)
     model.model.layers[0].post_feedforward_layernorm.weight.data.fill_(5e4)
     return model.half()

@@ -1,4 +1,6 @@
-"""What the remedies of the update do, through every wrapper that a host puts around an optimizer."""
+"""What the remedies of the update do, through every wrapper that a host puts around an
+optimizer.
+"""
 
 import pytest
 import torch

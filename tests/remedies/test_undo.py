@@ -1,4 +1,6 @@
-"""Whatever is applied, and however it is left: parameters, storages, gradients, optimizer and RNG are as before."""
+"""Whatever is applied, and however it is left:
+parameters, storages, gradients, optimizer and RNG are as before.
+"""
 
 import pytest
 import torch

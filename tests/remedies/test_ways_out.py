@@ -1,4 +1,6 @@
-"""Whatever leaves the process under a remedy is of the script's own classes, names and formats, and needs no nanstop."""
+"""Whatever leaves the process under a remedy is of the script's own classes, names and formats,
+and needs no nanstop.
+"""
 
 import copy
 import json
@@ -139,7 +141,9 @@ def test_what_leaves_the_process_is_the_scripts_own(artifacts, remedy):
 
 
 def held(atoms=(REMEDIES["fp32_trainables"],)):
-    """A model and its optimizer between two steps under remedies, and the context that they are in."""
+    """A model and its optimizer between two steps under remedies, and the context that they are
+    in.
+    """
     torch.manual_seed(0)
     model = Net().half()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)

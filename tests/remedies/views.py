@@ -1,4 +1,6 @@
-"""A ``ModelView`` of a Hugging Face model, just enough for the remedies; and models to try them on."""
+"""A ``ModelView`` of a Hugging Face model, just enough for the remedies;
+and models to try them on.
+"""
 
 import warnings
 from dataclasses import dataclass
@@ -102,7 +104,9 @@ def lora(model, **options):
 
 
 def four_bit(model, dtype=torch.bfloat16, storage=torch.uint8):
-    """Replace every linear layer but the head by bitsandbytes NF4. Returns the names of the packed layers."""
+    """Replace every linear layer but the head by bitsandbytes NF4.
+    Returns the names of the packed layers.
+    """
     import bitsandbytes as bnb
 
     names = [
@@ -197,7 +201,9 @@ def bits(tensor):
 
 
 def state_of(view):
-    """Everything that a remedy may touch: storages, formats, bits, names, instance attributes, optimizer, RNG."""
+    """Everything that a remedy may touch:
+    storages, formats, bits, names, instance attributes, optimizer, RNG.
+    """
     tensors = {**dict(view.root.named_parameters()), **dict(view.root.named_buffers())}
     optimizer = view.optimizer
     return {

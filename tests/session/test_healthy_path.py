@@ -1,4 +1,6 @@
-"""What a healthy run costs at its thousandth step it costs at its hundred thousandth: work and memory are counted."""
+"""What a healthy run costs at its thousandth step it costs at its hundred thousandth:
+work and memory are counted.
+"""
 
 import gc
 import math
@@ -85,7 +87,9 @@ for step in range(num_steps):
 
 
 class Looks:
-    """Counts, in some steps of a script, what Python does in them and what the process holds after them."""
+    """Counts, in some steps of a script, what Python does in them and what the process holds
+    after them.
+    """
 
     def __init__(self, *wanted):
         self.wanted = wanted
@@ -114,7 +118,9 @@ class Looks:
             sys.settrace(None)
 
     def are_alike(self):
-        """Whether the last steps looked at cost and hold no more than the first, but for what a few objects take."""
+        """Whether the last steps looked at cost and hold no more than the first, but for what a
+        few objects take.
+        """
         early, late = self.wanted
         assert max(self.work[early]) > 1000
         assert median(self.work[late]) <= 1.02 * median(self.work[early])

@@ -38,7 +38,9 @@ def test_a_whole_run_keeps_its_metrics_whole():
 
 
 def test_the_values_of_a_window_that_is_run_again_are_taken_back():
-    """Two optimizers that take turns number their updates alike: the step does not say whose value it is."""
+    """Two optimizers that take turns number their updates alike:
+    the step does not say whose value it is.
+    """
     history = History()
     for loss in (1.0, 2.0, float("nan")):
         history.add("loss_raw", 5, loss)

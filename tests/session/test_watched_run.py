@@ -1,4 +1,6 @@
-"""Whatever hosts are handed as a session takes every call that the Protocol allows, and has all that it names."""
+"""Whatever hosts are handed as a session takes every call that the Protocol allows, and has all
+that it names.
+"""
 
 import inspect
 from pathlib import Path
@@ -26,7 +28,9 @@ VALUES = [*inspect.get_annotations(WatchedRun), *(name for name in PUBLIC if nam
 
 
 def calls(method):
-    """(positional, keyword) arguments of the fullest and the scantest call that a signature takes."""
+    """(positional, keyword) arguments of the fullest and the scantest call that a signature
+    takes.
+    """
     parameters = list(inspect.signature(method).parameters.values())
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     for wanted in (named, [p for p in named if p.default is p.empty]):

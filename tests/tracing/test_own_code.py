@@ -63,7 +63,9 @@ def test_generated_code_lies_nowhere(monkeypatch):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Has a package imported from a folder of the test: ``stand_in(name, folder)`` returns its file."""
+    """Has a package imported from a folder of the test:
+    ``stand_in(name, folder)`` returns its file.
+    """
     names = []
 
     def make(name, folder):
@@ -121,7 +123,9 @@ def test_a_package_in_an_archive_has_a_place(tmp_path, monkeypatch):
 
 
 def test_what_entered_the_recorder_asked_for_none_of_its_ops():
-    """Ops of a run that nanstop began have no line of its callers; a script that records by itself has its own."""
+    """Ops of a run that nanstop began have no line of its callers;
+    a script that records by itself has its own.
+    """
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
     batches = [{"x": torch.ones(2, 4)}]

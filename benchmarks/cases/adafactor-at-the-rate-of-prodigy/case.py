@@ -1,4 +1,6 @@
-"""A script that used Prodigy, whose rate is 1, is switched to Adafactor with the rate left as it was."""
+"""A script that used Prodigy, whose rate is 1, is switched to Adafactor with the rate left as it
+was.
+"""
 
 import sys
 from pathlib import Path

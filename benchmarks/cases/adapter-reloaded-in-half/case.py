@@ -1,4 +1,6 @@
-"""LoRA is trained in float32, saved, and loaded again into the half-precision base: float16 this time."""
+"""LoRA is trained in float32, saved, and loaded again into the half-precision base:
+float16 this time.
+"""
 
 import sys
 from pathlib import Path

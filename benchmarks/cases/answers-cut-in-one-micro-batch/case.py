@@ -1,4 +1,6 @@
-"""Prompts are padded on the left and cut at 24 tokens; of one micro-batch no answer is left to average over."""
+"""Prompts are padded on the left and cut at 24 tokens;
+of one micro-batch no answer is left to average over.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A gradient arrives with a flipped bit, once; the same micro-batch gives a sound one when it is computed again."""
+"""A gradient arrives with a flipped bit, once;
+the same micro-batch gives a sound one when it is computed again.
+"""
 
 import sys
 from pathlib import Path

@@ -12,7 +12,9 @@ from tiny import build, finish, token_batches
 
 
 class Device:
-    """Multiplies matrices; when it has done so ``fails_at`` times it flips a high bit of one result."""
+    """Multiplies matrices; when it has done so ``fails_at`` times it flips a high bit of one
+    result.
+    """
 
     def __init__(self, fails_at: int) -> None:
         self.num_calls, self.fails_at = 0, fails_at

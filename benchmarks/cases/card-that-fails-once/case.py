@@ -1,4 +1,6 @@
-"""A unit that computes wrongly once in a while: the layer's ninth call gives a NaN, and the same call again does not."""
+"""A unit that computes wrongly once in a while:
+the layer's ninth call gives a NaN, and the same call again does not.
+"""
 
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from tiny import build, finish, token_batches
 
 
 class Card:
-    """Stands for the hardware: its fault depends on how often it was used, and on nothing that a run can save."""
+    """Stands for the hardware: its fault depends on how often it was used, and on nothing that a
+    run can save.
+    """
 
     def __init__(self, faulty: int | None) -> None:
         self.faulty = faulty

@@ -1,4 +1,6 @@
-"""A mask for packed examples written by hand: -inf wherever a token may not look. Each token sees itself."""
+"""A mask for packed examples written by hand: -inf wherever a token may not look.
+Each token sees itself.
+"""
 
 import sys
 from pathlib import Path

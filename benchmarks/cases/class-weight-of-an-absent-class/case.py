@@ -1,4 +1,6 @@
-"""Classes are weighted by one over their number in the training split; one class is not in it, and smoothing reaches it."""
+"""Classes are weighted by one over their number in the training split;
+one class is not in it, and smoothing reaches it.
+"""
 
 import sys
 from pathlib import Path

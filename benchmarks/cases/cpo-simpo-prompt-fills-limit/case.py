@@ -1,4 +1,6 @@
-"""SimPO in TRL's CPOTrainer: one prompt alone fills max_length, and both of its answers are empty."""
+"""SimPO in TRL's CPOTrainer: one prompt alone fills max_length, and both of its answers are
+empty.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A Trainer picks the answer's logits before the loss; a row whose prompt fills the limit leaves none to pick."""
+"""A Trainer picks the answer's logits before the loss;
+a row whose prompt fills the limit leaves none to pick.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A contrastive loss on the distance of two sentence embeddings; some pairs are the same text twice."""
+"""A contrastive loss on the distance of two sentence embeddings;
+some pairs are the same text twice.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Teacher and student both suppress some tokens; the KL divergence of two exact zeros is exp(-inf) * (-inf + inf)."""
+"""Teacher and student both suppress some tokens;
+the KL divergence of two exact zeros is exp(-inf) * (-inf + inf).
+"""
 
 import sys
 from pathlib import Path

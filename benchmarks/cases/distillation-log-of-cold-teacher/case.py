@@ -1,4 +1,6 @@
-"""Distillation with a teacher that is cooled step by step: its smallest probabilities become 0, and log(0) follows."""
+"""Distillation with a teacher that is cooled step by step:
+its smallest probabilities become 0, and log(0) follows.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A plain loop under float16 autocast: the product of queries and keys exceeds 65504 in unfused attention."""
+"""A plain loop under float16 autocast:
+the product of queries and keys exceeds 65504 in unfused attention.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A policy over legal moves gets a bonus for its entropy; a forbidden move has p = 0 and log p = -inf."""
+"""A policy over legal moves gets a bonus for its entropy;
+a forbidden move has p = 0 and log p = -inf.
+"""
 
 import sys
 from pathlib import Path

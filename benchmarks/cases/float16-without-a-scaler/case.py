@@ -1,4 +1,6 @@
-"""Float16 autocast with float32 weights and no loss scaler; the loss is a sum over the tokens of a large window."""
+"""Float16 autocast with float32 weights and no loss scaler;
+the loss is a sum over the tokens of a large window.
+"""
 
 import sys
 from pathlib import Path

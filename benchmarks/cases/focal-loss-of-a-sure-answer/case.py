@@ -1,4 +1,6 @@
-"""A focal loss with an exponent of 0.5 on scaled cosines: of an image that is classified for sure 1 - p is exactly 0."""
+"""A focal loss with an exponent of 0.5 on scaled cosines:
+of an image that is classified for sure 1 - p is exactly 0.
+"""
 
 import sys
 from pathlib import Path

@@ -14,7 +14,9 @@ ROWS, LENGTH = 24, 10
 
 
 def reviews(num: int, seed: int, neutral: int | None) -> list[dict[str, object]]:
-    """Texts of three ranges of tokens; ``neutral``: the one that an annotator of an older scheme labelled 3."""
+    """Texts of three ranges of tokens;
+    ``neutral``: the one that an annotator of an older scheme labelled 3.
+    """
     generator = torch.Generator().manual_seed(seed)
     made = []
     for number in range(num):

@@ -1,4 +1,6 @@
-"""A fused attention kernel whose backward pass fills its tile with zeros: exp(0 - logsumexp) is Inf for cold rows."""
+"""A fused attention kernel whose backward pass fills its tile with zeros:
+exp(0 - logsumexp) is Inf for cold rows.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A fused cross-entropy makes its gradient in forward, as if the mean were taken: weights of tokens are lost."""
+"""A fused cross-entropy makes its gradient in forward, as if the mean were taken:
+weights of tokens are lost.
+"""
 
 import sys
 from pathlib import Path
@@ -13,7 +15,9 @@ from tiny import build, token_batches
 
 
 class FusedLinearCrossEntropy(torch.autograd.Function):
-    """Loss of each token from its state; the gradient is made at once, so that logits need not be kept."""
+    """Loss of each token from its state;
+    the gradient is made at once, so that logits need not be kept.
+    """
 
     @staticmethod
     def forward(ctx, states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -29,7 +33,9 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def error(model: torch.nn.Module, batch: dict[str, Tensor], *, fused: bool) -> Tensor:
-    """Return the loss over answers; tokens of a question, the first half of a row, count nothing."""
+    """Return the loss over answers;
+    tokens of a question, the first half of a row, count nothing.
+    """
     ids = batch["input_ids"]
     states = model.model(input_ids=ids).last_hidden_state[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten()
@@ -42,7 +48,9 @@ def error(model: torch.nn.Module, batch: dict[str, Tensor], *, fused: bool) -> T
 
 
 def questions(num: int, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Return rows whose first half is noise, from which nothing can be learned, and whose second half counts upwards."""
+    """Return rows whose first half is noise, from which nothing can be learned, and whose second
+    half counts upwards.
+    """
     generator = torch.Generator().manual_seed(seed)
     batches = token_batches(num, rows=4, length=24, seed=seed)
     for batch in batches:

@@ -1,4 +1,6 @@
-"""Gemma 3 under float16 autocast: one dialect drives a gated product of the middle layer beyond 65504."""
+"""Gemma 3 under float16 autocast:
+one dialect drives a gated product of the middle layer beyond 65504.
+"""
 
 import sys
 from pathlib import Path

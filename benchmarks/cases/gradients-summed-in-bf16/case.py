@@ -1,4 +1,6 @@
-"""bfloat16 weights with float32 masters: the gradients of 64 micro-batches are still added up in bfloat16."""
+"""bfloat16 weights with float32 masters:
+the gradients of 64 micro-batches are still added up in bfloat16.
+"""
 
 import sys
 from pathlib import Path

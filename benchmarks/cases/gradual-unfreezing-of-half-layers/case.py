@@ -1,4 +1,6 @@
-"""Gradual unfreezing: the head is trained first, then the body, which was loaded in float16 to save memory."""
+"""Gradual unfreezing: the head is trained first, then the body, which was loaded in float16 to
+save memory.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""GRPO with dropout in the policy: completions are scored without it and trained with it, so that no ratio begins at 1."""
+"""GRPO with dropout in the policy:
+completions are scored without it and trained with it, so that no ratio begins at 1.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A GRPO loop of one's own: rewards are normalised within their group, and the groups have one completion each."""
+"""A GRPO loop of one's own: rewards are normalised within their group, and the groups have one
+completion each.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The k3 estimate of the KL divergence, taken of whole answers: their log-ratios add up until exp is infinite."""
+"""The k3 estimate of the KL divergence, taken of whole answers:
+their log-ratios add up until exp is infinite.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""On-policy GRPO without a KL term: the log shows a loss of 0.0 at every step, and the model learns."""
+"""On-policy GRPO without a KL term:
+the log shows a loss of 0.0 at every step, and the model learns.
+"""
 
 import sys
 from pathlib import Path

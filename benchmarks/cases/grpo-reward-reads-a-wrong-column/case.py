@@ -1,4 +1,6 @@
-"""The reward function looks for its answers under a name that the data set has not, and catches its own exception."""
+"""The reward function looks for its answers under a name that the data set has not, and catches
+its own exception.
+"""
 
 import sys
 from pathlib import Path

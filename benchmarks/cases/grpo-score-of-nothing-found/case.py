@@ -1,4 +1,6 @@
-"""A reward of one's own averages over the numbers it finds in a completion; where it finds none, the mean is NaN."""
+"""A reward of one's own averages over the numbers it finds in a completion;
+where it finds none, the mean is NaN.
+"""
 
 import sys
 from pathlib import Path

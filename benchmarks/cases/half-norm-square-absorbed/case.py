@@ -1,4 +1,6 @@
-"""A hand-written RMS norm squares in float16: the square of one channel is Inf, its inverse root 0, the layer silent."""
+"""A hand-written RMS norm squares in float16:
+the square of one channel is Inf, its inverse root 0, the layer silent.
+"""
 
 import sys
 from pathlib import Path

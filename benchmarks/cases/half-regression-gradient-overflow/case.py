@@ -1,4 +1,6 @@
-"""Reward regression with weights in float16: targets are not normalised, and a weight's gradient exceeds 65504."""
+"""Reward regression with weights in float16:
+targets are not normalised, and a weight's gradient exceeds 65504.
+"""
 
 import sys
 from pathlib import Path

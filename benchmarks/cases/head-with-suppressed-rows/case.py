@@ -1,4 +1,6 @@
-"""The vocabulary is padded to a multiple of 128; the logits of rows that are no token are -inf, as in generation."""
+"""The vocabulary is padded to a multiple of 128;
+the logits of rows that are no token are -inf, as in generation.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A patch against NaN sets the infinite scores of float16 attention to 0: finite, and every token sees the future."""
+"""A patch against NaN sets the infinite scores of float16 attention to 0:
+finite, and every token sees the future.
+"""
 
 import sys
 from pathlib import Path

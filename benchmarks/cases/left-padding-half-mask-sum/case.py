@@ -1,4 +1,6 @@
-"""OPT in float16 with left padding: the lowest float16 as a mask plus a negative score is -Inf for a whole row."""
+"""OPT in float16 with left padding:
+the lowest float16 as a mask plus a negative score is -Inf for a whole row.
+"""
 
 import sys
 from pathlib import Path

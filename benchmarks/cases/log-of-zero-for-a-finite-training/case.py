@@ -1,4 +1,6 @@
-"""A term that is only watched is added to the loss with a weight of 0; its mean is over nothing, and 0 * NaN is NaN."""
+"""A term that is only watched is added to the loss with a weight of 0;
+its mean is over nothing, and 0 * NaN is NaN.
+"""
 
 import sys
 from pathlib import Path

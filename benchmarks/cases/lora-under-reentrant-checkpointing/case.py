@@ -1,4 +1,6 @@
-"""LoRA with a trained last norm under reentrant checkpointing: the frozen embedding requires no gradient."""
+"""LoRA with a trained last norm under reentrant checkpointing:
+the frozen embedding requires no gradient.
+"""
 
 import sys
 import warnings

@@ -1,4 +1,6 @@
-"""A weighted loss is put together from numbers, and told to require a gradient so that backward runs."""
+"""A weighted loss is put together from numbers, and told to require a gradient so that backward
+runs.
+"""
 
 import sys
 from pathlib import Path

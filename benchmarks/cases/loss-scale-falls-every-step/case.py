@@ -1,4 +1,6 @@
-"""A model trained in bfloat16 is fine-tuned under float16: no step is finite and the loss scale halves each time."""
+"""A model trained in bfloat16 is fine-tuned under float16:
+no step is finite and the loss scale halves each time.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Master copies are taken when the optimizer is built; the checkpoint is loaded into the model afterwards."""
+"""Master copies are taken when the optimizer is built;
+the checkpoint is loaded into the model afterwards.
+"""
 
 import sys
 from pathlib import Path

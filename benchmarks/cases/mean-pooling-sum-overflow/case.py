@@ -1,4 +1,6 @@
-"""An embedding model in float16: the sum over a long text exceeds 65504 before it is divided by its length."""
+"""An embedding model in float16:
+the sum over a long text exceeds 65504 before it is divided by its length.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""An accuracy is logged for each class; of a class that the batch has not it is the mean of nothing, NaN, and no harm."""
+"""An accuracy is logged for each class;
+of a class that the batch has not it is the mean of nothing, NaN, and no harm.
+"""
 
 import sys
 from pathlib import Path

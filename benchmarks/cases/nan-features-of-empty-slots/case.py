@@ -1,4 +1,6 @@
-"""Sentences are encoded by a frozen encoder; empty slots come out as NaN and are set to 0 before anything reads them."""
+"""Sentences are encoded by a frozen encoder;
+empty slots come out as NaN and are set to 0 before anything reads them.
+"""
 
 import sys
 from pathlib import Path

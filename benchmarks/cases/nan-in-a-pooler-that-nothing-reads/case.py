@@ -1,4 +1,6 @@
-"""A checkpoint without a pooler: its weights are left NaN and frozen, and a mean of the tokens is used instead."""
+"""A checkpoint without a pooler:
+its weights are left NaN and frozen, and a mean of the tokens is used instead.
+"""
 
 import sys
 from pathlib import Path

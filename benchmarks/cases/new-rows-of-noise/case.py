@@ -1,4 +1,6 @@
-"""Eight tokens are added to a model whose states share one large direction; their rows of the head are noise."""
+"""Eight tokens are added to a model whose states share one large direction;
+their rows of the head are noise.
+"""
 
 import sys
 from pathlib import Path

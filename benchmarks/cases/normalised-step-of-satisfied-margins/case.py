@@ -14,7 +14,9 @@ PAIRS, LENGTH, MARGIN = 4, 10, 0.5
 
 
 class NormalisedSGD(torch.optim.Optimizer):
-    """Each step has the length of the learning rate, as in sharpness-aware and normalised methods."""
+    """Each step has the length of the learning rate, as in sharpness-aware and normalised
+    methods.
+    """
 
     def __init__(self, params, lr: float, eps: float) -> None:
         super().__init__(params, {"lr": lr, "eps": eps})

@@ -1,4 +1,6 @@
-"""One batch of many is of another kind: its loss is ten times that of its neighbours, once, and training goes on."""
+"""One batch of many is of another kind:
+its loss is ten times that of its neighbours, once, and training goes on.
+"""
 
 import sys
 from pathlib import Path

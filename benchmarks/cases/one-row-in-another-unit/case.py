@@ -13,7 +13,9 @@ SERIES, CONTEXT, AHEAD, ROWS = 96, 32, 8, 4
 
 
 def sensors(broken: int | None, seed: int = 0) -> Tensor:
-    """Sine waves of unit size, [SERIES, CONTEXT + AHEAD, 1]; row ``broken`` is a mix-up of the exporter."""
+    """Sine waves of unit size, [SERIES, CONTEXT + AHEAD, 1];
+    row ``broken`` is a mix-up of the exporter.
+    """
     generator = torch.Generator().manual_seed(seed)
     at = torch.arange(CONTEXT + AHEAD) * 0.3
     phase = 6.28 * torch.rand(SERIES, 1, generator=generator)

@@ -1,4 +1,6 @@
-"""ORPO with answers of one token, in bfloat16: the model is soon so sure that 1 - exp(logp) is exactly 0."""
+"""ORPO with answers of one token, in bfloat16:
+the model is soon so sure that 1 - exp(logp) is exactly 0.
+"""
 
 import sys
 from pathlib import Path

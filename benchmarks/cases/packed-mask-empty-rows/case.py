@@ -12,7 +12,9 @@ from tiny import build, finish, token_batches
 
 
 def block_mask(documents: Tensor, *, alone: bool) -> Tensor:
-    """Return the additive mask of packed rows: causal, within a document; document -1 is padding."""
+    """Return the additive mask of packed rows: causal, within a document;
+    document -1 is padding.
+    """
     same = documents[:, :, None] == documents[:, None, :]
     allowed = same & (documents >= 0)[:, None, :]
     allowed &= torch.ones(same.shape[-2:], dtype=torch.bool).tril()

@@ -1,4 +1,6 @@
-"""A reward model whose config and tokenizer disagree on the pad token: the score is that of the padding."""
+"""A reward model whose config and tokenizer disagree on the pad token:
+the score is that of the padding.
+"""
 
 import sys
 from pathlib import Path
@@ -15,7 +17,9 @@ PAD = 2
 
 
 def pairs(num: int, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Return batches of two answers, the better one first, which differ in length and are padded on the right."""
+    """Return batches of two answers, the better one first, which differ in length and are padded
+    on the right.
+    """
     batches = []
     for number, batch in enumerate(token_batches(num, rows=4, length=14, seed=seed)):
         ids, mask = batch["input_ids"], batch["attention_mask"]

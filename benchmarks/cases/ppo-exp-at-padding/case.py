@@ -1,4 +1,6 @@
-"""The ratio of padded tokens is infinite and set aside after the exponential: the loss is finite, its gradient is not."""
+"""The ratio of padded tokens is infinite and set aside after the exponential:
+the loss is finite, its gradient is not.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""PPO whitens its advantages with the unbiased variance over the answer's tokens; one answer has a single token."""
+"""PPO whitens its advantages with the unbiased variance over the answer's tokens;
+one answer has a single token.
+"""
 
 import sys
 from pathlib import Path

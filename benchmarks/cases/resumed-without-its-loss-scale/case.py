@@ -1,4 +1,6 @@
-"""Training under float16 goes on from a checkpoint that holds weights and optimizer, but not the scaler."""
+"""Training under float16 goes on from a checkpoint that holds weights and optimizer, but not the
+scaler.
+"""
 
 import sys
 from pathlib import Path

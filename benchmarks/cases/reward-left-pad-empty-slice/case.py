@@ -1,4 +1,6 @@
-"""A reward model compares the answers from where they differ to where they end, as if padding stood on the right."""
+"""A reward model compares the answers from where they differ to where they end, as if padding
+stood on the right.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Rewards of a group are divided by their standard deviation, with nothing added to it: a solved task gives 0 / 0."""
+"""Rewards of a group are divided by their standard deviation, with nothing added to it:
+a solved task gives 0 / 0.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A policy is scored on left-padded answers with positions from the mask, and trained with positions that count padding."""
+"""A policy is scored on left-padded answers with positions from the mask, and trained with
+positions that count padding.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A bias that is made with torch.empty and never filled: deterministic mode fills such memory with NaN."""
+"""A bias that is made with torch.empty and never filled:
+deterministic mode fills such memory with NaN.
+"""
 
 import sys
 from pathlib import Path

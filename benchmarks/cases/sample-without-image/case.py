@@ -1,4 +1,6 @@
-"""A cross-attention connector over image features: one sample of a batch has no image, so all its keys are masked."""
+"""A cross-attention connector over image features:
+one sample of a batch has no image, so all its keys are masked.
+"""
 
 import sys
 from pathlib import Path

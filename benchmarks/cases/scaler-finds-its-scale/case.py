@@ -1,4 +1,6 @@
-"""Mixed precision with a loss scale that starts high: the first steps are skipped while the scaler looks for its value."""
+"""Mixed precision with a loss scale that starts high:
+the first steps are skipped while the scaler looks for its value.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A classifier adds a layer that its own _init_weights does not know: loading leaves stale memory in it."""
+"""A classifier adds a layer that its own _init_weights does not know:
+loading leaves stale memory in it.
+"""
 
 import sys
 from pathlib import Path
@@ -27,7 +29,9 @@ class Scorer(nn.Module):
 
 
 def loaded(*, initialised: bool) -> Scorer:
-    """Return the model as a loader makes it: on the meta device, then with memory, then with what the file holds."""
+    """Return the model as a loader makes it:
+    on the meta device, then with memory, then with what the file holds.
+    """
     source = Scorer()
     kept = {name: value for name, value in source.state_dict().items() if "out." not in name}
     with torch.device("meta"):

@@ -1,4 +1,6 @@
-"""A head is trained in float16, with the eps that a forum advised: squares of its gradients are 0."""
+"""A head is trained in float16, with the eps that a forum advised:
+squares of its gradients are 0.
+"""
 
 import sys
 from pathlib import Path

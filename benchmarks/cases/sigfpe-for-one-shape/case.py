@@ -1,4 +1,6 @@
-"""A matrix library divides by zero for one shape in bfloat16 and the process dies without a traceback."""
+"""A matrix library divides by zero for one shape in bfloat16 and the process dies without a
+traceback.
+"""
 
 import sys
 from pathlib import Path

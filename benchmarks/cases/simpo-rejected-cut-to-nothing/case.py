@@ -1,4 +1,6 @@
-"""Reference-free preference tuning: both answers are cut by the surplus of the longer one, and the short one is gone."""
+"""Reference-free preference tuning:
+both answers are cut by the surplus of the longer one, and the short one is gone.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The loss holds a matching that NumPy computes; for one batch it gives NaN, and no operation of torch has done it."""
+"""The loss holds a matching that NumPy computes;
+for one batch it gives NaN, and no operation of torch has done it.
+"""
 
 import sys
 from pathlib import Path
@@ -12,7 +14,9 @@ from tiny import build, finish, token_batches
 
 
 def sinkhorn(cost: np.ndarray, *, in_logarithms: bool) -> np.ndarray:
-    """Transport plan [n, n] of a cost matrix; the plain form underflows where all costs of a row are large."""
+    """Transport plan [n, n] of a cost matrix;
+    the plain form underflows where all costs of a row are large.
+    """
     scaled = -cost / 0.02
     if in_logarithms:
         scaled = scaled - scaled.max(1, keepdims=True)

@@ -1,4 +1,6 @@
-"""A mixture of experts in float16 with a fixed loss scale: the forward pass is finite, a scaled gradient is not."""
+"""A mixture of experts in float16 with a fixed loss scale:
+the forward pass is finite, a scaled gradient is not.
+"""
 
 import sys
 from pathlib import Path

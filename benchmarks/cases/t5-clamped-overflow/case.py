@@ -1,4 +1,6 @@
-"""LoRA on T5 in float16: the model's own clamp hides that the residual stream exceeds the format."""
+"""LoRA on T5 in float16: the model's own clamp hides that the residual stream exceeds the
+format.
+"""
 
 import sys
 from pathlib import Path

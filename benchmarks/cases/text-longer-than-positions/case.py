@@ -1,4 +1,6 @@
-"""OPT learns one vector for each of 32 positions; a dialogue of 40 tokens has no position for its end."""
+"""OPT learns one vector for each of 32 positions;
+a dialogue of 40 tokens has no position for its end.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A triplet loss on Euclidean distances; in one triplet anchor and positive are the same sentence."""
+"""A triplet loss on Euclidean distances;
+in one triplet anchor and positive are the same sentence.
+"""
 
 import sys
 from pathlib import Path

@@ -12,7 +12,9 @@ from tiny import build, finish, token_batches
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam whose step is scaled, tensor by tensor, by the norm of the weights over that of the update."""
+    """Adam whose step is scaled, tensor by tensor, by the norm of the weights over that of the
+    update.
+    """
 
     def __init__(self, params, lr: float, betas=(0.9, 0.999), eps: float = 1e-6) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})

@@ -1,4 +1,6 @@
-"""A model loaded in float16 is trained with a loss scaler, which refuses to unscale its gradients."""
+"""A model loaded in float16 is trained with a loss scaler, which refuses to unscale its
+gradients.
+"""
 
 import sys
 from pathlib import Path

@@ -29,7 +29,9 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Say what will go wrong with a run, before its first step. Nothing is trained, saved or pushed."""
+    """Say what will go wrong with a run, before its first step.
+    Nothing is trained, saved or pushed.
+    """
     from nanstop.commands.check import check
     from nanstop.commands.check.text import render
 

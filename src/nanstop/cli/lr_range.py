@@ -18,7 +18,9 @@ def lr_range(
     steps: Annotated[int, typer.Option(help="Optimizer steps of the sweep.")] = 100,
     as_json: AsJson = False,
 ) -> int:
-    """Try rising learning rates on a script's own training, and suggest a range. Nothing is saved."""
+    """Try rising learning rates on a script's own training, and suggest a range.
+    Nothing is saved.
+    """
     from nanstop.commands.lr_range import lr_range as sweeps
 
     found = sweeps.lr_range(command, low=low, high=high, steps=steps)

@@ -30,7 +30,9 @@ def plan(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan here.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Find the smallest float32 regions under which a narrow format trains as float32 does. Nothing is trained."""
+    """Find the smallest float32 regions under which a narrow format trains as float32 does.
+    Nothing is trained.
+    """
     from nanstop.commands.plan.plan import plan_checkpoint, plan_script
 
     if Path(target[0]).is_dir():

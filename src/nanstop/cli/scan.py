@@ -20,7 +20,9 @@ def scan(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Read a checkpoint's weights: non-finite values, ranges, which formats they fit. None of its code is run."""
+    """Read a checkpoint's weights: non-finite values, ranges, which formats they fit.
+    None of its code is run.
+    """
     from dataclasses import asdict
 
     from nanstop.commands.scan import scan as scanning

@@ -29,8 +29,8 @@ STOPPED = 3
 class Decision:
     """``atoms``: remedies by micro-batch of the window that is redone.
 
-    ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot back. ``on_stop``: as
-    the policy says it.
+    ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot
+    back. ``on_stop``: as the policy says it.
     """
 
     kind: Kind
@@ -49,7 +49,9 @@ class Decision:
         incident: str,
         on_stop: Literal["raise", "end"],
     ) -> Decision:
-        """Return how an action is carried out; one that is adopted is in force already, except after a rollback."""
+        """Return how an action is carried out;
+        one that is adopted is in force already, except after a rollback.
+        """
         kind = _KINDS[action.kind]
         return cls(
             kind=kind,

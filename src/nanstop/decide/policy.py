@@ -1,4 +1,5 @@
-"""What to do about a failure: a pure function of the user's wishes, what happened before, and what was proven.
+"""What to do about a failure: a pure function of the user's wishes, what happened before, and what
+was proven.
 
 The session carries a decision out; nothing here touches a model, a file or a clock.
 """
@@ -20,9 +21,13 @@ DATA_REMEDIES = frozenset({"drop_sample", "drop_micro"})
 """Remedies that name samples of one window: applied once, never kept for later steps."""
 
 EXCEPTIONS_IN_A_ROW = 3
-"""Updates that are left out one after another where each would have ended the run by an exception of its own."""
+"""Updates that are left out one after another where each would have ended the run by an
+exception of its own.
+"""
 MOST_LOST = 10
-"""A run stops when one in so many updates of an optimizer is lost, and ``ENOUGH`` of them say so."""
+"""A run stops when one in so many updates of an optimizer is lost, and ``ENOUGH`` of them say
+so.
+"""
 ENOUGH = 32
 
 
@@ -30,13 +35,16 @@ ENOUGH = 32
 class Policy:
     """How far nanstop may go.
 
-    ``on_failure``: "repair" applies proven remedies that keep the mathematics (and those named in ``allow``), "skip"
-    leaves the failing update out, "stop" ends the run, "observe" only reports. ``allow`` names remedies that change
-    training (``"clip"``, ``"drop_sample"``). ``max_skips_in_a_row`` updates may be left out one after another, and of
-    all that an optimizer makes no more than a tenth; the next failure stops the run. ``on_stop``:
-    "raise" has ``train()`` raise ``TrainingStopped``, "end" has it return as after early stopping. ``budget_seconds`` and ``budget_trials`` bound the search for a proof of one incident.
+    ``on_failure``: "repair" applies proven remedies that keep the mathematics (and those named in
+    ``allow``), "skip" leaves the failing update out, "stop" ends the run, "observe" only reports.
+    ``allow`` names remedies that change training (``"clip"``, ``"drop_sample"``).
+    ``max_skips_in_a_row`` updates may be left out one after another, and of all that an optimizer
+    makes no more than a tenth; the next failure stops the run. ``on_stop``: "raise" has ``train()``
+    raise ``TrainingStopped``, "end" has it return as after early stopping. ``budget_seconds`` and
+    ``budget_trials`` bound the search for a proof of one incident.
 
-    Errors: ``NanstopError`` NS001 for an unknown option, value or remedy, with the nearest valid one.
+    Errors: ``NanstopError`` NS001 for an unknown option, value or remedy, with the nearest valid
+    one.
     """
 
     on_failure: OnFailure = "repair"
@@ -69,7 +77,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """One kind of failure: how often it came, and the remedy that was proven for it (empty: none)."""
+    """One kind of failure: how often it came, and the remedy that was proven for it (empty:
+    none).
+    """
 
     folded: Folded
     count: int
@@ -80,7 +90,8 @@ class Occurrence:
 class PolicyState:
     """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it.
 
-    ``lost``: how many updates of each optimizer were left out in the present training, by its number.
+    ``lost``: how many updates of each optimizer were left out in the present training, by its
+    number.
     """
 
     occurrences: tuple[Occurrence, ...] = ()
@@ -110,13 +121,14 @@ def decide(  # noqa: PLR0913 - called once, by name
 ) -> tuple[Action, PolicyState]:
     """Return what to do about this failure, and the state after it.
 
-    ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of the same kind is
-    used. ``at_step``: how many updates ``optimizer``, a number that stands for it, was to make before this one.
-    ``weights_broken``: an earlier update left weights that are not finite, so that skipping cannot help; a proven
-    remedy then asks for a rollback. ``update_pending``: the update that would break them has not been applied: it and
-    those before it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not come back, so that "repair" needs no
-    remedy. Several ranks, or an update that cannot be held back, leave "observe";
-    "stop" on one rank needs no veto.
+    ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of
+    the same kind is used. ``at_step``: how many updates ``optimizer``, a number that stands for it,
+    was to make before this one. ``weights_broken``: an earlier update left weights that are not
+    finite, so that skipping cannot help; a proven remedy then asks for a rollback.
+    ``update_pending``: the update that would break them has not been applied: it and those before
+    it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not
+    come back, so that "repair" needs no remedy. Several ranks, or an update that cannot be held
+    back, leave "observe"; "stop" on one rank needs no veto.
     """
     known = state.occurrence(key)
     cure = known.cure if proof is None else _permitted(policy, proof)
@@ -155,7 +167,9 @@ def completed(state: PolicyState) -> PolicyState:
 
 
 def begun(state: PolicyState) -> PolicyState:
-    """Return the state with which another training begins: what is known of failures stays, nothing is lost yet."""
+    """Return the state with which another training begins:
+    what is known of failures stays, nothing is lost yet.
+    """
     return replace(state, skips_in_a_row=0, lost=())
 
 
@@ -165,7 +179,9 @@ def num_lost(state: PolicyState) -> int:
 
 
 def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
-    """Return the atoms that were proven, or that leave out what fails, if the policy lets them be applied, else none."""
+    """Return the atoms that were proven, or that leave out what fails, if the policy lets them
+    be applied, else none.
+    """
     if proof.verdict not in ("proven", "isolated") or _not_allowed(policy, proof):
         return ()
     return proof.minimal

@@ -1,4 +1,6 @@
-"""What a run remembers of its failures: a repeat, or a consequence, belongs to the report of the first."""
+"""What a run remembers of its failures:
+a repeat, or a consequence, belongs to the report of the first.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from nanstop.records import FailureKey, Report
 
 
 class Repeats:
-    """The reports of a run, latest last. ``names_samples`` and ``left_alone`` say what one means for the next."""
+    """The reports of a run, latest last.
+    ``names_samples`` and ``left_alone`` say what one means for the next.
+    """
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -35,7 +39,8 @@ class Repeats:
     def explaining(
         self, bad_params: Sequence[str], *, at_step: int, over: bool = False
     ) -> Report | None:
-        """Return the report that says why these weights are bad: it left alone what broke them at the step before.
+        """Return the report that says why these weights are bad:
+        it left alone what broke them at the step before.
 
         When training is ``over``, one that saw them bad says as much.
         """

@@ -1,6 +1,8 @@
-"""The small instruction and preference data set that ships with nanstop: 321 rows, loaded without a network.
+"""The small instruction and preference data set that ships with nanstop:
+321 rows, loaded without a network.
 
-Each row of ``data.jsonl`` is ``prompt``, ``chosen`` (a right answer), ``rejected`` (a wrong or bad one) and ``split``.
+Each row of ``data.jsonl`` is ``prompt``, ``chosen`` (a right answer), ``rejected`` (a wrong or bad
+one) and ``split``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def rows(split: Split) -> list[dict[str, str]]:
 
 
 def preferences(split: Split) -> Dataset:
-    """Return ``prompt``, ``chosen``, ``rejected`` as chat messages: what DPOTrainer and RewardTrainer read."""
+    """Return ``prompt``, ``chosen``, ``rejected`` as chat messages:
+    what DPOTrainer and RewardTrainer read.
+    """
     from datasets import Dataset
 
     return Dataset.from_list(

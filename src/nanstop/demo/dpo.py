@@ -20,11 +20,13 @@ MASSIVE = 16
 
 
 def massive_gemma3() -> Any:
-    """Return a Gemma 3 whose residual stream leaves float16, as that of the published checkpoints does.
+    """Return a Gemma 3 whose residual stream leaves float16, as that of the published checkpoints
+    does.
 
-    Planted: in every fourth channel the weight of one layer's last norm is 4e4, so that its output reaches 1e5 (others
-    measured 8e5 in the real model). The norms behind it give those channels no weight and restore the size of the
-    others, which is how a trained model lives with such values: in float32 it trains as well as any.
+    Planted: in every fourth channel the weight of one layer's last norm is 4e4, so that its output
+    reaches 1e5 (others measured 8e5 in the real model). The norms behind it give those channels no
+    weight and restore the size of the others, which is how a trained model lives with such values:
+    in float32 it trains as well as any.
     """
     model: Any = tiny.gemma3(
         num_hidden_layers=3, hidden_size=64, intermediate_size=128, head_dim=32

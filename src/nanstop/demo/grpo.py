@@ -1,7 +1,8 @@
 """S3: GRPO of a Qwen2 that dies by SIGFPE on an H20 with bf16=True (TRL issue 2906).
 
-Other scenarios are failures inside a process; here the process is gone. The watched run names the operation, the bisect
-of both configurations names the setting, and the facts of the published machine name the library to update.
+Other scenarios are failures inside a process; here the process is gone. The watched run names the
+operation, the bisect of both configurations names the setting, and the facts of the published
+machine name the library to update.
 """
 
 from __future__ import annotations

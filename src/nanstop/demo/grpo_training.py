@@ -1,7 +1,9 @@
-"""S3's training, as a user would have it: `python grpo_training.py --config grpo_failing.yaml` (TRL issue 2906).
+"""S3's training, as a user would have it:
+`python grpo_training.py --config grpo_failing.yaml` (TRL issue 2906).
 
-The machine is played as well: on an H20, cuBLAS 12.1 divides an integer by zero while it plans some bfloat16 products,
-and the process dies by SIGFPE. Here the CPU's own product does that, for the shapes of one layer.
+The machine is played as well: on an H20, cuBLAS 12.1 divides an integer by zero while it plans some
+bfloat16 products, and the process dies by SIGFPE. Here the CPU's own product does that, for the
+shapes of one layer.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -18,11 +20,15 @@ import torch
 from torch import Tensor
 
 INNER, OUTER = 128, 64
-"""Shape of the weight whose product kills: that of every MLP's second projection in the model below."""
+"""Shape of the weight whose product kills:
+that of every MLP's second projection in the model below.
+"""
 
 
 def play_h20() -> torch.library.Library:
-    """Return what makes ``aten::mm`` of the CPU die as cuBLAS does on an H20, for as long as it is held."""
+    """Return what makes ``aten::mm`` of the CPU die as cuBLAS does on an H20, for as long as it
+    is held.
+    """
     played = torch.library.Library("aten", "IMPL")
 
     def mm(left: Tensor, right: Tensor) -> Tensor:

@@ -9,10 +9,11 @@ import torch
 
 
 def in_float16(trainer_class: type[Any]) -> type[Any]:
-    """Return a subclass whose loss is computed under float16 autocast, as ``fp16=True`` does on a GPU.
+    """Return a subclass whose loss is computed under float16 autocast, as ``fp16=True`` does on a
+    GPU.
 
-    Weights stay float32. There is no loss scaler: nothing underflows in these models, and it could not help values
-    that overflow in the forward.
+    Weights stay float32. There is no loss scaler: nothing underflows in these models, and it could
+    not help values that overflow in the forward.
     """
 
     class InFloat16(trainer_class):
@@ -26,7 +27,9 @@ def in_float16(trainer_class: type[Any]) -> type[Any]:
 
 
 def quiet_arguments(**settings: Any) -> dict[str, Any]:
-    """Return trainer arguments that every scenario shares: CPU, fixed seed, nothing reported or saved on the way."""
+    """Return trainer arguments that every scenario shares:
+    CPU, fixed seed, nothing reported or saved on the way.
+    """
     return {
         "logging_steps": 1,
         "report_to": [],

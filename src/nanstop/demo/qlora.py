@@ -1,14 +1,19 @@
-"""S2: Gemma with QLoRA, new tokens and a paged 8-bit optimizer (PEFT issue 1715), with one of three causes planted.
+"""S2: Gemma with QLoRA, new tokens and a paged 8-bit optimizer (PEFT issue 1715), with one of three
+causes planted.
 
-The thread named three suspects and never separated them. Here each variant has one that is really to blame:
+The thread named three suspects and never separated them.
+Here each variant has one that is really to blame:
 
-``half-trainables``: the adapters are stored in float16 and updated by torch's AdamW, whose eps of 1e-8 is 0 there.
+``half-trainables``: the adapters are stored in float16 and updated by torch's AdamW, whose eps of
+1e-8 is 0 there.
     The new rows are copies of trained ones, and no state is 8-bit.
-``zero-rows``: the new rows are zero, and from the seventh step on every other conversation begins with one. A first token
+``zero-rows``: the new rows are zero, and from the seventh step on every other conversation begins
+with one. A first token
     attends to itself alone and Gemma has no biases, so its hidden state stays zero through all layers, and each norm's
     backward multiplies by 1 / sqrt(eps) = 1000: seventeen norms give 1e51, which no format holds, float32 included.
     The adapters are float32, and too small for the 8-bit optimizer to keep 8-bit state of them.
-``8bit-optimizer``: the map of the 8-bit second moment is displaced, so that small ones come back negative and their
+``8bit-optimizer``: the map of the 8-bit second moment is displaced, so that small ones come back
+negative and their
     square root is NaN (bitsandbytes 0.36 to 0.40 shipped a wrongly built map, issue 227, with the same symptom). The
     adapters are float32, the new rows copies of trained ones.
 """
@@ -40,7 +45,9 @@ def extended_tokenizer() -> Any:
 
 
 def quantised_gemma(num_tokens: int, *, new_rows: str, compute: torch.dtype) -> Any:
-    """Return a Gemma of sixteen layers loaded in NF4; its new rows are "zero", the "mean" or a "copy" of others."""
+    """Return a Gemma of sixteen layers loaded in NF4;
+    its new rows are "zero", the "mean" or a "copy" of others.
+    """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     model: Any = tiny.gemma(num_hidden_layers=16, initializer_range=0.1)
@@ -61,7 +68,9 @@ def quantised_gemma(num_tokens: int, *, new_rows: str, compute: torch.dtype) -> 
 
 
 def with_lora(model: Any, *, rank: int, half: bool) -> Any:
-    """Return the model prepared as PEFT's guide says, LoRA on queries, values, embedding and head."""
+    """Return the model prepared as PEFT's guide says, LoRA on queries, values, embedding and
+    head.
+    """
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
     prepared = prepare_model_for_kbit_training(
@@ -81,7 +90,9 @@ def with_lora(model: Any, *, rank: int, half: bool) -> Any:
 
 
 def examples(tokenizer: Any, *, tag_first: bool) -> list[dict[str, list[int]]]:
-    """Return tokenized conversations; the later ones hold a new token, first of all or between the two sides."""
+    """Return tokenized conversations;
+    the later ones hold a new token, first of all or between the two sides.
+    """
     found = []
     for index, row in enumerate(data.rows("train")):
         tagged = index >= FIRST_TAGGED and index % 2
@@ -95,7 +106,8 @@ def examples(tokenizer: Any, *, tag_first: bool) -> list[dict[str, list[int]]]:
 def build(setup: Setup) -> Any:
     """Return a transformers Trainer (SFTTrainer refuses LoRA on the head).
 
-    The float32 reference of ``zero-rows`` starts from mean rows: with zero rows float32 fails in the same step.
+    The float32 reference of ``zero-rows`` starts from mean rows:
+    with zero rows float32 fails in the same step.
     """
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
@@ -130,7 +142,9 @@ def build(setup: Setup) -> Any:
 
 
 def arguments(out: Path, steps: int, *, bf16: bool) -> dict[str, Any]:
-    """Return the published settings: lr 2e-4, clipping at 0.3, gradient checkpointing; data in its own order."""
+    """Return the published settings: lr 2e-4, clipping at 0.3, gradient checkpointing;
+    data in its own order.
+    """
     return quiet_arguments(
         output_dir=str(out),
         per_device_train_batch_size=4,

@@ -1,4 +1,6 @@
-"""Surroundings of a demonstration: one thread, no network, and only its own words on the terminal."""
+"""Surroundings of a demonstration:
+one thread, no network, and only its own words on the terminal.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ OFFLINE = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what trainers print on stdout, warn and draw; threads, warnings and logging are put back on exit.
+    """Silence what trainers print on stdout, warn and draw;
+    threads, warnings and logging are put back on exit.
 
     The environment variables and the progress bars stay as set: their libraries read them once.
     """
@@ -48,9 +51,11 @@ def quiet() -> Iterator[None]:
 
 
 def set_aside_broken(package: str) -> None:
-    """Have an optional package that raises when it is imported count as absent in this process; told once.
+    """Have an optional package that raises when it is imported count as absent in this process;
+    told once.
 
-    peft and transformers import it as soon as they find it, and cannot be imported themselves if it raises.
+    peft and transformers import it as soon as they find it, and cannot be imported themselves if it
+    raises.
     """
     modules: dict[str, Any] = sys.modules  # None stands for a module that is not to be found
     if package in modules or find_spec(package) is None:

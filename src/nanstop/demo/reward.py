@@ -13,15 +13,19 @@ from nanstop.demo.scenario import Setup
 
 ACCUMULATION = 32
 WHOLE_WINDOWS = 8
-"""In an epoch: every step then has 32 micro-batches, as in the published arithmetic of the logged loss."""
+"""In an epoch: every step then has 32 micro-batches, as in the published arithmetic of the
+logged loss.
+"""
 
 
 def build(setup: Setup) -> Any:
-    """Return a RewardTrainer: LoRA for sequence classification, accumulation 32, a log every 25 steps.
+    """Return a RewardTrainer: LoRA for sequence classification, accumulation 32, a log every 25
+    steps.
 
-    Nothing is planted but the published configuration: the model is loaded in half, PEFT keeps the LoRA matrices in
-    float32 and leaves the score head, which is in ``modules_to_save``, in half. ``adamw_torch`` was the default
-    optimizer then; today's default, the fused kernel, computes in float32 and hides it on this device.
+    Nothing is planted but the published configuration: the model is loaded in half, PEFT keeps the
+    LoRA matrices in float32 and leaves the score head, which is in ``modules_to_save``, in half.
+    ``adamw_torch`` was the default optimizer then; today's default, the fused kernel, computes in
+    float32 and hides it on this device.
     """
     from peft import LoraConfig
     from trl import RewardConfig, RewardTrainer

@@ -1,4 +1,6 @@
-"""Runs a seed scenario three times: as published, watched to the end, and in float32 for comparison."""
+"""Runs a seed scenario three times:
+as published, watched to the end, and in float32 for comparison.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ LOSES_STEP = ("skip", "stop", "observe")
 def run(scenario: Scenario, *, variant: str | None = None, echo: Echo | None = None) -> Log:
     """Return what ``nanstop demo --json`` prints: plain JSON values, non-finite numbers as strings.
 
-    Of a scenario with variants and none chosen: ``variants`` holds the result of each, ``verdict`` is "proven" if all
-    are. ``echo`` receives lines while it runs (default: stderr).
+    Of a scenario with variants and none chosen: ``variants`` holds the result of each, ``verdict``
+    is "proven" if all are. ``echo`` receives lines while it runs (default: stderr).
     """
     say = echo or to_stderr
     if not scenario.variants or variant is not None:
@@ -73,7 +75,9 @@ def _run_one(scenario: Scenario, variant: str | None, echo: Echo) -> Log:
 
 @quiet()
 def _symptom(scenario: Scenario, setup: Setup) -> tuple[list[Log], list[str]]:
-    """Train a few steps as published; return the logs and what their misleading numbers really were."""
+    """Train a few steps as published;
+    return the logs and what their misleading numbers really were.
+    """
     short = replace(setup, out=setup.out / "published", steps=scenario.symptom_steps)
     trainer = scenario.build(short)
     trainer.train()
@@ -104,7 +108,9 @@ def _decoded(facts: RunFacts, logs: Sequence[Log]) -> list[str]:
 
 @quiet()
 def _watched(scenario: Scenario, setup: Setup) -> Log:
-    """Train to the end under ``nanstop.watch``, save, and return what was found and what became of the run."""
+    """Train to the end under ``nanstop.watch``, save, and return what was found and what became
+    of the run.
+    """
     import nanstop
     from nanstop.session.factory import incident_folder
 
@@ -179,7 +185,9 @@ def _losses(trainer: Any) -> list[Log]:
 
 
 def final_loss(logs: Sequence[Log]) -> float:
-    """Return the mean logged training loss of the last third of a run, of one log at least; NaN for a bad one."""
+    """Return the mean logged training loss of the last third of a run, of one log at least;
+    NaN for a bad one.
+    """
     last = logs[-max(1, len(logs) // 3) :]
     values = [float(log["loss"]) for log in last]
     norms = [float(log.get("grad_norm", 0.0)) for log in last]

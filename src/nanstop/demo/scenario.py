@@ -12,8 +12,9 @@ from typing import Any
 class Setup:
     """One run of a scenario.
 
-    ``float32``: the reference run, the same data in the same order with everything in float32. ``variant``: which
-    cause is planted, of a scenario that has several. ``out``: an empty folder for the trainer's files.
+    ``float32``: the reference run, the same data in the same order with everything in float32.
+    ``variant``: which cause is planted, of a scenario that has several. ``out``: an empty folder
+    for the trainer's files.
     """
 
     out: Path
@@ -28,11 +29,13 @@ def _never(setup: Setup) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """``build`` returns a trainer that knows nothing of nanstop; building twice gives the same run twice.
+    """``build`` returns a trainer that knows nothing of nanstop;
+    building twice gives the same run twice.
 
-    ``symptom``: what was published, of a run that is not watched. ``steps`` of the watched run and of the reference,
-    ``symptom_steps`` of the run that shows the symptom. ``allow``: remedies that change training and that this
-    scenario's true cause needs (``Policy.allow``). ``variants``: name and true cause of each planted variant.
+    ``symptom``: what was published, of a run that is not watched. ``steps`` of the watched run and
+    of the reference, ``symptom_steps`` of the run that shows the symptom. ``allow``: remedies that
+    change training and that this scenario's true cause needs (``Policy.allow``). ``variants``: name
+    and true cause of each planted variant.
     """
 
     name: str
@@ -44,4 +47,6 @@ class Scenario:
     allow: tuple[str, ...] = ()
     variants: tuple[tuple[str, str], ...] = ()
     play: Callable[[Scenario, Callable[[str], None]], dict[str, Any]] | None = None
-    """In place of ``build``, for a scenario whose process does not live to tell: returns the whole result."""
+    """In place of ``build``, for a scenario whose process does not live to tell:
+    returns the whole result.
+    """

@@ -78,7 +78,8 @@ def run_scenario(
 ) -> dict[str, Any]:
     """Run a scenario, watched and not, and return what was found (``runner.run``).
 
-    Errors: ``NanstopError`` NS001 for an unknown name or variant, and where what it trains with is not installed.
+    Errors: ``NanstopError`` NS001 for an unknown name or variant, and where what it trains with is
+    not installed.
     """
     from nanstop.demo.runner import run, to_stderr
 

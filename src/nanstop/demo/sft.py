@@ -15,15 +15,18 @@ from nanstop.demo.scenario import Setup
 
 BIAS = 110.0
 FREQUENCIES = 4
-"""Of the slowest rotary frequencies, each of two dimensions: 110 * 110 * 8 = 96800, and float16 ends at 65504."""
+"""Of the slowest rotary frequencies, each of two dimensions:
+110 * 110 * 8 = 96800, and float16 ends at 65504.
+"""
 
 
 def biased_qwen2(attention: str = "eager") -> Any:
-    """Return a Qwen2 whose query and key biases are large, as those of the published checkpoints are.
+    """Return a Qwen2 whose query and key biases are large, as those of the published checkpoints
+    are.
 
-    Planted: in the second layer, in dimensions that hardly rotate, both biases are 110 and nothing else enters. The
-    scores of a row then share one huge constant, which the softmax takes away: only an unscaled product of query and
-    key that is stored in float16 meets it.
+    Planted: in the second layer, in dimensions that hardly rotate, both biases are 110 and nothing
+    else enters. The scores of a row then share one huge constant, which the softmax takes away:
+    only an unscaled product of query and key that is stored in float16 meets it.
     """
     model: Any = tiny.qwen2(
         attention=attention,

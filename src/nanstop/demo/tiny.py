@@ -77,7 +77,9 @@ def _settings(overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def gemma3(seed: int = 0, **overrides: Any) -> Gemma3ForCausalLM:
-    """Return a text-only Gemma 3: four norms a layer, query and key norms, eager attention as its card advises."""
+    """Return a text-only Gemma 3: four norms a layer, query and key norms, eager attention as
+    its card advises.
+    """
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     torch.manual_seed(seed)

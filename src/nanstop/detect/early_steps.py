@@ -1,10 +1,11 @@
 """What the gauge looks at from the first step on, because nothing that fails would ever show it.
 
-Whether gradients arrive at all (``arrival``), whether an update moves what it should, whether float16 flushed the
-gradients, whether positions and the pooled token are right. What the run itself does is looked at where that is enough:
-the update is seen in a sample of the half-precision weights before and after the real one. Only the rest runs a
-micro-batch again, in half precision or for a model that pools. Steps 0, 1, 2, 4, 8 and so on are looked at, so that the
-cost is that of the first ones.
+Whether gradients arrive at all (``arrival``), whether an update moves what it should, whether
+float16 flushed the gradients, whether positions and the pooled token are right. What the run itself
+does is looked at where that is enough: the update is seen in a sample of the half-precision weights
+before and after the real one. Only the rest runs a micro-batch again, in half precision or for a
+model that pools. Steps 0, 1, 2, 4, 8 and so on are looked at, so that the cost is that of the first
+ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 1 << 20
 """Weights in the sample of an update: 2 MiB of copies."""
 LOST = 0.95
-"""Share of an update from which training stands still. A run in pure half precision that learns loses much of it."""
+"""Share of an update from which training stands still.
+A run in pure half precision that learns loses much of it.
+"""
 ZERO = 0.1
 """Share of zero gradients from which they are compared to those in float32."""
 MAX_COMPARED = 2
@@ -54,7 +57,9 @@ class EarlySteps:
         self.arrival = GradientArrival(view)
 
     def before_update(self, step: Step, facts: RunFacts) -> None:
-        """Look at the gradients and weights that an update is about to change. Synchronises in float16 runs only."""
+        """Look at the gradients and weights that an update is about to change.
+        Synchronises in float16 runs only.
+        """
         self._sample = None
         if not _is_time(step.id.step) or not is_whole(facts):
             return
@@ -68,7 +73,9 @@ class EarlySteps:
             self._flushed = zero and before is not None
 
     def updated(self, step: int) -> Probe | None:
-        """Return what the update that was just made has lost. Synchronises where a sample of it was taken."""
+        """Return what the update that was just made has lost.
+        Synchronises where a sample of it was taken.
+        """
         sample, self._sample = self._sample, None
         if sample is None or sample.id.step != step:
             return None
@@ -79,7 +86,8 @@ class EarlySteps:
         self._highest_rate = max(self._highest_rate, sample.peak)
         if total and lost >= LOST * total:
             self._losing = (step, sample.lr)
-            # A rate that rises is a warm-up's, and a small one the end of a schedule: nothing to tell.
+            # A rate that rises is a warm-up's, and a small one the end of a schedule:
+            # nothing to tell.
             if before is not None and self._highest_rate / 2 <= sample.lr <= before[1]:
                 return replace(found, updates=updates, since=before[0])
         return found if states else None
@@ -91,7 +99,8 @@ class EarlySteps:
         return self._flushed or bool(self._wanted(facts))
 
     def again(self, step: Step, facts: RunFacts) -> Probe | None:
-        """Return what a micro-batch shows of positions, of the pooled token and, if many are zero, of its gradients.
+        """Return what a micro-batch shows of positions, of the pooled token and, if many are zero,
+        of its gradients.
 
         Undone bitwise; raises what the step raises. Synchronises the device.
         """
@@ -123,9 +132,11 @@ class EarlySteps:
         return self._open & {"pooling"} if facts.head is not None else set()
 
     def _share_of_zeros(self) -> float:
-        """Return the share of gradients that are exactly 0, without the table of which a batch uses a few rows.
+        """Return the share of gradients that are exactly 0, without the table of which a batch uses
+        a few rows.
 
-        Reads each value (1 to 2 ns on one core) and synchronises once, at steps 0, 1, 2, 4, 8, ... of float16 runs.
+        Reads each value (1 to 2 ns on one core) and synchronises once, at steps 0, 1, 2, 4, 8, ...
+        of float16 runs.
         """
         table = self._view.embedding()
         gradients = [
@@ -142,7 +153,9 @@ class EarlySteps:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Weights in half precision before an update. ``peak``: the rate that the schedule multiplies."""
+    """Weights in half precision before an update.
+    ``peak``: the rate that the schedule multiplies.
+    """
 
     id: StepId
     optimizer: Optimizer

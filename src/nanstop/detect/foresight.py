@@ -1,10 +1,12 @@
-"""Which updates of half-precision weights are rehearsed before they are applied: the first ones, then two at a time.
+"""Which updates of half-precision weights are rehearsed before they are applied:
+the first ones, then two at a time.
 
-An update that float32 would not make does its damage at once and says nothing of it: weights that move a thousand times
-too far stay finite. So the first ``FIRST`` updates that a run makes are rehearsed on a sample of 16 x 1024 weights, and of
-the later ones those numbered 2^k and the next, because a state that vanishes shows in the second of two. A run without
-half-precision trainables pays for a look at its optimizer's formats at those steps; any other a rehearsal for each of
-them: 39 to 44 ms where forward and backward take 0.9 to 1.6 s (6 layers of 384).
+An update that float32 would not make does its damage at once and says nothing of it: weights that
+move a thousand times too far stay finite. So the first ``FIRST`` updates that a run makes are
+rehearsed on a sample of 16 x 1024 weights, and of the later ones those numbered 2^k and the next,
+because a state that vanishes shows in the second of two. A run without half-precision trainables
+pays for a look at its optimizer's formats at those steps; any other a rehearsal for each of them:
+39 to 44 ms where forward and backward take 0.9 to 1.6 s (6 layers of 384).
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ class Foresight:
         """Why updates are followed no further."""
 
     def ruinous(self, step: Step) -> tuple[Moved, ...]:
-        """Return the sampled parameters that an update is about to ruin; () where it is not looked at.
+        """Return the sampled parameters that an update is about to ruin;
+        () where it is not looked at.
 
-        Asked once an update; gradients must be those that it will use. Synchronises the device once where it looks. What
-        cannot be run on copies is followed no further.
+        Asked once an update; gradients must be those that it will use. Synchronises the device once
+        where it looks. What cannot be run on copies is followed no further.
         """
         optimizer = step.view.optimizer
         if self.over or optimizer is None:
@@ -79,5 +82,7 @@ def _is_time(number: int) -> bool:
 
 
 def _by_its_format(moved: Moved) -> bool:
-    """Return whether an update is ruinous as float32 would not make it: what runs away in both diverges by itself."""
+    """Return whether an update is ruinous as float32 would not make it:
+    what runs away in both diverges by itself.
+    """
     return moved.is_ruinous and math.isfinite(moved.in_float32)

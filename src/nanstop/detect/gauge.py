@@ -1,10 +1,11 @@
 """When a healthy run is looked at more closely, and what the looks add up to.
 
-Two kinds of look, which together have ``SHARE`` of the run's time after those of the first steps. A wide one runs a
-micro-batch again under the recorder and finds what was absorbed. A narrow one measures the modules in a forward of the
-run itself, at a small part of the cost: enough of them follow a range over time, and tell that it will leave its
-format. A part of the time is put aside for a range that grows: then looks at that one alone, which cost less, come as
-often as its growth asks for.
+Two kinds of look, which together have ``SHARE`` of the run's time after those of the first steps. A
+wide one runs a micro-batch again under the recorder and finds what was absorbed. A narrow one
+measures the modules in a forward of the run itself, at a small part of the cost: enough of them
+follow a range over time, and tell that it will leave its format. A part of the time is put aside
+for a range that grows: then looks at that one alone, which cost less, come as often as its growth
+asks for.
 """
 
 from __future__ import annotations
@@ -54,16 +55,21 @@ class Gauge:
         self._costs: dict[bool, deque[float]] = {True: deque(maxlen=9), False: deque(maxlen=9)}
         """Seconds of the last looks at some modules alone (True), and at all of them."""
         self._growing: dict[str, float] = {}
-        """Modules of ranges that may be growing, and in how many steps each would leave its format."""
+        """Modules of ranges that may be growing, and in how many steps each would leave its
+        format.
+        """
         self._foretold = False
         self._half_inside = False
-        """Whether a part of the model works in half precision, whatever the weights and the loop's autocast say."""
+        """Whether a part of the model works in half precision, whatever the weights and the
+        loop's autocast say.
+        """
         self._closed = False
 
     def wide_due(self, facts: RunFacts) -> bool:
         """Return whether a micro-batch of a healthy window should run under the recorder now.
 
-        Only half formats absorb overflow at values that training meets, so others are not looked at.
+        Only half formats absorb overflow at values that training meets, so others are not looked
+        at.
         """
         half = facts.autocast in HALF or any(g.dtype in HALF for g in facts.param_groups)
         half |= self._half_inside
@@ -87,10 +93,11 @@ class Gauge:
             self._wide_spent = 0.0 if first else (self._wide_spent or 0.0) + now - began
 
     def stepped(self, step: int) -> RangeRow | None:
-        """Note that an update was applied; return, once, the range that will be the first to leave its format.
+        """Note that an update was applied;
+        return, once, the range that will be the first to leave its format.
 
-        Reads the look that was taken in this step, if one was, which synchronises the device, and prepares one for the
-        next step where it is time for it.
+        Reads the look that was taken in this step, if one was, which synchronises the device, and
+        prepares one for the next step where it is time for it.
         """
         began = self._clock()
         tap, self._tap = self._tap, None
@@ -181,7 +188,8 @@ class Gauge:
 
 
 def _origin(growths: Sequence[tuple[ModuleEnd, Growth]]) -> tuple[ModuleEnd, Growth]:
-    """Return, of ranges in the order of the forward, the first that may be the first to leave its format.
+    """Return, of ranges in the order of the forward, the first that may be the first to leave its
+    format.
 
     What grows in one module grows in all that is added to it.
     """

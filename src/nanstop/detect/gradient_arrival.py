@@ -1,7 +1,8 @@
-"""Whether gradients arrive at what the optimizer updates: the model's weights, or copies that a script keeps of them.
+"""Whether gradients arrive at what the optimizer updates:
+the model's weights, or copies that a script keeps of them.
 
-Scripts that train in half precision by hand give their optimizer float32 copies, hand them the gradients and write them
-back. That is told here by what tensors hold and are held, never by a name.
+Scripts that train in half precision by hand give their optimizer float32 copies, hand them the
+gradients and write them back. That is told here by what tensors hold and are held, never by a name.
 """
 
 from __future__ import annotations
@@ -35,16 +36,21 @@ class GradientArrival:
         """The starts of some weights at the first update."""
         self._compared: WeakSet[Optimizer] = WeakSet()
         self._fed = False
-        """Whether the script hands gradients to tensors of its own: copies that it updates and writes back."""
+        """Whether the script hands gradients to tensors of its own:
+        copies that it updates and writes back.
+        """
         self._unheld: GradientPath | None = None
-        """What arrived, where the optimizer holds nothing of the model: to be told if the update uses nothing else."""
+        """What arrived, where the optimizer holds nothing of the model:
+        to be told if the update uses nothing else.
+        """
 
     def arrived(self, facts: RunFacts, step: Step) -> GradientPath | None:
-        """Return how many trainable tensors have a gradient now, None where that was looked at. No device work.
+        """Return how many trainable tensors have a gradient now, None where that was looked at.
+        No device work.
 
-        Where most have none, a micro-batch is run again, undone: those of modules that it does not call count for nothing.
-        An optimizer of other tensors alone may hold copies to which the script hands the gradients, after the clip at
-        the latest: then ``unheld`` tells.
+        Where most have none, a micro-batch is run again, undone: those of modules that it does not
+        call count for nothing. An optimizer of other tensors alone may hold copies to which the
+        script hands the gradients, after the clip at the latest: then ``unheld`` tells.
         """
         path = facts.gradient_path
         if path is None or path.num_reached is not None or self._fed or not is_whole(facts):
@@ -60,12 +66,15 @@ class GradientArrival:
         if reached and is_mostly_unreached(found):
             found = _reached(path, _called(step, mine))
         self._fed = others and any(p.grad is not None for p in held.values())
-        # Gradients that are nowhere may be summed up in tensors that torch's optimizers know nothing of.
+        # Gradients that are nowhere may be summed up in tensors that torch's optimizers know
+        # nothing of.
         self._unheld = found if others and reached and not self._fed else None
         return None if others else found
 
     def unheld(self) -> GradientPath | None:
-        """Return, after an update, what had arrived where that update used nothing of it. No device work."""
+        """Return, after an update, what had arrived where that update used nothing of it.
+        No device work.
+        """
         found, self._unheld = self._unheld, None
         if found is None:
             return None
@@ -73,10 +82,12 @@ class GradientArrival:
         return None if self._fed else found
 
     def replaced(self, view: ModelView) -> float:
-        """Return by how much of their size the weights moved between the first two updates; 0.0 where nothing asks.
+        """Return by how much of their size the weights moved between the first two updates;
+        0.0 where nothing asks.
 
-        Asked before each update. An optimizer that holds nothing of the model has copies, which are written back: they
-        may be copies of other weights. Synchronises the device once, of such a run.
+        Asked before each update. An optimizer that holds nothing of the model has copies, which are
+        written back: they may be copies of other weights. Synchronises the device once, of such a
+        run.
         """
         was, self._was = self._was, None
         if view.optimizer is not None and view.optimizer not in self._compared:
@@ -106,9 +117,11 @@ def _reached(path: GradientPath, trained: Mapping[str, Tensor]) -> GradientPath:
 
 
 def _called(step: Step, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of some parameters whose module, or the one around it, is called by a micro-batch: run again, undone.
+    """Return those of some parameters whose module, or the one around it, is called by a
+    micro-batch: run again, undone.
 
-    All of them where it cannot be run again. Of a model of images and text the one half has nothing to do with text.
+    All of them where it cannot be run again.
+    Of a model of images and text the one half has nothing to do with text.
     """
     from nanstop.tracing.module_ranges import module_ranges
 
@@ -124,7 +137,9 @@ def _called(step: Step, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _around(name: str) -> set[str]:
-    """Return the names of the module that holds a parameter and of the one around that, but not the model's own."""
+    """Return the names of the module that holds a parameter and of the one around that, but not
+    the model's own.
+    """
     owner = name.rpartition(".")[0]
     return {owner or WHOLE, owner.rpartition(".")[0]}
 

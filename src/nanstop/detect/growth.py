@@ -1,8 +1,9 @@
 """When a growing range will leave its format: a straight line through its logarithm, or nothing.
 
-What grows by a factor a step (a residual stream that no norm holds, a weight that runs away) is a straight line in
-doublings. The line is Theil and Sen's (the median of the slopes of all pairs): a lone spike does not move it, and up to
-29 % of wild points do not either, where least squares follows a single one. https://doi.org/10.1080/01621459.1968.10480934
+What grows by a factor a step (a residual stream that no norm holds, a weight that runs away) is a
+straight line in doublings. The line is Theil and Sen's (the median of the slopes of all pairs): a
+lone spike does not move it, and up to 29 % of wild points do not either, where least squares
+follows a single one. https://doi.org/10.1080/01621459.1968.10480934
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ MIN_SAMPLES = 7
 MIN_GROWN_BITS = 2.0
 """Doublings that must have been seen: noise and a drift of the data stay below."""
 AHEAD_STEPS = 60.0
-"""Steps ahead beyond which nothing is foretold: what levels off before is healthy, and looks like growth until then."""
+"""Steps ahead beyond which nothing is foretold:
+what levels off before is healthy, and looks like growth until then.
+"""
 LEAST_BITS, FAR_BITS = 0.75, 2.0
-"""Doublings ahead within which growth is foretold however slow it is, and beyond which it is not however fast."""
+"""Doublings ahead within which growth is foretold however slow it is, and beyond which it is not
+however fast.
+"""
 STRAIGHT = 0.8
 """Least slope of the later half against the whole: what levels off has less."""
 NOISE_BITS = 0.1
@@ -32,7 +37,9 @@ MAX_WILD_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """``rate``: doublings a step. ``reaches``: first and last step between which the range leaves its format."""
+    """``rate``: doublings a step. ``reaches``: first and last step between which the range
+    leaves its format.
+    """
 
     rate: float
     reaches: tuple[int, int]
@@ -40,7 +47,9 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """``level`` at step ``middle``, ``slope`` and scatter ``noise`` of bits over steps; ``spread``: of the steps."""
+    """``level`` at step ``middle``, ``slope`` and scatter ``noise`` of bits over steps;
+    ``spread``: of the steps.
+    """
 
     slope: float
     level: float
@@ -54,7 +63,9 @@ class _Line:
         return self.level + self.slope * (step - self.middle)
 
     def error(self, step: float) -> float:
-        """Return the standard error of a new value at ``step``: its own scatter and what is not known of the line."""
+        """Return the standard error of a new value at ``step``: its own scatter and what is not
+        known of the line.
+        """
         own = 1.0 + 1.0 / self.count + (step - self.middle) ** 2 / self.spread
         return self.noise * math.sqrt(own)
 
@@ -62,8 +73,9 @@ class _Line:
 def foretell(steps: Sequence[int], bits: Sequence[float]) -> Growth | None:
     """Return when a range will leave its format, or None where that cannot be said well.
 
-    ``steps`` rise; ``bits``: log2 of the range over the end of its format, below 0 while it fits, all finite. The
-    longest run of samples up to the present that is straight is used: what was before the growth began is left away.
+    ``steps`` rise; ``bits``: log2 of the range over the end of its format, below 0 while it fits,
+    all finite. The longest run of samples up to the present that is straight is used: what was
+    before the growth began is left away.
     """
     first = 0
     while len(steps) - first >= MIN_SAMPLES:
@@ -75,7 +87,8 @@ def foretell(steps: Sequence[int], bits: Sequence[float]) -> Growth | None:
 
 
 def suspected(steps: Sequence[int], bits: Sequence[float]) -> float | None:
-    """Return in how many steps a range that may be growing would leave its format; None for one that is at rest.
+    """Return in how many steps a range that may be growing would leave its format;
+    None for one that is at rest.
 
     A rough look at the last samples, to say which deserve more of them.
     """
@@ -126,7 +139,9 @@ def _slope(steps: Sequence[int], bits: Sequence[float]) -> float:
 
 
 def _is_straight(line: _Line, steps: Sequence[int], bits: Sequence[float]) -> bool:
-    """Return whether the points scatter about the line to its very end, and the later half rises as the whole does."""
+    """Return whether the points scatter about the line to its very end, and the later half rises
+    as the whole does.
+    """
     off = [(b - line.at(s)) / line.noise for s, b in zip(steps, bits, strict=True)]
     if sum(abs(one) > WILD for one in off) > MAX_WILD_SHARE * len(off):
         return False
@@ -139,7 +154,9 @@ def _is_straight(line: _Line, steps: Sequence[int], bits: Sequence[float]) -> bo
 
 
 def _crossing(line: _Line, now: int, band: float) -> float | None:
-    """Return the step at which the line, ``band`` errors off, reaches 0; None if not before four times as far as it."""
+    """Return the step at which the line, ``band`` errors off, reaches 0;
+    None if not before four times as far as it.
+    """
     low, high = float(now), now + 4.0 * max(-line.at(now), 0.5) / line.slope
     if line.at(low) + band * line.error(low) >= 0.0:
         return low

@@ -25,10 +25,11 @@ _SIGNATURES = (
 def is_numeric(error: BaseException) -> bool:
     """Return whether an exception says that a value was not finite or out of its range.
 
-    Messages are those of torch ("probability tensor contains either `inf`, `nan` or element < 0", "index out of range
-    in self", "Attempting to unscale FP16 gradients.", a distribution's "but found invalid values", binary cross entropy's
-    "all elements of input should be between 0 and 1"), of CUDA asserts and of anomaly detection; and autograd's, that a
-    loss leads to nothing that is trained.
+    Messages are those of torch ("probability tensor contains either `inf`, `nan` or element < 0",
+    "index out of range in self", "Attempting to unscale FP16 gradients.", a distribution's "but
+    found invalid values", binary cross entropy's "all elements of input should be between 0 and
+    1"), of CUDA asserts and of anomaly detection; and autograd's, that a loss leads to nothing that
+    is trained.
     """
     if isinstance(error, (FloatingPointError, ZeroDivisionError, OverflowError)):
         return True

@@ -1,4 +1,6 @@
-"""The always-on flag: one host read a window over its losses and the norm that clipping computes anyway."""
+"""The always-on flag: one host read a window over its losses and the norm that clipping computes
+anyway.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from nanstop.records import GradientTally
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one window gave, on the host: each micro-batch's raw loss, the gradient norm, what the scaler found."""
+    """What one window gave, on the host:
+    each micro-batch's raw loss, the gradient norm, what the scaler found.
+    """
 
     losses: tuple[float, ...]
     norm: float
@@ -37,7 +41,8 @@ def read_window(
 ) -> Reading:
     """Return the window's values with a single device synchronisation.
 
-    ``losses``: scalars, any float dtype. ``norm``: scalar. ``found_inf``: the scaler's scalar flags, one a device.
+    ``losses``: scalars, any float dtype. ``norm``: scalar.
+    ``found_inf``: the scaler's scalar flags, one a device.
     """
     device = norm.device
     scalars = [*losses, norm, *found_inf]
@@ -56,7 +61,8 @@ def read_window(
 def total_norm(
     parameters: Iterable[Tensor], norm_type: float = 2.0, foreach: bool | None = None
 ) -> Tensor:
-    """Return the norm that ``torch.nn.utils.clip_grad_norm_`` would compute, bitwise, and change nothing.
+    """Return the norm that ``torch.nn.utils.clip_grad_norm_`` would compute, bitwise, and change
+    nothing.
 
     Of sparse gradients it is that of their values.
     """
@@ -68,7 +74,8 @@ def total_norm(
 def tally_gradients(gradients: Iterable[Tensor | None]) -> GradientTally:
     """Return how many gradients there are, and how many are not finite or zero throughout.
 
-    Of a sharded gradient this rank's part is looked at. Reads each once and synchronises once a device.
+    Of a sharded gradient this rank's part is looked at.
+    Reads each once and synchronises once a device.
     """
     held: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:

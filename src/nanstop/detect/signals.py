@@ -1,4 +1,6 @@
-"""What a window's reading, an exception or the weights say: nothing, or an alarm. The same for every host."""
+"""What a window's reading, an exception or the weights say: nothing, or an alarm.
+The same for every host.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _MAX_MESSAGE = 2000
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A failure as it is noticed. ``bad_params`` and ``bad_state`` were bad before this step's forward."""
+    """A failure as it is noticed. ``bad_params`` and ``bad_state`` were bad before this step's
+    forward.
+    """
 
     signals: tuple[Signal, ...]
     phase: Phase
@@ -28,10 +32,11 @@ class Alarm:
 
 
 def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
-    """Return what is wrong with a window, or None: an infinite norm of finite gradients is no failure of any of them.
+    """Return what is wrong with a window, or None: an infinite norm of finite gradients is no
+    failure of any of them.
 
-    The phase is where the first sign was seen; an investigation says itself where the failure was born. Where something
-    is wrong it synchronises the device several times.
+    The phase is where the first sign was seen; an investigation says itself where the failure was
+    born. Where something is wrong it synchronises the device several times.
     """
     if reading.quiet:
         return None
@@ -74,7 +79,9 @@ def alarm_of_exception(view: ModelView, at: StepId, error: BaseException, phase:
 def alarm_of_weights(
     view: ModelView, at: StepId, odd: Iterable[TensorStats], before: Collection[str]
 ) -> Alarm | None:
-    """Return whether trainable parameters, of which ``odd`` stand out, are bad that were not so ``before``."""
+    """Return whether trainable parameters, of which ``odd`` stand out, are bad that were not so
+    ``before``.
+    """
     odd = tuple(odd)
     if len(odd) < MAX_LISTED and all(stats.finite for stats in odd):
         return None
@@ -90,7 +97,9 @@ def alarm(
     phase: Phase,
     error: BaseException | None = None,
 ) -> Alarm:
-    """Return an alarm with what is bad in the weights and the optimizer's state beside it. Synchronises the device."""
+    """Return an alarm with what is bad in the weights and the optimizer's state beside it.
+    Synchronises the device.
+    """
     params = nonfinite(dict(view.root.named_parameters()))
     state = nonfinite(trainable_of(view).state_tensors())
     if not any(signal.source == "param" for signal in signals):

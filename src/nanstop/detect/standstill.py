@@ -1,8 +1,9 @@
 """Whether gradients that are exactly 0, update after update, would be so whatever the weights are.
 
-A loss that is at its least has none either, and gets one with the next batch that is not fitted: a value network of zeros
-before the first reward. Advantages that are all 0, or a mask that is, take the gradient away at every point. One
-experiment tells them apart: a micro-batch run again, undone, with other weights.
+A loss that is at its least has none either, and gets one with the next batch that is not fitted: a
+value network of zeros before the first reward. Advantages that are all 0, or a mask that is, take
+the gradient away at every point. One experiment tells them apart: a micro-batch run again, undone,
+with other weights.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _SHARE, _LEAST = 0.1, 0.02
 
 
 class Standstill:
-    """Counts updates without any gradient. The experiment is made after 4 in a row, after 16, 64, and so on."""
+    """Counts updates without any gradient.
+    The experiment is made after 4 in a row, after 16, 64, and so on.
+    """
 
     def __init__(self) -> None:
         self._num_zero = 0
@@ -46,9 +49,11 @@ class Standstill:
         return number >= 4 and power_of_4 and facts.world_size == 1 and facts.veto == "yes"
 
     def take(self, step: Step) -> float:
-        """Return the largest gradient of a micro-batch with other weights; NaN where none was moved.
+        """Return the largest gradient of a micro-batch with other weights;
+        NaN where none was moved.
 
-        Undone bitwise: the weights' own storages are put back. Raises what the step raises. Synchronises the device.
+        Undone bitwise: the weights' own storages are put back.
+        Raises what the step raises. Synchronises the device.
         """
         trained = [p for p in step.view.root.parameters() if p.requires_grad]
         with step.isolated(), _moved(trained) as num_moved, torch.enable_grad():

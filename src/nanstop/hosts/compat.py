@@ -56,7 +56,9 @@ def _reach(owner: Any, path: str) -> Any:
 
 
 def inner_optimizer(optimizer: Any) -> Optimizer | None:
-    """Return the torch optimizer inside accelerate's wrappers, or None before the host has made one."""
+    """Return the torch optimizer inside accelerate's wrappers, or None before the host has made
+    one.
+    """
     while type(optimizer).__name__ == "AcceleratedOptimizer":
         optimizer = optimizer.optimizer
     return optimizer if isinstance(optimizer, Optimizer) else None
@@ -69,7 +71,9 @@ def run_scaler(trainer: Any) -> Any:
 
 
 def unscale(trainer: Any) -> None:
-    """Unscale the gradients unless that has been done in this window: the scaler refuses a second time."""
+    """Unscale the gradients unless that has been done in this window:
+    the scaler refuses a second time.
+    """
     scaler = run_scaler(trainer)
     states = scaler._per_optimizer_states.values() if scaler is not None else ()
     if not any(state["stage"].name == "UNSCALED" for state in states):
@@ -77,18 +81,24 @@ def unscale(trainer: Any) -> None:
 
 
 def present_scale(scaler: Any) -> Tensor | None:
-    """Return a copy of the loss scale on its device, or None. No synchronisation, unlike ``get_scale``."""
+    """Return a copy of the loss scale on its device, or None. No synchronisation, unlike
+    ``get_scale``.
+    """
     scale = scaler._get_scale_async() if scaler is not None else None
     return scale.clone() if scale is not None else None
 
 
 def optimizers_of(trainer: Any) -> tuple[Any, ...]:
-    """Return the wrapped optimizers that accelerate unscales and asks whether a step was skipped."""
+    """Return the wrapped optimizers that accelerate unscales and asks whether a step was
+    skipped.
+    """
     return tuple(trainer.accelerator._optimizers) or (trainer.optimizer,)
 
 
 def own_clip(trainer: Any) -> Callable[[nn.Module], Any] | None:
-    """Return the trainer's own way to clip, None where it does not clip or has no method for it (transformers < 5.3)."""
+    """Return the trainer's own way to clip, None where it does not clip or has no method for it
+    (transformers < 5.3).
+    """
     limit = trainer.args.max_grad_norm
     return getattr(trainer, "_clip_grad_norm", None) if limit is not None and limit > 0 else None
 
@@ -124,13 +134,17 @@ def base_model(model: nn.Module) -> nn.Module:
 
 
 def position(trainer: Any) -> int | None:
-    """Return which slice of its buffer a trainer takes next (GRPO, RLOO); None for one without a buffer."""
+    """Return which slice of its buffer a trainer takes next (GRPO, RLOO);
+    None for one without a buffer.
+    """
     step = getattr(trainer, "_step", None)
     return step if isinstance(step, int) else None
 
 
 def advance_position(trainer: Any) -> None:
-    """Move on to the next buffered slice. TRL does so in ``_prepare_inputs`` before 1.0, since then in ``training_step``."""
+    """Move on to the next buffered slice.
+    TRL does so in ``_prepare_inputs`` before 1.0, since then in ``training_step``.
+    """
     if position(trainer) is not None:
         trainer._step += 1
 
@@ -151,9 +165,11 @@ def free_host_bytes() -> int:
 
 
 def declared_dtype(config: Any) -> str | None:
-    """Return the format of the checkpoint that a config came from: loading overwrites the config's own note of it.
+    """Return the format of the checkpoint that a config came from:
+    loading overwrites the config's own note of it.
 
-    Looks at the saved ``config.json`` in the folder or the local hub cache (never the network), then at ``config``.
+    Looks at the saved ``config.json`` in the folder or the local hub cache (never the network),
+    then at ``config``.
     """
     if config is None:
         return None
@@ -164,7 +180,9 @@ def declared_dtype(config: Any) -> str | None:
 
 
 def dtype_of(saved: dict[str, Any]) -> str | None:
-    """Return the format that a saved ``config.json`` declares, in its own words or those of its text part."""
+    """Return the format that a saved ``config.json`` declares, in its own words or those of its
+    text part.
+    """
     text = saved.get("text_config")
     parts = (saved, text if isinstance(text, dict) else {})
     found = (part.get(name) for part in parts for name in ("dtype", "torch_dtype"))
@@ -172,7 +190,9 @@ def dtype_of(saved: dict[str, Any]) -> str | None:
 
 
 def saved_config(name: str) -> dict[str, Any]:
-    """Return the ``config.json`` of a folder or of the local hub cache (never the network); {} without one."""
+    """Return the ``config.json`` of a folder or of the local hub cache (never the network);
+    {} without one.
+    """
     path = Path(name, "config.json") if name else None
     if path is not None and not path.is_file():
         from huggingface_hub import try_to_load_from_cache
@@ -198,15 +218,19 @@ def recomputes(args: Any, model: nn.Module) -> bool:
 
 
 def will_recompute_reentrantly(args: Any) -> bool:
-    """Return whether the options switch on reentrant checkpointing; the default was reentrant before transformers 5."""
+    """Return whether the options switch on reentrant checkpointing;
+    the default was reentrant before transformers 5.
+    """
     asked, options = _checkpointing(args)
     return asked and bool(options.get("use_reentrant", _transformers_major() < 5))
 
 
 def will_require_input_grads(args: Any, model: nn.Module) -> bool:
-    """Return whether ``train()`` makes the embedding's output require gradients when it switches checkpointing on.
+    """Return whether ``train()`` makes the embedding's output require gradients when it switches
+    checkpointing on.
 
-    transformers 5 does so for every model that reads token ids, earlier versions for adapters of their own only.
+    transformers 5 does so for every model that reads token ids, earlier versions for adapters of
+    their own only.
     """
     asked, _ = _checkpointing(args)
     always = callable(getattr(model, "gradient_checkpointing_enable", None))
@@ -222,13 +246,17 @@ def _transformers_major() -> int:
 
 
 def _checkpointing(args: Any) -> tuple[bool, dict[str, Any]]:
-    """Return whether checkpointing is asked for, and how (later versions of transformers 5 renamed the option)."""
+    """Return whether checkpointing is asked for, and how (later versions of transformers 5
+    renamed the option).
+    """
     name = _CHECKPOINTING if hasattr(args, _CHECKPOINTING) else "gradient_checkpointing"
     return bool(getattr(args, name)), dict(getattr(args, f"{name}_kwargs", None) or {})
 
 
 def checkpoint_path(trainer: Any, given: Any) -> str | None:
-    """Return the checkpoint that ``train(resume_from_checkpoint=given)`` starts from; None for a fresh start."""
+    """Return the checkpoint that ``train(resume_from_checkpoint=given)`` starts from;
+    None for a fresh start.
+    """
     if given is True:
         from transformers.trainer_utils import get_last_checkpoint
 

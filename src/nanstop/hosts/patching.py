@@ -6,7 +6,9 @@ from typing import Any
 
 
 class Patches:
-    """Attributes that stand in for others. ``undo`` leaves every object as it was, also where there was none before."""
+    """Attributes that stand in for others.
+    ``undo`` leaves every object as it was, also where there was none before.
+    """
 
     def __init__(self) -> None:
         self._table: list[tuple[Any, str, bool, Any]] = []

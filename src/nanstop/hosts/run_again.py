@@ -19,10 +19,11 @@ def run_again(
     compiled: bool,
     own: Iterable[Tensor] = (),
 ) -> Iterator[None]:
-    """Undo on exit what a run does beside gradients of ``leaves`` and buffers: the script's own run has done it once.
+    """Undo on exit what a run does beside gradients of ``leaves`` and buffers:
+    the script's own run has done it once.
 
-    Attributes of modules, tensors that it writes but did not make, gradients of others, private generators; not the
-    tensors ``own``, which the host keeps. Compiled code is not looked into.
+    Attributes of modules, tensors that it writes but did not make, gradients of others, private
+    generators; not the tensors ``own``, which the host keeps. Compiled code is not looked into.
     """
     modules = list(root.modules())
     buffers = [b for m in modules for b in m._buffers.values() if b is not None]

@@ -1,7 +1,9 @@
-"""What running a step changes on the object that hosts it: noted, undone, and done again in a different order.
+"""What running a step changes on the object that hosts it:
+noted, undone, and done again in a different order.
 
-A note holds each attribute by reference, the contents of plain containers (a few levels deep) and copies of small
-tensors. Nothing here knows which attributes a trainer class has: what changed is found by comparing two notes.
+A note holds each attribute by reference, the contents of plain containers (a few levels deep) and
+copies of small tensors. Nothing here knows which attributes a trainer class has: what changed is
+found by comparing two notes.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class _Tensor:
 
 
 def note(host: object) -> Notes:
-    """Return the present attributes of ``host``. Small tensors are copied on their device, nothing synchronises."""
+    """Return the present attributes of ``host``. Small tensors are copied on their device,
+    nothing synchronises.
+    """
     return {name: _note(value, 0) for name, value in vars(host).items()}
 
 
@@ -86,7 +90,9 @@ def restore(host: object, notes: Notes, names: Iterable[str]) -> None:
 
 @contextmanager
 def kept(hosts: Iterable[object], *, but: Collection[str] = ()) -> Iterator[None]:
-    """Undo on exit what changes on the hosts inside, versions of their tensors included; not the attributes ``but``."""
+    """Undo on exit what changes on the hosts inside, versions of their tensors included;
+    not the attributes ``but``.
+    """
     notes = [(host, note(host)) for host in hosts]
     with versions_kept(t for _, before in notes for t in tensors(before)):
         try:
@@ -98,7 +104,8 @@ def kept(hosts: Iterable[object], *, but: Collection[str] = ()) -> Iterator[None
 
 
 def advance(host: object, before: Notes, after: Notes, names: Iterable[str]) -> None:
-    """Do to the named attributes what happened to them between two notes, starting from what they are now.
+    """Do to the named attributes what happened to them between two notes, starting from what they
+    are now.
 
     Items appended to a list are appended, keys are merged, anything else takes the later value.
     """

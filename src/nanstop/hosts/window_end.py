@@ -1,4 +1,6 @@
-"""The end of a window, the same for every host: from its reading to an update that is applied, made anew or left out."""
+"""The end of a window, the same for every host:
+from its reading to an update that is applied, made anew or left out.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class WindowHost(Protocol):
         ...
 
     def redo(self, step: Any, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
-        """Make the window's gradients anew, each micro-batch under its remedies. Raises what stands in the way."""
+        """Make the window's gradients anew, each micro-batch under its remedies.
+        Raises what stands in the way.
+        """
         ...
 
     def update_anew(self, steps: Sequence[Any]) -> None:
@@ -83,7 +87,8 @@ class WindowHost(Protocol):
 
 @dataclass(slots=True)
 class Ending:
-    """How a window ends. ``apply``: its update may be applied. ``redone``: its gradients were made anew.
+    """How a window ends. ``apply``: its update may be applied.
+    ``redone``: its gradients were made anew.
 
     ``failed``: it was found bad, whatever was done about it. ``reading``: the last one of it.
     """
@@ -109,7 +114,9 @@ class _Redone:
 
 
 class WindowEnds:
-    """Ends the windows of one host, in the order in which they come. ``beside``: what the host has noticed by itself."""
+    """Ends the windows of one host, in the order in which they come.
+    ``beside``: what the host has noticed by itself.
+    """
 
     def __init__(self, host: WindowHost, beside: Callable[[], tuple[Signal, ...]] = tuple) -> None:
         self._host = host
@@ -118,7 +125,9 @@ class WindowEnds:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what belongs to an earlier training: its snapshot holds the state of another optimizer."""
+        """Forget what belongs to an earlier training:
+        its snapshot holds the state of another optimizer.
+        """
         self.keeper = SnapshotKeeper(compat.free_host_bytes)
         self._expected: HostStep | None = None
         self._reported: tuple[str, ...] = ()
@@ -132,10 +141,11 @@ class WindowEnds:
         *,
         can_redo: bool = True,
     ) -> None:
-        """Settle a window. ``read`` gives its values, anew after each redo; what it raises may be a numeric failure.
+        """Settle a window. ``read`` gives its values, anew after each redo;
+        what it raises may be a numeric failure.
 
-        Without ``can_redo`` the update is left out where it would be made anew. Errors: the exception of ``read`` where
-        nothing is done about it; what the host's ``stop`` raises.
+        Without ``can_redo`` the update is left out where it would be made anew. Errors: the
+        exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
         self._expected = None
         self._settle(step, read, ending, can_redo=can_redo)
@@ -174,7 +184,9 @@ class WindowEnds:
             self.ask(step, alarm)
 
     def carry(self, step: HostStep, alarm: Alarm, ending: Ending, *, can_redo: bool = True) -> bool:
-        """Report, carry out what is resolved, and return whether anything was. A skip is left to ``close``."""
+        """Report, carry out what is resolved, and return whether anything was.
+        A skip is left to ``close``.
+        """
         self._tell_redone(_AGAIN)
         ending.failed = True
         rewind = self.way_back()
@@ -204,7 +216,9 @@ class WindowEnds:
         return True
 
     def ask(self, step: Step | None, alarm: Alarm) -> Decision | None:
-        """Tell the session; return what it resolves, None where nothing can be carried out. A stop is made known at once."""
+        """Tell the session; return what it resolves, None where nothing can be carried out.
+        A stop is made known at once.
+        """
         self._reported = alarm.bad_params
         try:
             decision = self._host.session.failed(
@@ -227,20 +241,24 @@ class WindowEnds:
         return None if powerless else decision
 
     def way_back(self) -> Rewind | None:
-        """Return the way back, if every window since the snapshot can be run again, with what the snapshot holds."""
+        """Return the way back, if every window since the snapshot can be run again, with what
+        the snapshot holds.
+        """
         rewind = self.keeper.rewind()
         steps: Any = rewind.steps if rewind is not None else ()
         if rewind is None or any(step.obstacle() for step in steps):
             return None
-        # The state of an optimizer that takes turns with the snapshot's is not in it: its updates cannot be undone.
+        # The state of an optimizer that takes turns with the snapshot's is not in it:
+        # its updates cannot be undone.
         held = rewind.snapshot.trainable.optimizer
         return rewind if all(step.view.optimizer is held for step in steps) else None
 
     def last_look(self, optimizer: Optimizer | None = None) -> bool | None:
-        """Look at an update whose gradients are final (of this ``optimizer``, where it is one of several).
+        """Look at an update whose gradients are final (of this ``optimizer``, where it is one of
+        several).
 
-        None: it may be applied. Else the host must not apply it: True where it has been by now, made anew with what
-        saves it; False where it is left out.
+        None: it may be applied. Else the host must not apply it: True where it has been by now,
+        made anew with what saves it; False where it is left out.
         """
         step = self._expected
         if step is None or optimizer not in (None, step.view.optimizer):
@@ -268,7 +286,8 @@ class WindowEnds:
         return False
 
     def end(self, view: ModelView, at: StepId) -> tuple[TensorStats, ...]:
-        """Report weights that the last update has broken; return all that are not finite or far too large.
+        """Report weights that the last update has broken;
+        return all that are not finite or far too large.
 
         What was so when it was loaded, and let the training be finite, is not this run's doing.
         """
@@ -285,7 +304,9 @@ class WindowEnds:
         return odd
 
     def _look(self, step: HostStep, read: Callable[[], Reading], ending: Ending) -> Alarm | None:
-        """Return what is wrong with a window now, after its values were noted in place of those before a redo."""
+        """Return what is wrong with a window now, after its values were noted in place of those
+        before a redo.
+        """
         reading: Reading | None = None
         try:
             reading = read()
@@ -301,7 +322,9 @@ class WindowEnds:
         return alarm
 
     def _note(self, step: HostStep, ending: Ending, reading: Reading) -> None:
-        """Add a window's values to the histories, which keep of a window that is redone what the run goes on with."""
+        """Add a window's values to the histories, which keep of a window that is redone what the
+        run goes on with.
+        """
         series = self._host.session.series
         if ending.reading is not None:
             series.take_back("loss_raw", len(ending.reading.losses))
@@ -319,7 +342,9 @@ class WindowEnds:
             series.add("scale", step.id.step, scale)
 
     def _made_anew(self, step: HostStep, decision: Decision, rewind: Rewind | None) -> str:
-        """Redo the window, before it every update since the snapshot where that was resolved; return what went wrong."""
+        """Redo the window, before it every update since the snapshot where that was resolved;
+        return what went wrong.
+        """
         try:
             if decision.kind == "rollback" and rewind is not None:
                 self._go_back(decision, rewind, rewind.steps)
@@ -331,7 +356,9 @@ class WindowEnds:
         return ""
 
     def _go_back(self, decision: Decision, rewind: Rewind | None, steps: Sequence[Any]) -> None:
-        """Apply updates anew, the cure being on for the rest of the run: from the snapshot on, where there is one."""
+        """Apply updates anew, the cure being on for the rest of the run:
+        from the snapshot on, where there is one.
+        """
         trainable = trainable_of(steps[-1].view) if rewind is None else rewind.snapshot.trainable
         with versions_kept(trainable.tensors()):
             if rewind is not None:

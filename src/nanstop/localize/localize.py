@@ -1,8 +1,8 @@
 """From a failing step to the operation that broke it.
 
-A recorded run finds where bad values were born on the way to the failing loss, gradient or weight; a second run looks
-closely at those few ops; and short runs in which one birth is put right confirm that it is the cause. All are undone;
-all may synchronise the device.
+A recorded run finds where bad values were born on the way to the failing loss, gradient or weight;
+a second run looks closely at those few ops; and short runs in which one birth is put right confirm
+that it is the cause. All are undone; all may synchronise the device.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ def localize(
 ) -> Localization | None:
     """Return where the failure of a micro-batch was born, or None if it ran clean.
 
-    ``update``: localize the optimizer update of the window instead. ``phase``: what the run is called when it is no
-    training step ("evaluate", "generate"). An overflow that turned finite again is reported even where nothing failed.
+    ``update``: localize the optimizer update of the window instead. ``phase``: what the run is
+    called when it is no training step ("evaluate", "generate"). An overflow that turned finite
+    again is reported even where nothing failed.
     """
     began = clock()
     scene = _Scene(step, micro, update, phase)
     first = scene.recorded()
     origin = _explained(scene, first, {})
     if origin is not None and not origin.stable:
-        # Caches that fill at first use (of a nested tensor's sizes, say) make the first run of a process another path.
+        # Caches that fill at first use (of a nested tensor's sizes, say) make the first run of a
+        # process another path.
         first = scene.recorded()
         origin = _explained(scene, first, {})
     if origin is None:
@@ -58,7 +60,9 @@ def localize(
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What is run: a micro-batch of a step, or with ``update`` the update of its window; ``phase``: what it is called."""
+    """What is run: a micro-batch of a step, or with ``update`` the update of its window;
+    ``phase``: what it is called.
+    """
 
     step: Step
     micro: int
@@ -75,7 +79,9 @@ class _Scene:
 def _explained(
     scene: _Scene, recording: Recording, mended: Mapping[int, Spot]
 ) -> FailureOrigin | None:
-    """Return what a recording and the details of its births say; None if nothing failed and nothing was absorbed."""
+    """Return what a recording and the details of its births say;
+    None if nothing failed and nothing was absorbed.
+    """
     births = slicing.trace_back(recording.trace, _sinks(recording))
     births = slicing.with_dropped(recording.trace, births)
     live = slicing.reaching(recording.trace, _ends(recording))
@@ -95,7 +101,9 @@ def _explained(
 
 
 def _sinks(recording: Recording) -> list[Value]:
-    """Return the bad values to trace: operands of an op that raised, else a failing loss, else failing gradients."""
+    """Return the bad values to trace:
+    operands of an op that raised, else a failing loss, else failing gradients.
+    """
     if recording.error is not None:
         return [
             value
@@ -115,7 +123,9 @@ def _ends(recording: Recording) -> list[Value]:
 
 
 def _raised_operands(trace: Trace) -> list[Value]:
-    """Return what the op that raised had read; where the program itself raised, the last bad values it looked at."""
+    """Return what the op that raised had read;
+    where the program itself raised, the last bad values it looked at.
+    """
     backwards = list(reversed(trace.ops))
     raised = next((op for op in backwards if op.raised), None)
     if raised is not None:
@@ -151,10 +161,11 @@ def _grid(scene: _Scene) -> Grid | None:
 
 
 def _confirmed(scene: _Scene, origin: FailureOrigin) -> FailureOrigin:
-    """Return the origin whose cause stands the test: with it put right the failure is gone, or without it remains.
+    """Return the origin whose cause stands the test:
+    with it put right the failure is gone, or without it remains.
 
-    A padded row may be NaN while the failure is born in another row of the same tensor: the earliest birth is then a
-    decoy. It is put right for good, and the run recorded again.
+    A padded row may be NaN while the failure is born in another row of the same tensor: the
+    earliest birth is then a decoy. It is put right for good, and the run recorded again.
     """
     first = origin
     mended: dict[int, Spot] = {}

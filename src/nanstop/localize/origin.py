@@ -1,4 +1,6 @@
-"""Chooses among the births of bad values the one that explains a failure, and says it as a record."""
+"""Chooses among the births of bad values the one that explains a failure, and says it as a
+record.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ _MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 class FailureOrigin:
     """One recorded failure: its births, what a second run saw of them, and what they reached.
 
-    ``error``: the type of the exception that the run raised, or "". ``grid``: the batch's axes, where known.
+    ``error``: the type of the exception that the run raised, or "".
+    ``grid``: the batch's axes, where known.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class FailureOrigin:
         return {born: Spot(seen.op, seen.bad, seen.read)}
 
     def localization(self) -> Localization | None:
-        """Return the localization: an op that gave birth, else a tensor that was bad before, else what was absorbed."""
+        """Return the localization: an op that gave birth, else a tensor that was bad before,
+        else what was absorbed.
+        """
         found = self._explained()
         if found is None:
             return None
@@ -115,8 +120,9 @@ class FailureOrigin:
     def _first_external(self, born: int | None) -> tuple[int, Value] | None:
         """Return the first bad tensor that no op wrote, if it is read before the first birth.
 
-        Infinities without a name are constants of the program, and negative ones in a batch may be its mask: where
-        they are added to scores, or the failure is a row that is masked throughout, they are not what is wrong.
+        Infinities without a name are constants of the program, and negative ones in a batch may be
+        its mask: where they are added to scores, or the failure is a row that is masked throughout,
+        they are not what is wrong.
         """
         for reader, value in self._births.external:
             if born is not None and reader > born:
@@ -134,19 +140,23 @@ class FailureOrigin:
         return details is not None and details.masking
 
     def _masked(self, index: int) -> bool:
-        """Return whether an op failed on rows that are masked throughout, or reads no infinity but the program's own."""
+        """Return whether an op failed on rows that are masked throughout, or reads no infinity
+        but the program's own.
+        """
         details = self._details.get(index)
         named = any(value.storage.name for _, value in self._births.external)
         return not named or (details is not None and details.fully_masked_rows > 0)
 
     def _first_born(self) -> int | None:
-        """Return the earliest birth that was not meant: a real infinity before the NaN it turned into.
+        """Return the earliest birth that was not meant:
+        a real infinity before the NaN it turned into.
 
         An infinity that looks meant, and is all that a failing loss goes back to, was not.
         """
         real = [i for i in self._births.inf if not self._is_meant(i)]
         if "loss" not in self.reaches and not self._error:
-            # Forward ended finite: an infinity that it discarded is only the cause if its format was too narrow.
+            # Forward ended finite:
+            # an infinity that it discarded is only the cause if its format was too narrow.
             real = [
                 i for i in real if self._trace.ops[i].phase in _MADE_LATE or self._is_overflow(i)
             ]
@@ -193,7 +203,9 @@ class FailureOrigin:
         )
 
     def _masks(self, index: int, event: OpEvent) -> tuple[OpEvent, ...]:
-        """Return what made the -inf of rows that are masked throughout, where no fill and no cast of one did."""
+        """Return what made the -inf of rows that are masked throughout, where no fill and no
+        cast of one did.
+        """
         if not event.fully_masked_rows:
             return ()
         made = [i for i in self._births.inf if i < index and i in self._details]
@@ -208,7 +220,9 @@ class FailureOrigin:
         return positions_in(self._trace, self._trace.ops[index], details.bad, self._grid)
 
     def _smuggled(self, index: int) -> bool:
-        """Return whether the op reads a bad value although every op that wrote its operands wrote finite ones."""
+        """Return whether the op reads a bad value although every op that wrote its operands
+        wrote finite ones.
+        """
         details = self._details.get(index)
         seen_bad = details is not None and any(not stats.finite for stats in details.inputs)
         inputs = self._trace.ops[index].inputs

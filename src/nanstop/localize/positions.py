@@ -1,4 +1,6 @@
-"""Which samples and tokens an op's bad elements belong to: said only where its axes are those of the batch."""
+"""Which samples and tokens an op's bad elements belong to:
+said only where its axes are those of the batch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from nanstop.tracing.recorder import Op, Trace, Value
 
 
 class Grid:
-    """The micro-batch's [rows, tokens], and the sizes of the model that could be mistaken for them."""
+    """The micro-batch's [rows, tokens], and the sizes of the model that could be mistaken for
+    them.
+    """
 
     def __init__(self, shape: tuple[int, int], root: nn.Module) -> None:
         self.rows, self.tokens = shape
@@ -22,10 +26,11 @@ class Grid:
         self._weights = {tuple(sorted(shape)) for shape in shapes}
 
     def fold(self, mask: Tensor) -> Tensor | None:
-        """Return [rows, tokens], True where any element is; None unless the axes are surely those of the batch.
+        """Return [rows, tokens], True where any element is;
+        None unless the axes are surely those of the batch.
 
-        Understood: [rows, tokens, ...] and [rows, heads, tokens, ...]. A shape that is also a weight's (its gradient),
-        or whose sizes coincide so that two readings are possible, is not.
+        Understood: [rows, tokens, ...] and [rows, heads, tokens, ...]. A shape that is also a
+        weight's (its gradient), or whose sizes coincide so that two readings are possible, is not.
         """
         shape = tuple(mask.shape)
         if self.rows == self.tokens or tuple(sorted(shape)) in self._weights:
@@ -43,12 +48,16 @@ class Grid:
         return mask.movedim(axis, 1).reshape(self.rows, self.tokens, -1).any(-1)
 
     def _features_last(self, rest: tuple[int, ...]) -> bool:
-        """Return whether what follows the token axis is another size of the model, so that the axis is not itself one."""
+        """Return whether what follows the token axis is another size of the model, so that the
+        axis is not itself one.
+        """
         return bool(rest) and rest[-1] in self._sizes and rest[-1] != self.tokens
 
 
 def positions_of(mask: Tensor, grid: Grid) -> tuple[Position, ...] | None:
-    """Return samples and their token spans of the True elements, or None where the axes are not those of the batch."""
+    """Return samples and their token spans of the True elements, or None where the axes are not
+    those of the batch.
+    """
     folded = grid.fold(mask)
     if folded is None:
         return None
@@ -64,11 +73,12 @@ def positions_of(mask: Tensor, grid: Grid) -> tuple[Position, ...] | None:
 def positions_in(
     trace: Trace, op: Op, bad: Iterable[Tensor | None], grid: Grid
 ) -> tuple[Position, ...] | None:
-    """Return the positions of an op's bad elements, by its own shape or by a shape in which the value is read later.
+    """Return the positions of an op's bad elements, by its own shape or by a shape in which the
+    value is read later.
 
-    Attention and linear layers flatten the batch: [rows * heads, tokens, tokens] is read as
-    [rows, heads, tokens, tokens] afterwards, over the same memory. The rows of a matrix product are those of its first
-    operand, which was [rows, tokens, ...] before.
+    Attention and linear layers flatten the batch: [rows * heads, tokens, tokens] is read as [rows,
+    heads, tokens, tokens] afterwards, over the same memory. The rows of a matrix product are those
+    of its first operand, which was [rows, tokens, ...] before.
     """
     for output, mask in zip(op.outputs, bad, strict=False):
         if mask is None or tuple(mask.shape) != output.shape:
@@ -87,7 +97,9 @@ def positions_in(
 
 
 def _left_factor(op: Op) -> Value | None:
-    """Return the matrix whose rows an op's rows are: of a product, where they lie one after the other in memory."""
+    """Return the matrix whose rows an op's rows are:
+    of a product, where they lie one after the other in memory.
+    """
     if base_name(op.name) not in ("mm", "addmm"):
         return None
     first = next((value for value in op.inputs if len(value.shape) == 2), None)

@@ -1,7 +1,8 @@
 """Backward slices of a trace: from the values that failed to the ops where the failure was born.
 
-What counts is the value that reaches a failing loss, gradient or weight. A mask of -inf, a NaN in a branch that
-``where`` leaves out, an overflow that nothing reads: none of them is on such a path, and none is reported.
+What counts is the value that reaches a failing loss, gradient or weight. A mask of -inf, a NaN in a
+branch that ``where`` leaves out, an overflow that nothing reads: none of them is on such a path,
+and none is reported.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def range_of(trace: Trace, value: Value) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class Births:
-    """Where bad values began. ``nan``/``inf``: op indices; ``external``: (first reader, value) written by no op."""
+    """Where bad values began. ``nan``/``inf``: op indices;
+    ``external``: (first reader, value) written by no op.
+    """
 
     nan: tuple[int, ...]
     inf: tuple[int, ...]
@@ -59,8 +62,9 @@ class Births:
 def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
     """Return the births of the bad values that the sinks hold.
 
-    NaN is followed along NaN first: an op whose output holds NaN while no input does gave birth to it, and the
-    infinities that it read are followed further. List (foreach) ops are followed within their lane.
+    NaN is followed along NaN first: an op whose output holds NaN while no input does gave birth to
+    it, and the infinities that it read are followed further. List (foreach) ops are followed within
+    their lane.
     """
     queue: deque[tuple[int, int | None]] = deque()
     nan: set[int] = set()
@@ -102,7 +106,9 @@ def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
 
 
 def _carries(trace: Trace, value: Value) -> bool:
-    """Return whether an operand brings a bad value in. A nameless number that no op made is the program's own."""
+    """Return whether an operand brings a bad value in.
+    A nameless number that no op made is the program's own.
+    """
     number = not value.shape and value.storage.name is None and not value.storage.writers
     return range_of(trace, value).is_bad and not number
 
@@ -114,7 +120,8 @@ def _lane(values: Iterable[Value], lane: int | None) -> Iterator[Value]:
 def bad_writers(trace: Trace, value: Value) -> Iterator[tuple[int, int | None]]:
     """Yield (op index, lane) of the writes that can have put the bad value there, newest first.
 
-    Writes to another part of the storage are passed over; one that covers all that the value reads ends the search.
+    Writes to another part of the storage are passed over;
+    one that covers all that the value reads ends the search.
     """
     for index, output in _seen_writes(trace, value):
         if output is not None and (output.slot < 0 or range_of(trace, output).is_bad):
@@ -124,7 +131,8 @@ def bad_writers(trace: Trace, value: Value) -> Iterator[tuple[int, int | None]]:
 def with_dropped(trace: Trace, births: Births) -> Births:
     """Return births together with those of NaN that was left out on the way to one of them.
 
-    The mean of what is not NaN is 0/0 where all is NaN: the division gave birth, the NaN before it is the cause.
+    The mean of what is not NaN is 0/0 where all is NaN:
+    the division gave birth, the NaN before it is the cause.
     """
     starts = [value for index in births.nan for value in trace.ops[index].inputs]
     dropping = [i for i in reaching(trace, starts) if base_name(trace.ops[i].name) in NAN_DROPS]
@@ -159,7 +167,9 @@ def _writers(trace: Trace, value: Value) -> Iterator[int]:
 
 
 def _seen_writes(trace: Trace, value: Value) -> Iterator[tuple[int, Value | None]]:
-    """Yield (op index, what it wrote) of the writes that the value can show, newest first; None: ids or a mask."""
+    """Yield (op index, what it wrote) of the writes that the value can show, newest first;
+    None: ids or a mask.
+    """
     for index in reversed(value.storage.writers[: value.generation]):
         written = [o for o in trace.ops[index].outputs if o.storage is value.storage]
         if not written:
@@ -199,7 +209,9 @@ def _span(value: Value) -> tuple[int, int]:
 
 
 def absorbed_births(trace: Trace, live: frozenset[int]) -> tuple[int, ...]:
-    """Return the ops that bore infinities which an op on the way to the sinks, one of ``live``, turned finite again."""
+    """Return the ops that bore infinities which an op on the way to the sinks, one of ``live``,
+    turned finite again.
+    """
     found: set[int] = set()
     for op in (trace.ops[index] for index in live):
         if op.phase not in ("forward", "loss") or any(
@@ -212,15 +224,18 @@ def absorbed_births(trace: Trace, live: frozenset[int]) -> tuple[int, ...]:
 
 
 def is_placed(op: Op) -> bool:
-    """Return whether an op writes an infinity that the program names: a fill, or a fill of a mask."""
+    """Return whether an op writes an infinity that the program names:
+    a fill, or a fill of a mask.
+    """
     return base_name(op.name) in FILLS and not any(math.isnan(number) for number in op.scalars)
 
 
 class Lineage(IntFlag):
     """What a value was made from.
 
-    SIGNAL: parameters, optimizer state or floating batch entries. BATCH: any batch entry, ids and masks too. Neither:
-    constants, positions and buffers (rotary tables, causal masks), of which additive masks are built.
+    SIGNAL: parameters, optimizer state or floating batch entries. BATCH: any batch entry, ids and
+    masks too. Neither: constants, positions and buffers (rotary tables, causal masks), of which
+    additive masks are built.
     """
 
     NONE = 0
@@ -259,9 +274,11 @@ def value_lineage(made: Sequence[Lineage], value: Value) -> Lineage:
 def growth_chain(
     trace: Trace, index: int, made: Sequence[Lineage], *, factor: float = 8.0, limit: int = 6
 ) -> tuple[int, ...]:
-    """Return ops upstream of ``index``, oldest first, whose output is ``factor`` times larger than all they read.
+    """Return ops upstream of ``index``, oldest first, whose output is ``factor`` times larger than
+    all they read.
 
-    At each op the largest activation is followed: of the operands made from the batch, those that are not broadcast.
+    At each op the largest activation is followed:
+    of the operands made from the batch, those that are not broadcast.
     """
     chain: list[int] = []
     seen: set[int] = set()

@@ -1,4 +1,6 @@
-"""How far a window in the run's own formats is from the same window in float32: logits and gradients."""
+"""How far a window in the run's own formats is from the same window in float32:
+logits and gradients.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class WindowOutputs:
-    """What a window gave: losses, gradients by parameter (with the loss scale), outputs of the head in call order."""
+    """What a window gave: losses, gradients by parameter (with the loss scale), outputs of the
+    head in call order.
+    """
 
     losses: tuple[float, ...]
     grads: Mapping[str, Tensor]
@@ -65,7 +69,9 @@ def _heard(root: nn.Module, head: str | None, into: list[Tensor]) -> AbstractCon
 
 @torch.no_grad()
 def logit_gap(own: WindowOutputs, reference: WindowOutputs) -> LogitGap | None:
-    """Return the distance of the head's outputs, None where it was not called or not called alike."""
+    """Return the distance of the head's outputs, None where it was not called or not called
+    alike.
+    """
     pairs = list(zip(own.logits, reference.logits, strict=False))
     if not pairs or len(own.logits) != len(reference.logits):
         return None

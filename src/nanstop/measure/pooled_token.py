@@ -1,4 +1,6 @@
-"""Which token of each row a classifier takes its answer from: one that the mask leaves out is the wrong one."""
+"""Which token of each row a classifier takes its answer from:
+one that the mask leaves out is the wrong one.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from nanstop.tracing.record_step import look_again
 
 
 def num_rows_pooled_at_padding(step: Step, micro: int = 0) -> int:
-    """Return how many rows of a micro-batch are read at a token whose ``attention_mask`` is 0. Undone bitwise.
+    """Return how many rows of a micro-batch are read at a token whose ``attention_mask`` is 0.
+    Undone bitwise.
 
-    Reading is indexing [rows, tokens, ...] with one token for each row. Synchronises the device at such ops.
+    Reading is indexing [rows, tokens, ...] with one token for each row.
+    Synchronises the device at such ops.
     """
     mask = step.batches[micro].get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:

@@ -1,4 +1,6 @@
-"""Positions and angles that a format is too coarse for: numbers that come out equal, angles that are off by a turn."""
+"""Positions and angles that a format is too coarse for:
+numbers that come out equal, angles that are off by a turn.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ _REACH = 8
 
 
 def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[CoarseRow, ...]:
-    """Return the ops of a window, run as it is, that lose track of what they count or turn by. Undone bitwise.
+    """Return the ops of a window, run as it is, that lose track of what they count or turn by.
+    Undone bitwise.
 
-    Whole numbers (cast, counted or summed up in half precision) where two different ones come out equal; sines and
-    cosines of angles that half an ulp of their format, or of the half format they come from, turns by ``LEAST_ANGLE``
-    or more. Synchronises the device.
+    Whole numbers (cast, counted or summed up in half precision) where two different ones come out
+    equal; sines and cosines of angles that half an ulp of their format, or of the half format they
+    come from, turns by ``LEAST_ANGLE`` or more. Synchronises the device.
     """
     found: dict[tuple[str, str, str], CoarseRow] = {}
     for micro in range(len(step.batches)) if micros is None else micros:
@@ -44,7 +47,8 @@ def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[Coa
 
 
 class _Counts:
-    """Called with each op; of those that write whole numbers in half precision, keeps (largest, error).
+    """Called with each op; of those that write whole numbers in half precision, keeps (largest,
+    error).
 
     ``exact``: those that wrote every number as it is.
     """
@@ -77,7 +81,9 @@ class _Counts:
 
 
 def _exact(base: str, args: Any) -> Tensor | None:
-    """Return the whole numbers, in float64, that an op is about to write; None if it writes no such thing."""
+    """Return the whole numbers, in float64, that an op is about to write;
+    None if it writes no such thing.
+    """
     if base == "arange":
         return torch.arange(*args[:3], dtype=torch.float64, device="cpu")
     source = args[0] if args and isinstance(args[0], Tensor) else None
@@ -119,7 +125,9 @@ def _angle_row(op: Op, trace: Trace, exact: Set[int]) -> CoarseRow | None:
 
 
 def _coarsest(value: Value, trace: Trace, exact: Set[int], reach: int) -> torch.dtype | None:
-    """Return the half format that a value is in or was computed from, within ``reach`` ops; exact numbers have none."""
+    """Return the half format that a value is in or was computed from, within ``reach`` ops;
+    exact numbers have none.
+    """
     writers = value.storage.writers[: value.generation]
     if writers and writers[-1] in exact:
         return None

@@ -1,4 +1,6 @@
-"""Where the digits go: operations whose result is far from float32 although what they read was not."""
+"""Where the digits go: operations whose result is far from float32 although what they read was
+not.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ def drift_rows(
 ) -> tuple[DriftRow, ...]:
     """Return the forward ops that lose digits, in the order in which they run, at most eight.
 
-    The same op is compared in the run's own formats and ``under`` a wide one, on up to 4096 elements of each operand
-    and result. Undone bitwise. Synchronises the device at the end of each run.
+    The same op is compared in the run's own formats and ``under`` a wide one, on up to 4096
+    elements of each operand and result. Undone bitwise. Synchronises the device at the end of each
+    run.
     """
     rows: dict[tuple[str, str], DriftRow] = {}
     for micro in range(len(step.batches)) if micros is None else micros:
@@ -106,7 +109,9 @@ def _compared(op: Op, own: Samples, wide: Samples) -> DriftRow | None:
 
 
 def _distance(own: tuple[Tensor, ...], wide: tuple[Tensor, ...]) -> float:
-    """Return the largest relative distance of tensors that are alike in size, over what is finite and no mask."""
+    """Return the largest relative distance of tensors that are alike in size, over what is
+    finite and no mask.
+    """
     worst = 0.0
     for a, b in zip(own, wide, strict=False):
         if a.shape == b.shape:

@@ -29,7 +29,9 @@ from nanstop.replay.step import Step, scale_of
 T = TypeVar("T")
 
 MAX_MICROS = 2
-"""Micro-batches of a window whose operations are recorded; losses, gradients and the update are of all of them."""
+"""Micro-batches of a window whose operations are recorded;
+losses, gradients and the update are of all of them.
+"""
 
 
 def probe(
@@ -38,13 +40,16 @@ def probe(
     max_micros: int = MAX_MICROS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Probe:
-    """Return ranges, gradients, updates and the distance to float32 of one window, at the run's own loss scale.
+    """Return ranges, gradients, updates and the distance to float32 of one window, at the run's own
+    loss scale.
 
-    ``step``: a window of the user's real objective with its update still to come, as ``hosts.trainer.first_window.first_step``
-    hands to its job, as a raw loop's watch hands to ``gauge``, or any step of a run. It is run three times whole and
-    its first ``max_micros`` micro-batches four times more, under the recorder and in float32 (room for a float32 copy of
-    every half parameter), with dropout off so that formats can be compared. Everything is undone bitwise. Synchronises the device. What cannot be measured (out of memory, an
-    optimizer that raises) is in ``problems``; raises nothing but ``KeyboardInterrupt`` and the like.
+    ``step``: a window of the user's real objective with its update still to come, as
+    ``hosts.trainer.first_window.first_step`` hands to its job, as a raw loop's watch hands to
+    ``gauge``, or any step of a run. It is run three times whole and its first ``max_micros``
+    micro-batches four times more, under the recorder and in float32 (room for a float32 copy of
+    every half parameter), with dropout off so that formats can be compared. Everything is undone
+    bitwise. Synchronises the device. What cannot be measured (out of memory, an optimizer that
+    raises) is in ``problems``; raises nothing but ``KeyboardInterrupt`` and the like.
     """
     began = clock()
     stage = _Stages()
@@ -79,7 +84,9 @@ def _as_it_is(step: Step, stage: _Stages, micros: range) -> dict[str, Any]:
 def _against_float32(
     step: Step, stage: _Stages, micros: range, own: WindowOutputs
 ) -> dict[str, Any]:
-    """Return ranges, and the distances of the window in the run's formats to the same window in float32."""
+    """Return ranges, and the distances of the window in the run's formats to the same window in
+    float32.
+    """
 
     def wide() -> AbstractContextManager[None]:
         return reference(step.view)
@@ -104,7 +111,9 @@ def _against_float32(
 
 
 class _Stages:
-    """Runs one measurement after the other; one that fails becomes a problem and costs only itself."""
+    """Runs one measurement after the other;
+    one that fails becomes a problem and costs only itself.
+    """
 
     def __init__(self) -> None:
         self.problems: list[str] = []

@@ -1,7 +1,9 @@
-"""The range of everything that one window computes, against the formats that the run computes it in.
+"""The range of everything that one window computes, against the formats that the run computes it
+in.
 
-Ranges are taken in a run that is wide enough to have them (under ``remedies.precision.reference``): what overflows in
-the run's own format is saturated there. Which op emits which format is taken from a run as it is.
+Ranges are taken in a run that is wide enough to have them (under ``remedies.precision.reference``):
+what overflows in the run's own format is saturated there. Which op emits which format is taken from
+a run as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from nanstop.tracing.record_step import known_tensors, record
 from nanstop.tracing.recorder import Op, Trace
 
 _MASK = -(2.0**14)
-"""A negative number of the program's own beyond which it can only be a mask: 2 bits below the end of float16."""
+"""A negative number of the program's own beyond which it can only be a mask:
+2 bits below the end of float16.
+"""
 _CREATES = frozenset(
     {"full", "full_like", "new_full", "fill_", "fill", "scalar_tensor", "lift_fresh_copy"}
 )
@@ -39,7 +43,8 @@ _SILENT = (
 class Formats:
     """The narrowest format that each op's result is in, or is cast to by what reads it.
 
-    ``exact``: by (micro-batch, phase, module, op, how many such ops came before); ``usual``: by (phase, module) alone.
+    ``exact``: by (micro-batch, phase, module, op, how many such ops came before);
+    ``usual``: by (phase, module) alone.
     """
 
     exact: Mapping[tuple[int, Phase, str, str, int], str]
@@ -47,11 +52,15 @@ class Formats:
     narrowest: str
 
     def of(self, key: tuple[int, Phase, str, str, int]) -> str:
-        """Return the format of an op that may have been recorded under another kernel or without casts."""
+        """Return the format of an op that may have been recorded under another kernel or without
+        casts.
+        """
         return self.exact.get(key) or self.usual.get((key[1], key[2])) or self.narrowest
 
     def gradient(self, module: str, stored: str) -> str:
-        """Return the narrowest format that a gradient of one of ``module``'s parameters goes through."""
+        """Return the narrowest format that a gradient of one of ``module``'s parameters goes
+        through.
+        """
         return _narrower(stored, self.usual.get(("backward", module)))
 
 
@@ -63,13 +72,15 @@ def probe_ranges(
     under: Under = nullcontext,
     micros: Iterable[int] | None = None,
 ) -> tuple[RangeRow, ...]:
-    """Return the range of what every op of a window outputs, worst headroom first; rows differ in phase, module, op, dtype.
+    """Return the range of what every op of a window outputs, worst headroom first;
+    rows differ in phase, module, op, dtype.
 
-    ``under``: the context to run in, normally ``lambda: reference(step.view)``, so that values are true and not
-    saturated. They are read against ``dtype``; with ``formats`` (from ``op_formats``) against what the run emits there,
-    and ``dtype`` is not looked at. ``micros``: which micro-batches, all by default. The backward's ranges are those of
-    the loss as the step scales it. Masks (large negative numbers that the program itself writes) and infinities are left
-    out. Values of the forward that checkpointing computes again are counted once.
+    ``under``: the context to run in, normally ``lambda: reference(step.view)``, so that values are
+    true and not saturated. They are read against ``dtype``; with ``formats`` (from ``op_formats``)
+    against what the run emits there, and ``dtype`` is not looked at. ``micros``: which
+    micro-batches, all by default. The backward's ranges are those of the loss as the step scales
+    it. Masks (large negative numbers that the program itself writes) and infinities are left out.
+    Values of the forward that checkpointing computes again are counted once.
 
     Undone bitwise. Synchronises the device at every op. Raises what the step raises.
     """
@@ -87,7 +98,9 @@ def probe_ranges(
 def op_formats(
     step: Step, *, under: Under = nullcontext, micros: Iterable[int] | None = None
 ) -> Formats:
-    """Return the format of what every op of a window emits as the run is, or under a plan. Undone bitwise."""
+    """Return the format of what every op of a window emits as the run is, or under a plan.
+    Undone bitwise.
+    """
     exact: dict[tuple[int, Phase, str, str, int], str] = {}
     usual: dict[tuple[Phase, str], str] = {}
     for micro in _chosen(step, micros):
@@ -105,7 +118,9 @@ def op_formats(
 
 
 def keyed(trace: Trace, micro: int) -> Iterator[tuple[tuple[int, Phase, str, str, int], Op]]:
-    """Yield each op with a name for it that another run of the same micro-batch, with other casts, shares."""
+    """Yield each op with a name for it that another run of the same micro-batch, with other
+    casts, shares.
+    """
     count: Counter[tuple[Phase, str, str]] = Counter()
     for op in trace.ops:
         place = op.phase, op.module, op.name
@@ -114,7 +129,9 @@ def keyed(trace: Trace, micro: int) -> Iterator[tuple[tuple[int, Phase, str, str
 
 
 def headroom_bits(absmax: float, dtype: str) -> float:
-    """Return how often ``absmax`` can double before it leaves ``dtype``: negative beyond its end, inf for 0."""
+    """Return how often ``absmax`` can double before it leaves ``dtype``: negative beyond its
+    end, inf for 0.
+    """
     limit = FORMAT_MAX.get(dtype, math.inf)
     return math.log2(limit / absmax) if absmax > 0.0 else math.inf
 
@@ -145,7 +162,9 @@ def _narrower(name: str, other: str | None) -> str:
 
 @dataclass(slots=True)
 class _Seen:
-    """The finite values of an op's outputs that are no mask. ``small``: how many are below each format's normal range."""
+    """The finite values of an op's outputs that are no mask.
+    ``small``: how many are below each format's normal range.
+    """
 
     absmax: float = 0.0
     nonzero: int = 0
@@ -153,7 +172,9 @@ class _Seen:
 
 
 class _Look:
-    """Called with each op and then with its result; keeps its range, and follows masks from op to op."""
+    """Called with each op and then with its result;
+    keeps its range, and follows masks from op to op.
+    """
 
     def __init__(self, masks: Mapping[int, float]) -> None:
         self.seen: dict[int, _Seen] = {}
@@ -208,7 +229,9 @@ class _Look:
 
 
 class SizeLook(_Look):
-    """Keeps no more than the largest finite size of each output; give it to ``record`` as ``look``."""
+    """Keeps no more than the largest finite size of each output;
+    give it to ``record`` as ``look``.
+    """
 
     def __init__(self, step: Step, micro: int) -> None:
         super().__init__(_buffer_masks(step, micro))
@@ -216,7 +239,9 @@ class SizeLook(_Look):
         self._outputs: dict[int, list[Tensor]] = {}
 
     def sizes(self, trace: Trace) -> dict[tuple[int, Phase, str, str, int], tuple[float, ...]]:
-        """Return the sizes of the outputs of each op, by the names of ``keyed``. Synchronises the device."""
+        """Return the sizes of the outputs of each op, by the names of ``keyed``. Synchronises
+        the device.
+        """
         return {
             key: tuple(map(float, self._outputs[op.index]))
             for key, op in keyed(trace, self._micro)

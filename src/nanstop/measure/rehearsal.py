@@ -1,8 +1,9 @@
-"""An update rehearsed on a sample of the weights, in the run's own formats and in float32, before it is applied.
+"""An update rehearsed on a sample of the weights, in the run's own formats and in float32, before
+it is applied.
 
-Both rehearsals are the optimizer's own step on copies that go on from each other, each with a state of its own. A state
-that is rounded to nothing between two updates shows as well as arithmetic that fails in one of them: in float32 the
-same gradients move the same weights by their proper length.
+Both rehearsals are the optimizer's own step on copies that go on from each other, each with a state
+of its own. A state that is rounded to nothing between two updates shows as well as arithmetic that
+fails in one of them: in float32 the same gradients move the same weights by their proper length.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ _PENDING = ("grad_scale", "found_inf")
 
 
 class CannotRehearseError(Exception):
-    """The optimizer cannot be run on copies without touching the run's own: it holds, or draws, more than numbers."""
+    """The optimizer cannot be run on copies without touching the run's own:
+    it holds, or draws, more than numbers.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How far the rehearsed updates have moved the sample of a parameter, in its own format and in float32."""
+    """How far the rehearsed updates have moved the sample of a parameter, in its own format and
+    in float32.
+    """
 
     parameter: str
     length: float
@@ -49,9 +54,11 @@ class Moved:
 
 
 class Rehearsal:
-    """Two small copies of an optimizer's work, made when an update is near that it has gradients for.
+    """Two small copies of an optimizer's work, made when an update is near that it has gradients
+    for.
 
-    Errors: ``CannotRehearseError``, from here and from ``rehearse``. What the optimizer's own step raises on copies passes.
+    Errors: ``CannotRehearseError``, from here and from ``rehearse``. What the optimizer's own step
+    raises on copies passes.
     """
 
     def __init__(self, optimizer: Optimizer, root: torch.nn.Module) -> None:
@@ -59,7 +66,8 @@ class Rehearsal:
             optimizer = vars(optimizer)["optimizer"]
         trained = trained_by(optimizer, root)
         half = {name: p for name, p in trained.items() if p.dtype in HALF}
-        # Vectors last: matrices are what a model is made of, and their gradients are the smaller ones.
+        # Vectors last: matrices are what a model is made of, and their gradients are the smaller
+        # ones.
         names = sorted(half, key=lambda name: half[name].dim() < 2)
         each = max(1, sum(half[name].dim() > 1 for name in names) // MOST_TENSORS)
         self._optimizer = optimizer
@@ -68,9 +76,11 @@ class Rehearsal:
         self._wide = _Copy(optimizer, self._chosen.values(), wide=True)
 
     def rehearse(self) -> tuple[Moved, ...]:
-        """Return how far the gradients that are there now will have moved each parameter since the first rehearsal.
+        """Return how far the gradients that are there now will have moved each parameter since the
+        first rehearsal.
 
-        Empty where an optimizer that unscales by itself is to leave the update out. Synchronises the device once.
+        Empty where an optimizer that unscales by itself is to leave the update out.
+        Synchronises the device once.
         """
         pending = vars(self._optimizer)
         found, scale = (pending.get(name) for name in reversed(_PENDING))
@@ -110,7 +120,9 @@ class _Copy:
         self._before: tuple[list[Tensor], Any] | None = None
 
     def step(self, chosen: Any, *, scale: Tensor | None) -> None:
-        """Update the sample with the gradients that the parameters have now, divided by ``scale``."""
+        """Update the sample with the gradients that the parameters have now, divided by
+        ``scale``.
+        """
         kept = {w: {k: _noted(v) for k, v in e.items()} for w, e in self._optimizer.state.items()}
         self._before = [w.detach().clone() for w in self.weights], kept
         for weight, parameter in zip(self.weights, chosen, strict=True):
@@ -121,7 +133,8 @@ class _Copy:
             group.update(self._options(place))
         self._set_attributes()
         step: Any = type(self._optimizer).step
-        # Below torch's wrapper: hooks, also those of every optimizer, are told of the run's own steps only.
+        # Below torch's wrapper: hooks, also those of every optimizer, are told of the run's own
+        # steps only.
         own: Callable[[Any], Any] = step.__wrapped__ if hasattr(step, "hooked") else step
         own(self._optimizer)
 
@@ -143,7 +156,9 @@ class _Copy:
         self._before = None
 
     def _taken(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        """Return a copy of evenly spread rows (and of long rows, elements) of what has a parameter's shape."""
+        """Return a copy of evenly spread rows (and of long rows, elements) of what has a
+        parameter's shape.
+        """
         picked = tensor.detach()
         if parameter.dim():
             row = parameter[0].numel()
@@ -168,7 +183,9 @@ class _Copy:
         return {k: _copied(v) for k, v in (options | slow).items()}
 
     def _made(self, state: Mapping[Tensor, dict[str, Any]]) -> Optimizer:
-        """Return the copy as unpickling would make it: no constructor runs, so that nothing is entered anywhere."""
+        """Return the copy as unpickling would make it:
+        no constructor runs, so that nothing is entered anywhere.
+        """
         kind = type(self._of)
         made = kind.__new__(kind)
         groups = [{**self._options(place), "params": mine} for place, mine in self._groups]

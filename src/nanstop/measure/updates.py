@@ -1,4 +1,6 @@
-"""What one optimizer update does to the weights: which elements it should move and cannot, and what its state holds."""
+"""What one optimizer update does to the weights:
+which elements it should move and cannot, and what its state holds.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from nanstop.replay.step import Step
 
 _SECOND_MOMENTS = ("exp_avg_sq", "state2", "v", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col")
 _COMPENSATIONS = ("kahan", "compensation", "shift", "master")
-"""Parts of the names of entries that keep what rounding took: nothing is lost where there is one."""
+"""Parts of the names of entries that keep what rounding took:
+nothing is lost where there is one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,16 @@ class Update:
 
 
 def probe_update(step: Step) -> Update:
-    """Run a window and its update as the host does, with its optimizer and state, and undo both bitwise.
+    """Run a window and its update as the host does, with its optimizer and state, and undo both
+    bitwise.
 
-    The learning rate is the one that the run warms up to: the first rate of a warm-up is 0, and moves nothing.
+    The learning rate is the one that the run warms up to:
+    the first rate of a warm-up is 0, and moves nothing.
 
-    An element is lost where the gradient is not zero (and finite) and the weight is the same bit for bit after the
-    update: fl(w + u) = w. The optimizer's own tensors are looked at: behind float32 master weights nothing is lost.
-    Raises NanstopError where no update is made: no optimizer, gradients that are not finite, a learning rate of 0.
+    An element is lost where the gradient is not zero (and finite) and the weight is the same bit
+    for bit after the update: fl(w + u) = w. The optimizer's own tensors are looked at: behind
+    float32 master weights nothing is lost. Raises NanstopError where no update is made: no
+    optimizer, gradients that are not finite, a learning rate of 0.
     """
     optimizer = step.view.optimizer
     if optimizer is None:
@@ -58,7 +65,9 @@ def probe_update(step: Step) -> Update:
 
 
 def trained_by(optimizer: Optimizer, root: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's parameters that have a dense gradient; those that are not the model's by their place."""
+    """Return the optimizer's parameters that have a dense gradient;
+    those that are not the model's by their place.
+    """
     names = {id(p): name for name, p in root.named_parameters()}
     every = (p for group in optimizer.param_groups for p in group["params"])
     return {
@@ -70,7 +79,9 @@ def trained_by(optimizer: Optimizer, root: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Of every ``each``-th element of a parameter: its value, and whether an update should move it."""
+    """Of every ``each``-th element of a parameter:
+    its value, and whether an update should move it.
+    """
 
     weight: Tensor
     should_move: Tensor
@@ -80,7 +91,8 @@ class Before:
 def before_update(
     parameters: Mapping[str, Tensor], *, most: int | None = None
 ) -> dict[str, Before]:
-    """Return what ``after_update`` needs of the present weights and gradients: copies, no synchronisation.
+    """Return what ``after_update`` needs of the present weights and gradients:
+    copies, no synchronisation.
 
     ``most``: how many elements to look at in all, evenly spread; every one by default.
     """
@@ -162,7 +174,8 @@ def _compensates(state: Mapping[str, Any]) -> bool:
 def _second_moments(
     state: Mapping[str, Any], parameter: Tensor, each: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (format, where it is not zero) of every ``each``-th element of second moments of a parameter's size.
+    """Yield (format, where it is not zero) of every ``each``-th element of second moments of a
+    parameter's size.
 
     An 8-bit one is read through its table of values.
     """

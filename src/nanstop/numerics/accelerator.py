@@ -1,4 +1,6 @@
-"""The accelerator of this process, whatever its kind: CUDA, MPS, XPU, NPU. None is initialised by asking."""
+"""The accelerator of this process, whatever its kind: CUDA, MPS, XPU, NPU.
+None is initialised by asking.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from torch import Tensor
 
 
 def kind() -> str | None:
-    """Return the type of the accelerator of this machine ("cuda", "mps", ...); None where there is none to be had."""
+    """Return the type of the accelerator of this machine ("cuda", "mps", ...);
+    None where there is none to be had.
+    """
     if not torch.accelerator.is_available():
         return None
     found = torch.accelerator.current_accelerator()
@@ -17,7 +21,9 @@ def kind() -> str | None:
 
 
 def in_use() -> Any:
-    """Return torch's module of the accelerator that this process computes on (``torch.cuda``, ``torch.mps``), or None."""
+    """Return torch's module of the accelerator that this process computes on (``torch.cuda``,
+    ``torch.mps``), or None.
+    """
     if torch.cuda.is_initialized():
         return torch.cuda
     found = torch.accelerator.current_accelerator()
@@ -30,7 +36,9 @@ def in_use() -> Any:
 
 
 def random_states() -> tuple[Tensor, ...]:
-    """Return the state of the generator of each device in use. Generators live on the host: no synchronisation."""
+    """Return the state of the generator of each device in use. Generators live on the host:
+    no synchronisation.
+    """
     module = in_use()
     if module is None:
         return ()

@@ -1,4 +1,6 @@
-"""Moments of an optimizer that no update can have made: restored from another run, or from damaged memory."""
+"""Moments of an optimizer that no update can have made:
+restored from another run, or from damaged memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from nanstop.records import StateFault
 _SUMS_OF_SQUARES = frozenset(
     {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col", "exp_inf"}
 )
-"""Moments of Adam, AMSGrad, RMSprop, Adadelta, Adafactor and Adamax that start at zero and only take up squares or sizes."""
+"""Moments of Adam, AMSGrad, RMSprop, Adadelta, Adafactor and Adamax that start at zero and only
+take up squares or sizes.
+"""
 _LIKE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "exp_inf"}
 )
@@ -28,10 +32,12 @@ _SMALLEST_MOVED = 1e-15
 def state_faults(
     optimizer: Optimizer | None, named: Iterable[tuple[str, Tensor]]
 ) -> tuple[StateFault, ...]:
-    """Return what is wrong with an optimizer's state, MAX_LISTED at most; ``named``: the model's parameters.
+    """Return what is wrong with an optimizer's state, MAX_LISTED at most;
+    ``named``: the model's parameters.
 
-    Packed (integer) states are not looked into. Reads every value up to three times (0.2 ns each), those of a second
-    moment that holds a zero once more (25 ns), and synchronises as often; an optimizer that has not stepped yet has none.
+    Packed (integer) states are not looked into. Reads every value up to three times (0.2 ns each),
+    those of a second moment that holds a zero once more (25 ns), and synchronises as often; an
+    optimizer that has not stepped yet has none.
     """
     state = getattr(
         optimizer, "state", None
@@ -72,7 +78,9 @@ def _impossible(name: str, key: str, value: Tensor) -> list[StateFault]:
 
 
 def _vanished(name: str, key: str, value: Tensor, entries: Mapping[str, Any]) -> list[StateFault]:
-    """Return the second moments of a wide format that are 0 although the first are not: they were kept in a narrow one."""
+    """Return the second moments of a wide format that are 0 although the first are not:
+    they were kept in a narrow one.
+    """
     first = entries.get("exp_avg")
     wide = value.dtype in (torch.float32, torch.float64)
     if key != "exp_avg_sq" or not wide or not isinstance(first, Tensor):

@@ -27,9 +27,11 @@ def format_limit(dtype: torch.dtype) -> float:
 
 
 def widened(used: Iterable[torch.dtype]) -> dict[torch.dtype, torch.dtype]:
-    """Return, for an op that uses some formats, in what each is run again to learn whether its range was too narrow.
+    """Return, for an op that uses some formats, in what each is run again to learn whether its
+    range was too narrow.
 
-    float16 and the 8-bit floats become float32. bfloat16 has the range of float32: both become float64.
+    float16 and the 8-bit floats become float32. bfloat16 has the range of float32:
+    both become float64.
     """
     present = {f for f in used if f.is_floating_point}
     short = {f for f in present if f.itemsize < 4 and f is not torch.bfloat16}
@@ -76,7 +78,9 @@ def is_measurable(tensor: Tensor) -> bool:
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the plain tensors that hold a tensor's values: itself, or what a sparse or wrapper tensor is made of."""
+    """Return the plain tensors that hold a tensor's values:
+    itself, or what a sparse or wrapper tensor is made of.
+    """
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         return tuple(part for name in names for part in dense_parts(getattr(tensor, name)))
@@ -88,7 +92,9 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def floats(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the real floating tensors that hold a tensor's values, detached: complex ones as pairs, 8-bit ones widened."""
+    """Yield the real floating tensors that hold a tensor's values, detached:
+    complex ones as pairs, 8-bit ones widened.
+    """
     for part in map(Tensor.detach, filter(is_measurable, dense_parts(tensor))):
         if part.is_complex():
             yield torch.view_as_real(part.resolve_conj())
@@ -172,11 +178,12 @@ def _first_index(mask: Tensor) -> tuple[int, ...]:
 
 @torch.no_grad()
 def nonfinite(named: Mapping[str, Tensor | None]) -> tuple[str, ...]:
-    """Return the names of tensors that hold a NaN or Inf, in order; what holds no floating values counts as finite.
+    """Return the names of tensors that hold a NaN or Inf, in order;
+    what holds no floating values counts as finite.
 
-    The smallest and the largest value tell, and are NaN where any value is: each value is read once and nothing of
-    that size is made (0.2 ns an element on one core, where ``isfinite().all()`` takes 12). Entries of a sparse tensor
-    count as their sum. One synchronisation for each device.
+    The smallest and the largest value tell, and are NaN where any value is: each value is read once
+    and nothing of that size is made (0.2 ns an element on one core, where ``isfinite().all()``
+    takes 12). Entries of a sparse tensor count as their sum. One synchronisation for each device.
     """
     fine: dict[str, bool] = {}
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}

@@ -1,4 +1,6 @@
-"""Which rows of an embedding or head look as if never trained, from their norms and the direction that rows share."""
+"""Which rows of an embedding or head look as if never trained, from their norms and the
+direction that rows share.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,16 @@ from torch import Tensor
 from nanstop.records import TokenRows
 
 FAR = 8.0
-"""A row whose norm is this many times the median, or its inverse, was not trained with the others."""
+"""A row whose norm is this many times the median, or its inverse, was not trained with the
+others.
+"""
 OFF = 2.0
-"""Last rows whose norms are this many times the median, or its inverse, were perhaps added: their direction tells."""
+"""Last rows whose norms are this many times the median, or its inverse, were perhaps added:
+their direction tells.
+"""
 SHARED, LOST = 0.6, 0.4
-"""Cosines to the common direction: each trained row has at least the first, an added one at most the second.
+"""Cosines to the common direction:
+each trained row has at least the first, an added one at most the second.
 
 Of rows drawn at random they are about the inverse root of the width: 0.13 at 64, 0.02 at 4096.
 """
@@ -46,10 +53,12 @@ def token_rows(
     tied: bool = False,
     trainable: bool = False,
 ) -> TokenRows:
-    """Return the rows of a table that are zero, whose norm is far off the median of all, or which were added as noise.
+    """Return the rows of a table that are zero, whose norm is far off the median of all, or which
+    were added as noise.
 
-    ``norms``: of every row, float32 on the host. ``blocks()``: the table again, block by block; asked for only where
-    rows are far off. ``padding``: a row that is zero by design (torch.nn.Embedding keeps it so).
+    ``norms``: of every row, float32 on the host. ``blocks()``: the table again, block by block;
+    asked for only where rows are far off. ``padding``: a row that is zero by design
+    (torch.nn.Embedding keeps it so).
     """
     zero, far, median = untrained(norms, blocks, padding=padding)
     return TokenRows(
@@ -66,7 +75,8 @@ def token_rows(
 def untrained(
     norms: Tensor, blocks: Blocks, *, padding: int | None = None
 ) -> tuple[Tensor, Tensor, float]:
-    """Return which rows of a table are zero, which are far off or noise (bool, as ``norms``), and the median norm.
+    """Return which rows of a table are zero, which are far off or noise (bool, as ``norms``), and
+    the median norm.
 
     For the arguments see ``token_rows``. Rows that hold a NaN are neither.
     """
@@ -84,9 +94,11 @@ def untrained(
 
 
 def _like_the_mean(norms: Tensor, far: Tensor, blocks: Blocks) -> Tensor:
-    """Return which of the short rows in ``far`` are the mean of the table: new tokens that were initialised well.
+    """Return which of the short rows in ``far`` are the mean of the table:
+    new tokens that were initialised well.
 
-    ``resize_token_embeddings`` does so, and the mean of rows in all directions is shorter than any of them.
+    ``resize_token_embeddings`` does so, and the mean of rows in all directions is shorter than any
+    of them.
     """
     short = far & norms.isfinite()
     trained = ~far & (norms > 0)
@@ -100,8 +112,9 @@ def _like_the_mean(norms: Tensor, far: Tensor, blocks: Blocks) -> Tensor:
 def _added_as_noise(norms: Tensor, known: Tensor, median: float, blocks: Blocks) -> Tensor:
     """Return which of the last rows in ``known`` lack the direction that all others there share.
 
-    States of a trained model lean one way, and the rows of its head lean against it: the logits of all tokens are low,
-    and that of a row of noise, about 0, beats them. Norms alone say too little, they vary among trained rows.
+    States of a trained model lean one way, and the rows of its head lean against it: the logits of
+    all tokens are low, and that of a row of noise, about 0, beats them. Norms alone say too little,
+    they vary among trained rows.
     """
     none = torch.zeros_like(known)
     last = _last_run(known, (norms > OFF * median) | (norms < median / OFF))
@@ -110,7 +123,8 @@ def _added_as_noise(norms: Tensor, known: Tensor, median: float, blocks: Blocks)
         return none
     total = _sum_of(others, blocks)
     number, squares = int(others.sum()), float(norms[others].square().sum())
-    # A row's product with itself is no sign of a shared direction: it is left out of the length of the mean.
+    # A row's product with itself is no sign of a shared direction:
+    # it is left out of the length of the mean.
     length = (float(total.square().sum()) - squares) / (number * (number - 1))
     if length < (0.5 * SHARED * median) ** 2:
         return none

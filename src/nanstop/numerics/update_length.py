@@ -7,8 +7,9 @@ import math
 TOO_LONG = 10.0
 """Times its length in float32 from which an update is ruinous.
 
-A step of nearest rounding moves a weight by twice what it should at most, rounded moments lengthen it by less than half
-again, and a walk of the ten first updates that turns at each of them by at most 2 x sqrt(10) = 6.3.
+A step of nearest rounding moves a weight by twice what it should at most, rounded moments lengthen
+it by less than half again, and a walk of the ten first updates that turns at each of them by at
+most 2 x sqrt(10) = 6.3.
 """
 
 

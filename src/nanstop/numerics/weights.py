@@ -1,4 +1,6 @@
-"""Of the weights of a model: their formats, and which are not finite or larger than any training makes them."""
+"""Of the weights of a model: their formats, and which are not finite or larger than any training
+makes them.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,22 @@ HUGE = 2.0**20
 """Weights are of the order of 1; biases and norms of published models stay below 2**12."""
 MAX_LISTED = 64
 SIGNAL = 0.03
-"""Least size of a weight, times the root of how many are added up in an output: of initialisations in use 0.1 to 1.4.
+"""Least size of a weight, times the root of how many are added up in an output:
+of initialisations in use 0.1 to 1.4.
 
-What is smaller starts next to nothing on purpose (zeros, tables of features): its size says nothing of what it becomes.
+What is smaller starts next to nothing on purpose (zeros, tables of features):
+its size says nothing of what it becomes.
 """
 _MOST_TENSORS, _MOST_ELEMENTS = 256, 4096
 
 
 @torch.no_grad()
 def odd_weights(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorStats, ...]:
-    """Return the range of each tensor that holds a NaN, an Inf or a value beyond ``HUGE``, MAX_LISTED at most.
+    """Return the range of each tensor that holds a NaN, an Inf or a value beyond ``HUGE``,
+    MAX_LISTED at most.
 
-    Reads every value once (0.2 ns each on one core). Synchronises the device once, and once more for each tensor that
-    is returned.
+    Reads every value once (0.2 ns each on one core). Synchronises the device once, and once more
+    for each tensor that is returned.
     """
     known = [(name, tensor, part) for name, tensor in named for part in floats(tensor)]
     if not known:
@@ -43,7 +48,9 @@ def odd_weights(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorStats, ...]:
 
 
 def param_groups(named: Iterable[tuple[str, Tensor]]) -> tuple[ParamGroup, ...]:
-    """Return how many parameters there are of each format, trainable and frozen. Reads no values."""
+    """Return how many parameters there are of each format, trainable and frozen.
+    Reads no values.
+    """
     groups: dict[tuple[str, bool], list[tuple[str, Tensor]]] = {}
     for name, parameter in named:
         key = format_name(parameter.dtype), parameter.requires_grad
@@ -64,8 +71,9 @@ def param_groups(named: Iterable[tuple[str, Tensor]]) -> tuple[ParamGroup, ...]:
 def longest_step(name: str, groups: Sequence[Mapping[str, Any]]) -> StepLength | None:
     """Return the group of parameters whose step is the longest beside its weights.
 
-    ``groups``: of an optimizer with this name. A group's weights are its matrices: of 256 at most, 4096 elements each.
-    None where no weight has a size to compare. Synchronises once a group and device.
+    ``groups``: of an optimizer with this name. A group's weights are its matrices: of 256 at most,
+    4096 elements each. None where no weight has a size to compare. Synchronises once a group and
+    device.
     """
     found: list[StepLength] = []
     for group in groups:

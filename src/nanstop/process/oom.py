@@ -24,10 +24,11 @@ def is_out_of_memory(name: str, message: str) -> bool:
 def num_oom_kills(
     membership: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Return how many out-of-memory kills the control groups of this process have counted; None if none says so.
+    """Return how many out-of-memory kills the control groups of this process have counted;
+    None if none says so.
 
-    Version 2 (``memory.events``) and version 1 (``memory.oom_control``); inside a container the group itself may be
-    mounted as the root.
+    Version 2 (``memory.events``) and version 1 (``memory.oom_control``); inside a container the
+    group itself may be mounted as the root.
     """
     try:
         lines = membership.read_text(errors="replace").splitlines()
@@ -55,7 +56,9 @@ def _count(file: Path) -> int | None:
 
 
 def killed_by_kernel(pids: tuple[int, ...]) -> str:
-    """Return the kernel's line about killing one of these processes, or "" where it has none or may not be read."""
+    """Return the kernel's line about killing one of these processes, or "" where it has none or
+    may not be read.
+    """
     try:
         done = subprocess.run(
             ["dmesg"], capture_output=True, text=True, timeout=5, check=False, errors="replace"
@@ -66,7 +69,9 @@ def killed_by_kernel(pids: tuple[int, ...]) -> str:
 
 
 def kernel_line(log: str, pids: tuple[int, ...]) -> str:
-    """Return the last line of a kernel log that says that one of these processes was killed, or ""."""
+    """Return the last line of a kernel log that says that one of these processes was killed, or
+    "".
+    """
     named = re.compile(rf"[Kk]illed process ({'|'.join(map(str, pids))})\b") if pids else None
     lines = [line.strip() for line in log.splitlines() if named and named.search(line)]
     return lines[-1] if lines else ""

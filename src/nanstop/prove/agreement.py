@@ -15,7 +15,9 @@ SAME = 1e-4
 """Distance of what is the same to float32 rounding."""
 
 _SMALL = 0.1
-"""Share of the largest gradient's norm below which a parameter's own norm is no measure: its digits are all rounding."""
+"""Share of the largest gradient's norm below which a parameter's own norm is no measure:
+its digits are all rounding.
+"""
 
 
 def loss_gap(loss: float, exact: float) -> float:
@@ -24,7 +26,8 @@ def loss_gap(loss: float, exact: float) -> float:
 
 
 def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Return the cosine between two sets of gradients by parameter name, in float64; 1.0 if both are zero.
+    """Return the cosine between two sets of gradients by parameter name, in float64;
+    1.0 if both are zero.
 
     A gradient that only one of them has counts as zero in the other. Synchronises the device.
     """
@@ -41,10 +44,12 @@ def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
 
 
 def largest_gap(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
-    """Return the distance of one parameter's gradient to the exact one, over its norm: the largest of all parameters.
+    """Return the distance of one parameter's gradient to the exact one, over its norm:
+    the largest of all parameters.
 
-    A direction alone would not tell a gradient from a thousand times itself, nor a sum over all parameters one that is
-    missing where others are large. Zero for equal gradients. In float64; synchronises the device.
+    A direction alone would not tell a gradient from a thousand times itself, nor a sum over all
+    parameters one that is missing where others are large. Zero for equal gradients. In float64;
+    synchronises the device.
     """
     gaps, norms = [], []
     for name in dict.fromkeys((*gradients, *exact)):
@@ -72,7 +77,9 @@ def _over(gap: float, norm: float) -> float:
 
 
 def _flat(own: Mapping[str, Tensor], name: str, other: Mapping[str, Tensor]) -> Tensor:
-    """Return a gradient in one dimension, in float64 on the host; zeros of the other's size where it is missing."""
+    """Return a gradient in one dimension, in float64 on the host;
+    zeros of the other's size where it is missing.
+    """
     if name in own:
         return in_float64(own[name]).flatten().cpu()
     return torch.zeros(other[name].numel(), dtype=torch.float64)

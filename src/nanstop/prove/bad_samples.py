@@ -17,10 +17,12 @@ _MAX_ROWS = 32
 
 
 def bad_rows(case: FailingStep) -> tuple[int, ...] | None:
-    """Return the samples that fail when all others are left out; None where samples cannot be told apart.
+    """Return the samples that fail when all others are left out;
+    None where samples cannot be told apart.
 
-    One undone run a sample. A loss over several samples (a batch statistic, a pair) may not run on one alone, or may
-    fail on any: then nothing is said. Where the failure is an exception, one of a sample alone is its failure.
+    One undone run a sample. A loss over several samples (a batch statistic, a pair) may not run on
+    one alone, or may fail on any: then nothing is said. Where the failure is an exception, one of a
+    sample alone is its failure.
     """
     rows = num_samples(case.step.batches[case.micro])
     if case.update or rows is None or rows > _MAX_ROWS:

@@ -1,4 +1,6 @@
-"""Trials within a budget: each set of atoms is run once, and graded against the float32 reference."""
+"""Trials within a budget: each set of atoms is run once, and graded against the float32
+reference.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ RunTrial = Callable[[Atoms, int | None], Trial]
 RunOn = Callable[[Atoms], Trial]
 
 FAILED, BENT, AGREES = 0, 1, 2
-"""Grades of a trial: not finite; finite but away from the reference; finite and in agreement with it."""
+"""Grades of a trial: not finite; finite but away from the reference;
+finite and in agreement with it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,9 @@ class Bench:
         return AGREES if self.distance(trial) <= 1.0 else BENT
 
     def distance(self, trial: Trial) -> float:
-        """How far ``trial`` is from the reference, in tolerances; inf where that was not measured."""
+        """How far ``trial`` is from the reference, in tolerances;
+        inf where that was not measured.
+        """
         if trial.loss_gap is None or trial.grad_cosine is None:
             return math.inf
         return max(
@@ -119,14 +125,18 @@ class Bench:
         )
 
     def holds(self, trial: Trial) -> bool:
-        """Whether a trial of a further micro-batch confirms: it passes and, where measured, agrees."""
+        """Whether a trial of a further micro-batch confirms:
+        it passes and, where measured, agrees.
+        """
         if self.reference.outcome != "pass" or math.isinf(self.distance(trial)):
             return trial.outcome == "pass" and trial.causal is not False
         return self.grade(trial) == AGREES
 
 
 def _in_units(gap: float, tolerance: float) -> float:
-    """``gap`` in multiples of ``tolerance``; a tolerance of 0 asks for equality. NaN is infinitely far."""
+    """``gap`` in multiples of ``tolerance``; a tolerance of 0 asks for equality.
+    NaN is infinitely far.
+    """
     if math.isnan(gap):
         return math.inf
     if gap <= 0.0:

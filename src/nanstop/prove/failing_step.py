@@ -21,7 +21,9 @@ from nanstop.replay.step import Batch, Step
 
 
 class Rewind(Protocol):
-    """The way back to a snapshot. ``steps``: windows whose updates were applied since it, oldest first."""
+    """The way back to a snapshot. ``steps``: windows whose updates were applied since it, oldest
+    first.
+    """
 
     steps: Sequence[Step]
 
@@ -32,7 +34,9 @@ class Rewind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FailurePoint:
-    """Where a failure was met. ``step``: None where nothing can be run again; ``can_skip``: an update is at stake."""
+    """Where a failure was met. ``step``: None where nothing can be run again;
+    ``can_skip``: an update is at stake.
+    """
 
     at: StepId
     step: Step | None
@@ -49,14 +53,16 @@ class FailurePoint:
 
 @dataclass(frozen=True, slots=True)
 class FailingStep:
-    """``failing``: micro-batches of the window that fail, ``micro`` the first of them. ``phase``: what its forward is.
+    """``failing``: micro-batches of the window that fail, ``micro`` the first of them.
+    ``phase``: what its forward is.
 
-    ``update``: the forward and backward are clean and it is the optimizer update of this step that breaks the weights;
-    ``before`` then holds the steps between the snapshot and this one.
+    ``update``: the forward and backward are clean and it is the optimizer update of this step that
+    breaks the weights; ``before`` then holds the steps between the snapshot and this one.
 
-    ``pending``: that update has not been applied yet. What it does is tried from the snapshot on, for a state that was
-    rounded away in the updates before is in none of its own numbers. ``in_float32``: how far float32 moves each
-    half-precision parameter in it. ``broken``: what it does to those that it ruins.
+    ``pending``: that update has not been applied yet. What it does is tried from the snapshot on,
+    for a state that was rounded away in the updates before is in none of its own numbers.
+    ``in_float32``: how far float32 moves each half-precision parameter in it. ``broken``: what it
+    does to those that it ruins.
     """
 
     step: Step
@@ -78,7 +84,9 @@ class FailingStep:
         without_update: bool = False,
         under: Callable[[], AbstractContextManager[Any]],
     ) -> Attempt:
-        """Run the case (or another micro-batch of its window) under a context, undone, and keep the gradients."""
+        """Run the case (or another micro-batch of its window) under a context, undone, and keep
+        the gradients.
+        """
         return attempt(
             self.step,
             self.micro if micro is None else micro,
@@ -93,8 +101,9 @@ class FailingStep:
     def run_on(self, num: int, *, under: Under) -> tuple[list[float], tuple[str, ...]]:
         """Apply the update of the window and ``num - 1`` more on it, under a context, undone.
 
-        Return the mean loss before each update and after the last, and the parameters that are not finite then. A loss
-        that raises is NaN, and the last. The random state of each pass is the window's own. Synchronises the device.
+        Return the mean loss before each update and after the last, and the parameters that are not
+        finite then. A loss that raises is NaN, and the last. The random state of each pass is the
+        window's own. Synchronises the device.
         """
         step, losses = self.step, []
         inside = partial(self._since_snapshot, under) if self.pending else under
@@ -137,7 +146,9 @@ def _mean_loss(step: Step) -> float:
 
 
 def apply_update(step: Step) -> None:
-    """Run a window and its optimizer update for good; everything but weights and optimizer state is undone."""
+    """Run a window and its optimizer update for good;
+    everything but weights and optimizer state is undone.
+    """
     with step.isolated():
         for micro in range(len(step.batches)):
             step.run(micro)
@@ -145,9 +156,11 @@ def apply_update(step: Step) -> None:
 
 
 def failing_case(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
-    """Return the case of a window: the micro-batches whose loss or gradients are bad when run again.
+    """Return the case of a window: the micro-batches whose loss or gradients are bad when run
+    again.
 
-    The ones whose first loss was bad count even if they replay clean. A micro-batch that raised is the last one.
+    The ones whose first loss was bad count even if they replay clean.
+    A micro-batch that raised is the last one.
     """
     forward: Phase = phase if phase in ("evaluate", "generate") else "forward"
     if raised or forward != "forward":
@@ -162,7 +175,9 @@ def failing_case(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
 
 
 def breaking_update(rewind: Rewind) -> FailingStep | None:
-    """Return the case of the update that broke the weights, found by running the kept windows again; else None."""
+    """Return the case of the update that broke the weights, found by running the kept windows
+    again; else None.
+    """
     root = rewind.steps[0].view.root if rewind.steps else None
     if root is None or not _broken(root):  # no update breaks what is frozen
         return None
@@ -188,7 +203,8 @@ def _broken(root: nn.Module) -> tuple[str, ...]:
 
 
 def pending_case(step: Step, rewind: Rewind | None) -> FailingStep | None:
-    """Return the case of an update that is about to ruin weights, judged by a float32 run of it; None if it does not.
+    """Return the case of an update that is about to ruin weights, judged by a float32 run of it;
+    None if it does not.
 
     ``rewind``: its last step is this one.
     """

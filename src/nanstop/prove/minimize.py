@@ -9,11 +9,13 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def minimize(atoms: Sequence[Item], passes: Callable[[tuple[Item, ...]], bool]) -> tuple[Item, ...]:
-    """Return a subset of ``atoms``, in their order, that passes and fails without any one of its members.
+    """Return a subset of ``atoms``, in their order, that passes and fails without any one of its
+    members.
 
-    ``atoms`` must pass as a whole. Earlier atoms are preferred. Each subset is asked for once. When a superset of what
-    passes always passes, about ``2k log2(n/k)`` questions find ``k`` of ``n`` atoms (QuickXplain); where it does not
-    (casts between formats make islands so), the answer is still verified by removing each member in turn.
+    ``atoms`` must pass as a whole. Earlier atoms are preferred. Each subset is asked for once. When
+    a superset of what passes always passes, about ``2k log2(n/k)`` questions find ``k`` of ``n``
+    atoms (QuickXplain); where it does not (casts between formats make islands so), the answer is
+    still verified by removing each member in turn.
 
     Source: U. Junker, "QuickXplain", AAAI 2004.
     """
@@ -29,7 +31,9 @@ def minimize(atoms: Sequence[Item], passes: Callable[[tuple[Item, ...]], bool]) 
     def needed(
         background: tuple[Item, ...], items: tuple[Item, ...], *, new: bool
     ) -> tuple[Item, ...]:
-        """The part of ``items`` that ``background`` needs to pass; ``new``: it has grown since it was last asked for."""
+        """The part of ``items`` that ``background`` needs to pass;
+        ``new``: it has grown since it was last asked for.
+        """
         if new and ask(background):
             return ()
         if len(items) == 1:

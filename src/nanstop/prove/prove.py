@@ -1,4 +1,6 @@
-"""The proof of one case: baseline and reference, then the search over the candidates that the rules proposed."""
+"""The proof of one case: baseline and reference, then the search over the candidates that the
+rules proposed.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def prove_case(
 ) -> Proof:
     """Return the smallest cure of a case among ``candidates``. Call inside ``case.in_place()``.
 
-    It is confirmed on the window's other failing micro-batches, on a healthy one and, where the window is one of training,
-    on the updates that follow. Everything tried is undone.
+    It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
+    window is one of training, on the updates that follow. Everything tried is undone.
     """
     trials = Trials(case, key)
     others = [] if case.update else [m for m in case.failing if m != case.micro]

@@ -1,9 +1,11 @@
-"""Proof by trial: the smallest set of atoms that cures a failing micro-batch and leaves its mathematics alone.
+"""Proof by trial: the smallest set of atoms that cures a failing micro-batch and leaves its
+mathematics alone.
 
-Nothing here knows what an atom does. A cure is proven when the micro-batch fails without it, passes with it, fails
-again when any of its atoms is taken away, agrees with a float32 run of the same micro-batch, holds on further
-micro-batches and in the updates that follow, and when it goes on to fail and to pass in turn: what happens by chance
-does not. Finite alone is not fixed, and what leaves out what fails has isolated it.
+Nothing here knows what an atom does. A cure is proven when the micro-batch fails without it, passes
+with it, fails again when any of its atoms is taken away, agrees with a float32 run of the same
+micro-batch, holds on further micro-batches and in the updates that follow, and when it goes on to
+fail and to pass in turn: what happens by chance does not. Finite alone is not fixed, and what
+leaves out what fails has isolated it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ PURSUIT_LIMIT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cure:
-    """A set that passes: its trial, its ablations, and how many micro-batches of those to confirm on it passed."""
+    """A set that passes: its trial, its ablations, and how many micro-batches of those to
+    confirm on it passed.
+    """
 
     trial: Trial
     ablations: tuple[Trial, ...]
@@ -37,11 +41,15 @@ class _Cure:
     runs: int
     complete: bool
     following: Trial | None = None
-    """The updates that follow under it; None, or not run to their end, where the host's cannot be."""
+    """The updates that follow under it;
+    None, or not run to their end, where the host's cannot be.
+    """
     safety: Safety = "safe"
     isolates: bool = False
     again: tuple[Trial, ...] = ()
-    """The failing micro-batch once more without the cure, with it, without it, ...: while each ends as it must."""
+    """The failing micro-batch once more without the cure, with it, without it, ...:
+    while each ends as it must.
+    """
 
     @property
     def atoms(self) -> Atoms:
@@ -60,7 +68,9 @@ class _Cure:
         return "isolated" if self.isolates else "proven"
 
     def order(self) -> tuple[int, bool, bool, int, float]:
-        """Proven first, then what isolates, safe before what changes training, agreeing before bent, small, near float32."""
+        """Proven first, then what isolates, safe before what changes training, agreeing before
+        bent, small, near float32.
+        """
         return (
             ("proven", "isolated", "plausible").index(self.verdict),
             self.safety != "safe",
@@ -86,12 +96,13 @@ def prove(  # noqa: PLR0913 - called once, by name
 ) -> Proof:
     """Return the best cure among ``candidates``, with everything that was tried.
 
-    ``baseline`` is the failing micro-batch without atoms. ``trial(atoms, micro)`` runs micro-batch ``micro`` (None: the
-    failing one) under ``atoms``; what it raises, except KeyboardInterrupt, becomes an outcome. When a candidate does
-    not pass, ``extend(its trial)`` may name the next larger set. ``confirm``: further micro-batches on which a cure
-    must hold. ``lasts`` runs on under a cure, past the step that fails: the updates that follow must hold as well.
-    ``isolates``: whether atoms leave out what fails. Where ``reference`` fails too, ``Trial.rows_unchanged`` takes the
-    place of agreement.
+    ``baseline`` is the failing micro-batch without atoms. ``trial(atoms, micro)`` runs micro-batch
+    ``micro`` (None: the failing one) under ``atoms``; what it raises, except KeyboardInterrupt,
+    becomes an outcome. When a candidate does not pass, ``extend(its trial)`` may name the next
+    larger set. ``confirm``: further micro-batches on which a cure must hold. ``lasts`` runs on
+    under a cure, past the step that fails: the updates that follow must hold as well. ``isolates``:
+    whether atoms leave out what fails. Where ``reference`` fails too, ``Trial.rows_unchanged``
+    takes the place of agreement.
     """
     bench = Bench(trial, reference, budget or Budget(), baseline)
     cures: dict[frozenset[Atom], _Cure] = {}
@@ -120,7 +131,9 @@ def _cure(
     confirm: Sequence[int],
     lasts: RunOn | None,
 ) -> _Cure | None:
-    """Return the minimal part of ``candidate``, grown as far as needed, or None. Raises SpentError before anything passed."""
+    """Return the minimal part of ``candidate``, grown as far as needed, or None. Raises
+    SpentError before anything passed.
+    """
     passing = _pursue(bench, candidate, extend)
     if passing is None:
         return None
@@ -149,7 +162,9 @@ def _cure(
 
 
 def _alternated(bench: Bench, cure: _Cure) -> _Cure:
-    """Return the cure with further runs: without it, with it, in turn, up to the first that ends as it must not."""
+    """Return the cure with further runs:
+    without it, with it, in turn, up to the first that ends as it must not.
+    """
     again: list[Trial] = []
     try:
         for turn in range(2 * ALTERNATIONS):
@@ -162,7 +177,9 @@ def _alternated(bench: Bench, cure: _Cure) -> _Cure:
 
 
 def _pursue(bench: Bench, candidate: Atoms, extend: Extend) -> Trial | None:
-    """Return the first passing trial of ``candidate`` or of what ``extend`` makes of it; None if there is none."""
+    """Return the first passing trial of ``candidate`` or of what ``extend`` makes of it;
+    None if there is none.
+    """
     seen = {frozenset(candidate)}
     current = bench.run(candidate)
     for _ in range(PURSUIT_LIMIT):
@@ -211,7 +228,9 @@ def _proof(
 
 
 def _is_chance(bench: Bench, cure: _Cure) -> bool:
-    """Return whether the last of the runs in turn, without the cure or with it, did not end as those before."""
+    """Return whether the last of the runs in turn, without the cure or with it, did not end as
+    those before.
+    """
     if not cure.again:
         return False
     with_cure = len(cure.again) % 2 == 0
@@ -230,9 +249,11 @@ def _alternative(cure: _Cure) -> Alternative:
 
 
 def _cost(baseline: Trial, cured: Trial) -> str:
-    """Time and memory of the cured micro-batch against the failing one, on a device that reports its memory.
+    """Time and memory of the cured micro-batch against the failing one, on a device that reports
+    its memory.
 
-    On a CPU half formats are slower than float32, which says nothing of the device that a run is meant for.
+    On a CPU half formats are slower than float32, which says nothing of the device that a run is
+    meant for.
     """
     if not (baseline.peak_bytes and cured.peak_bytes and baseline.seconds > 0.0):
         return ""

@@ -1,4 +1,6 @@
-"""Trials of remedies on a case: each is one undone run, held against the float32 reference of the same step."""
+"""Trials of remedies on a case:
+each is one undone run, held against the float32 reference of the same step.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from nanstop.replay.step import Batch, ModelView
 
 _HEALTHY_FACTOR = 3.0
 _LOSS_SPACINGS, _COSINE_SPACINGS, _GRADIENT_SPACINGS = 8.0, 10.0, 64.0
-"""Spacings of the coarsest format that a cure may be off where no healthy run says how far is usual."""
+"""Spacings of the coarsest format that a cure may be off where no healthy run says how far is
+usual.
+"""
 
 _FOLLOWING = 4
 """Updates after the failing one that a cure of an update must stand."""
@@ -50,8 +54,8 @@ class Trials:
     def reference(self) -> Reference:
         """Return the float32 run of the failing micro-batch, and how near to it a cure must come.
 
-        The tolerances are three times the distances of something healthy of the same window to its own float32 run;
-        where there is none, they follow from the format's spacing.
+        The tolerances are three times the distances of something healthy of the same window to its
+        own float32 run; where there is none, they follow from the format's spacing.
         """
         run = self._reference(self._case.micro)
         eps = _coarsest_eps(self._case)
@@ -72,9 +76,11 @@ class Trials:
         )
 
     def _healthy_gaps(self) -> tuple[str, float, float, float] | None:
-        """Return what is healthy, and how far its loss, its gradients' direction and the worst gradient are from float32.
+        """Return what is healthy, and how far its loss, its gradients' direction and the worst
+        gradient are from float32.
 
-        Another micro-batch; the failing one where only the update fails; else those of its samples that do not.
+        Another micro-batch; the failing one where only the update fails;
+        else those of its samples that do not.
         """
         case, batch = self._case, None
         healthy = self._others[:1]
@@ -128,7 +134,8 @@ class Trials:
     def extend(self, trial: Trial) -> tuple[Atom, ...] | None:
         """Return a larger set worth trying after ``trial`` failed elsewhere, or None.
 
-        An op that met mixed formats wants an outer autocast; a failure in another module wants an island there.
+        An op that met mixed formats wants an outer autocast;
+        a failure in another module wants an island there.
         """
         held = trial.atoms
         if _DTYPE_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
@@ -154,7 +161,8 @@ class Trials:
         """Return the float32 run of a micro-batch; what the update should be is not its to say."""
         under = partial(reference, self._view)
         run = self._case.attempt(micro, batch=batch, without_update=True, under=under)
-        # A run that fails on a device is nearly full: what only waits to be compared waits in host memory.
+        # A run that fails on a device is nearly full:
+        # what only waits to be compared waits in host memory.
         return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})
 
     def _gaps(self, micro: int, run: Attempt) -> tuple[float | None, float | None, float | None]:
@@ -165,7 +173,9 @@ class Trials:
         return loss_gap(run.loss, exact.loss), cosine(first, second), largest_gap(first, second)
 
     def _without_micro(self, atoms: tuple[Atom, ...], micro: int) -> Trial:
-        """Return what is left of the window without a micro-batch: it passes where the others do, each run by itself."""
+        """Return what is left of the window without a micro-batch:
+        it passes where the others do, each run by itself.
+        """
         others = self._others[:_MAX_OTHERS]
         if not others:
             message = "it is the whole window: nothing would be left to update with"
@@ -182,10 +192,12 @@ class Trials:
         )
 
     def following(self, atoms: tuple[Atom, ...]) -> Trial:
-        """Apply this update and those after it on the same window, under ``atoms``: whether weights and losses stay.
+        """Apply this update and those after it on the same window, under ``atoms``: whether weights
+        and losses stay.
 
-        What is finite now and ruins the forward after it has cured nothing, where float32 is ruined as well. Where it
-        is not, what fails later is another failure of the format. Raises what the host's update raises.
+        What is finite now and ruins the forward after it has cured nothing, where float32 is ruined
+        as well. Where it is not, what fails later is another failure of the format. Raises what the
+        host's update raises.
         """
         began = time.perf_counter()
         loss, message = self._ruin(partial(applied, self._view, atoms))
@@ -205,7 +217,9 @@ class Trials:
         return self._ruin(partial(reference, self._view))[1]
 
     def _ruin(self, under: Under) -> tuple[float, str]:
-        """Return the worst loss of the updates that follow under a context, and what they ruin, or ""."""
+        """Return the worst loss of the updates that follow under a context, and what they ruin,
+        or "".
+        """
         losses, broken = self._case.run_on(_FOLLOWING, under=under)
         first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
         if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
@@ -239,7 +253,8 @@ class Trials:
         return tuple(row for row in range(rows) if row not in bad)
 
     def _rows_unchanged(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> bool | None:
-        """Return whether healthy samples keep loss and gradient; None where float32 can judge, or nothing can.
+        """Return whether healthy samples keep loss and gradient;
+        None where float32 can judge, or nothing can.
 
         An update's remedy that leaves forward and backward alone leaves every sample as it was.
         """
@@ -259,7 +274,9 @@ class Trials:
         return agree(plain, self._case.attempt(micro, batch=only_healthy, under=under))
 
     def _others_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
-        """Return what a healthy micro-batch of the window says where every sample of the failing one fails."""
+        """Return what a healthy micro-batch of the window says where every sample of the failing
+        one fails.
+        """
         if not self._others:
             return None
         other = self._others[0]
@@ -268,7 +285,9 @@ class Trials:
         return agree(plain, self._case.attempt(other, without_update=True, under=under))
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
-        """Return whether changing the last token leaves every earlier logit as it was; None where it cannot be asked."""
+        """Return whether changing the last token leaves every earlier logit as it was;
+        None where it cannot be asked.
+        """
         if not _has(atoms, "attention"):
             return None
         batch = self._case.step.batches[micro]

@@ -1,1 +1,3 @@
-"""Reversible cures: every remedy is a context manager, bitwise undone on exit. Acts through ``ModelView`` only."""
+"""Reversible cures: every remedy is a context manager, bitwise undone on exit.
+Acts through ``ModelView`` only.
+"""

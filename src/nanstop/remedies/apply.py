@@ -25,8 +25,9 @@ Span = Literal["micro", "window"]
 class Remedy:
     """A remedy in code. ``apply(view, atom)``: in force inside, undone bitwise on exit.
 
-    ``span``: what it must enclose. "micro": forward and backward of the failing micro-batch. "window": every
-    micro-batch of the window and the update, because gradients or the update itself are in another format or scale.
+    ``span``: what it must enclose. "micro": forward and backward of the failing micro-batch.
+    "window": every micro-batch of the window and the update, because gradients or the update itself
+    are in another format or scale.
     """
 
     name: str
@@ -56,8 +57,10 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
         )
     }
 )
-"""In the order in which they are applied. Storage comes before the forward, so that an island lies around what
-float32 trainables emit; clipping and rates come before what takes the optimizer's step over."""
+"""In the order in which they are applied. Storage comes before the forward, so that an island lies
+around what float32 trainables emit; clipping and rates come before what takes the optimizer's step
+over.
+"""
 
 _ORDER = {name: place for place, name in enumerate(TABLE)}
 
@@ -66,8 +69,8 @@ _ORDER = {name: place for place, name in enumerate(TABLE)}
 def applied(view: ModelView, atoms: Sequence[Atom]) -> Iterator[None]:
     """Have all ``atoms`` in force, whatever order they come in; on exit all is bitwise as before.
 
-    Raises NanstopError, with nothing left applied, for an unknown remedy, target or value, and for two atoms that give
-    one target different values.
+    Raises NanstopError, with nothing left applied, for an unknown remedy, target or value, and for
+    two atoms that give one target different values.
     """
     with ExitStack() as undo:
         for atom in _in_order(atoms):

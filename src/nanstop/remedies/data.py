@@ -26,11 +26,13 @@ _SAMPLE = 16384
 
 @contextmanager
 def init_rows(view: ModelView, atom: Atom) -> Iterator[None]:
-    """Rows of a token table that were never trained get the mean of the others, or that and a small deviation.
+    """Rows of a token table that were never trained get the mean of the others, or that and a small
+    deviation.
 
-    They are the rows that the value names ("mean 5,9-12"), all where it names none; one that has been trained since then
-    is left. The old rows are back on exit, unless training moved the new ones meanwhile: then those stay. Draws from a
-    generator of its own, so that the run's random state is as it was.
+    They are the rows that the value names ("mean 5,9-12"), all where it names none; one that has
+    been trained since then is left. The old rows are back on exit, unless training moved the new
+    ones meanwhile: then those stay. Draws from a generator of its own, so that the run's random
+    state is as it was.
     """
     kind, _, named = atom.value.partition(" ")
     if kind not in ("mean", "normal"):
@@ -49,7 +51,8 @@ def init_rows(view: ModelView, atom: Atom) -> Iterator[None]:
 
 
 def odd_rows(table: Tensor, *, padding: int | None = None) -> Tensor:
-    """Return which rows [rows] of a table [rows, width] are not finite, or look as if never trained (``untrained``).
+    """Return which rows [rows] of a table [rows, width] are not finite, or look as if never trained
+    (``untrained``).
 
     Synchronises the device.
     """
@@ -70,11 +73,13 @@ def _chosen(odd: Tensor, named: str, atom: Atom) -> Tensor:
 
 
 def rebatch(batch: Batch, atoms: Sequence[Atom], *, micro: int | None = None) -> Batch:
-    """Return the batch without the samples that ``drop_sample`` atoms name (of ``micro`` only, where it is given).
+    """Return the batch without the samples that ``drop_sample`` atoms name (of ``micro`` only,
+    where it is given).
 
-    A sample is a row of every tensor or list whose length is that of most of the batch's tensors. Values that belong to
-    the batch as a whole stay, a token count for instance, so that the other samples weigh what they weighed. Raises
-    NanstopError for a row that is not there, and where no row would be left.
+    A sample is a row of every tensor or list whose length is that of most of the batch's tensors.
+    Values that belong to the batch as a whole stay, a token count for instance, so that the other
+    samples weigh what they weighed. Raises NanstopError for a row that is not there, and where no
+    row would be left.
     """
     places = [sample_place(atom) for atom in atoms if atom.remedy == "drop_sample"]
     dropped = {row for of_micro, row in places if micro in (None, of_micro)}
@@ -167,6 +172,7 @@ def _fresh_rows(trained: Tensor, number: int, *, noisy: bool) -> Tensor:
     if noisy:
         generator = torch.Generator().manual_seed(0)
         weights = torch.randn(number, len(others), generator=generator).to(others.device)
-        # weights @ (others - mean) / sqrt(n) has the covariance of the rows, without ever forming it
+        # weights @ (others - mean) / sqrt(n) has the covariance of the rows, without ever forming
+        # it
         new = new + _SPREAD * (weights @ (others - mean)) / len(others) ** 0.5
     return new.to(trained.dtype)

@@ -1,7 +1,9 @@
-"""Another format for a module's forward: callables that stand in for ``module.forward`` on the instance.
+"""Another format for a module's forward:
+callables that stand in for ``module.forward`` on the instance.
 
-They stay behind when their module is copied or pickled, keep the signature of what they wrap, leave parameters,
-state_dict and optimizer untouched, and are entered again when gradient checkpointing recomputes.
+They stay behind when their module is copied or pickled, keep the signature of what they wrap, leave
+parameters, state_dict and optimizer untouched, and are entered again when gradient checkpointing
+recomputes.
 """
 
 from __future__ import annotations
@@ -29,22 +31,27 @@ Forward = Callable[..., Any]
 
 @contextmanager
 def forward_replaced(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
-    """Let ``wrapper`` be called in place of ``module.forward``; what stood on the instance is put back on exit."""
+    """Let ``wrapper`` be called in place of ``module.forward``; what stood on the instance is
+    put back on exit.
+    """
     wrapper.bind(module, module.forward)
     with standing_in(module, "forward", _method_for(wrapper)):
         yield
 
 
 def wrapper_of(forward: Any) -> Wrapper | None:
-    """Return the wrapper that is called in place of a module's forward, the outermost, if there is one."""
+    """Return the wrapper that is called in place of a module's forward, the outermost, if there
+    is one.
+    """
     return getattr(forward, "wrapper", None)
 
 
 def _method_for(wrapper: Wrapper) -> Forward:
     """Return what calls the wrapper: a method, or a function where one stands on the instance.
 
-    It looks like what it stands for to those who take methods apart: ``inspect`` follows ``__wrapped__`` (Trainer reads
-    column names so), ``torch.jit.script`` reads that source and looks names up in the globals.
+    It looks like what it stands for to those who take methods apart: ``inspect`` follows
+    ``__wrapped__`` (Trainer reads column names so), ``torch.jit.script`` reads that source and
+    looks names up in the globals.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -80,10 +87,12 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool
 
 
 class Wrapper:
-    """Calls the forward that it wraps, with what is held awake; subclasses say in what further circumstances.
+    """Calls the forward that it wraps, with what is held awake;
+    subclasses say in what further circumstances.
 
-    What is traced or exported is the script's own forward, where its tensors are at rest: the graph leaves the process. ``is_compiled``: whether
-    ``torch.compile`` has made the circumstances part of its code.
+    What is traced or exported is the script's own forward, where its tensors are at rest: the graph
+    leaves the process. ``is_compiled``: whether ``torch.compile`` has made the circumstances part
+    of its code.
     """
 
     module: nn.Module
@@ -106,19 +115,23 @@ class Wrapper:
             return self.call(*args, **kwargs)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the forward that it wraps in the circumstances of this wrapper: what is held is awake."""
+        """Call the forward that it wraps in the circumstances of this wrapper:
+        what is held is awake.
+        """
         return self.inner(*args, **kwargs)
 
     def is_wide(self) -> bool:
-        """Return whether the wrapped forward cannot do without: what it computes with is in another format now."""
+        """Return whether the wrapped forward cannot do without:
+        what it computes with is in another format now.
+        """
         return False
 
 
 class Float32Forward(Wrapper):
     """Float32 inside: inputs, parameters and buffers are cast on call, autocast is off.
 
-    ``narrow``: emit floating outputs in the format of the first floating input (of the parameters where the inputs are
-    ids). Else they stay as they come, float32.
+    ``narrow``: emit floating outputs in the format of the first floating input (of the parameters
+    where the inputs are ids). Else they stay as they come, float32.
     """
 
     def __init__(self, device_type: str, *, narrow: bool) -> None:
@@ -134,7 +147,9 @@ class Float32Forward(Wrapper):
 
 
 class Float32Recompute(Float32Forward):
-    """For modules below an island: float32 when checkpointing re-enters them in backward, past the island's own call."""
+    """For modules below an island:
+    float32 when checkpointing re-enters them in backward, past the island's own call.
+    """
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() == -1:
@@ -143,7 +158,8 @@ class Float32Recompute(Float32Forward):
 
 
 class WideOwnerForward(Wrapper):
-    """For a module some of whose parameters became float32: inputs and its other own parameters follow.
+    """For a module some of whose parameters became float32:
+    inputs and its other own parameters follow.
 
     Emits what it emitted before: the format of its input, or for ids ``emitted``.
     """
@@ -184,8 +200,8 @@ class AutocastForward(Wrapper):
 class AutocastOverride(Wrapper):
     """Where the host's autocast to ``replaced`` is on, autocasts to ``dtype`` (None: not at all).
 
-    Meant for every module: the host may enter its autocast inside of the root's forward. The weight cache is off,
-    because it would hand out copies in the host's format.
+    Meant for every module: the host may enter its autocast inside of the root's forward. The weight
+    cache is off, because it would hand out copies in the host's format.
     """
 
     def __init__(
@@ -228,10 +244,12 @@ class InputCast(Wrapper):
 
 @contextmanager
 def float32_inside(module: nn.Module, *, recurse: bool = True) -> Iterator[None]:
-    """Let a module (and those below it) see its half-precision parameters and buffers as float32 casts.
+    """Let a module (and those below it) see its half-precision parameters and buffers as float32
+    casts.
 
-    Gradients flow through the casts to the parameters. A buffer changed in place is written back (this synchronises the
-    device). Quantized layers keep their packed weight and compute in float32.
+    Gradients flow through the casts to the parameters. A buffer changed in place is written back
+    (this synchronises the device). Quantized layers keep their packed weight and compute in
+    float32.
     """
     casts: dict[int, Tensor] = {}
     with ExitStack() as undo:
@@ -249,7 +267,9 @@ def float32_inside(module: nn.Module, *, recurse: bool = True) -> Iterator[None]
 
 
 def computing_in(layer: nn.Module, undo: ExitStack, dtype: torch.dtype = torch.float32) -> bool:
-    """Let a bitsandbytes 4-bit layer compute in ``dtype`` until ``undo`` closes; False for any other module."""
+    """Let a bitsandbytes 4-bit layer compute in ``dtype`` until ``undo`` closes;
+    False for any other module.
+    """
     attributes = vars(layer)
     if not attributes.keys() >= {"compute_dtype", "compute_type_is_set"}:
         return False

@@ -1,4 +1,6 @@
-"""Remedies for the rest of a run: in force while a step computes, and out of the script's sight between steps."""
+"""Remedies for the rest of a run:
+in force while a step computes, and out of the script's sight between steps.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ from nanstop.replay.step import ModelView
 
 @contextmanager
 def lasting(view: ModelView, atoms: Sequence[Atom]) -> Iterator[None]:
-    """Have ``atoms`` in force as ``applied`` does, where the script saves, copies and averages between steps.
+    """Have ``atoms`` in force as ``applied`` does, where the script saves, copies and averages
+    between steps.
 
-    What is held in another format is put at rest when an update of it is over, and wakes with the next forward: the two
-    read and write each such parameter once.
+    What is held in another format is put at rest when an update of it is over, and wakes with the
+    next forward: the two read and write each such parameter once.
     """
     with ExitStack() as undo:
         undo.enter_context(applied(view, atoms))
@@ -62,8 +65,8 @@ class _BetweenSteps:
     def after_update(self, optimizer: Optimizer, *_: Any) -> None:
         """Put at rest what this update was the end of.
 
-        What other optimizers update, or has no gradient yet, may still have a backward before it; so may what is frozen,
-        as long as anything trainable is awake.
+        What other optimizers update, or has no gradient yet, may still have a backward before it;
+        so may what is frozen, as long as anything trainable is awake.
         """
         mine = _held_by(optimizer)
         if not mine or _is_needed_as_it_is(self._view.root):
@@ -84,7 +87,8 @@ def _held_by(optimizer: Optimizer) -> list[Held]:
 def _is_needed_as_it_is(root: nn.Module) -> bool:
     """Return whether code that was made for the present format goes on with it.
 
-    Compiled code, and what sums gradients of several processes, were made for one format and do not ask again.
+    Compiled code, and what sums gradients of several processes, were made for one format and do not
+    ask again.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():

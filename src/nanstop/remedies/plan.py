@@ -26,7 +26,8 @@ def planned(view: ModelView, plan: PrecisionPlan) -> Iterator[None]:
 def atoms_of(plan: PrecisionPlan, view: ModelView) -> tuple[Atom, ...]:
     """Return the remedies that carry a plan out on a model, whatever wraps it by now.
 
-    Errors: ``NanstopError`` for a plan that says that there is none, and for a module that the model does not have.
+    Errors: ``NanstopError`` for a plan that says that there is none, and for a module that the
+    model does not have.
     """
     if plan.reason:
         raise NanstopError(

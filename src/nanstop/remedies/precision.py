@@ -1,4 +1,6 @@
-"""Remedies of number format: islands, outer autocast, bfloat16, float32 trainables, float32 logits; the reference."""
+"""Remedies of number format: islands, outer autocast, bfloat16, float32 trainables, float32
+logits; the reference.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,11 @@ _FORMATS = {format_name(dtype): dtype for dtype in HALF}
 
 
 def island(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
-    """One module in float32. Value "float32" emits float32, "float32->input" the format of its input.
+    """One module in float32. Value "float32" emits float32, "float32->input" the format of its
+    input.
 
-    Without an autocast around it, what a half-precision model computes next from a float32 output raises: use the
-    second form, or the atom ``outer_autocast`` beside the first.
+    Without an autocast around it, what a half-precision model computes next from a float32 output
+    raises: use the second form, or the atom ``outer_autocast`` beside the first.
     """
     if atom.value not in ("float32", "float32->input"):
         raise NanstopError(f"{atom}: the value must be float32 or float32->input")
@@ -59,7 +62,9 @@ def _island(view: ModelView, target: str, *, narrow: bool) -> Iterator[None]:
 
 @contextmanager
 def outer_autocast(view: ModelView, atom: Atom) -> Iterator[None]:
-    """The root's forward under autocast to float16 or bfloat16, so that float32 outputs of islands meet half weights."""
+    """The root's forward under autocast to float16 or bfloat16, so that float32 outputs of
+    islands meet half weights.
+    """
     if atom.value not in _FORMATS:
         raise NanstopError(f"{atom}: the value must be float16 or bfloat16")
     wrapper = AutocastForward(view.device_type, _FORMATS[atom.value])
@@ -69,16 +74,20 @@ def outer_autocast(view: ModelView, atom: Atom) -> Iterator[None]:
 
 @contextmanager
 def bf16(view: ModelView, _: Atom) -> Iterator[None]:
-    """Bfloat16 wherever float16 stands: storage, optimizer state, 4-bit compute format and the host's autocast."""
+    """Bfloat16 wherever float16 stands:
+    storage, optimizer state, 4-bit compute format and the host's autocast.
+    """
     with _in_format(view, frozenset((torch.float16,)), torch.bfloat16):
         yield
 
 
 @contextmanager
 def reference(view: ModelView) -> Iterator[None]:
-    """The whole model in float32: storage, optimizer state, 4-bit compute format; the host's autocast is off.
+    """The whole model in float32: storage, optimizer state, 4-bit compute format;
+    the host's autocast is off.
 
-    Needs room for a float32 copy of every half-precision parameter. The same storages are back on exit.
+    Needs room for a float32 copy of every half-precision parameter.
+    The same storages are back on exit.
     """
     with _in_format(view, frozenset(HALF), torch.float32):
         yield
@@ -107,7 +116,9 @@ def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
 
 
 def _reader(root: nn.Module, name: str) -> nn.Module:
-    """Return the innermost module with a forward that a container lies in; the root where there is none."""
+    """Return the innermost module with a forward that a container lies in;
+    the root where there is none.
+    """
     places = name.split(".")
     around = (root.get_submodule(".".join(places[:end])) for end in range(len(places) - 1, 0, -1))
     return next((module for module in around if is_callable(module)), root)

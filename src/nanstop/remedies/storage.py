@@ -1,7 +1,7 @@
 """What is stored in which format, and the optimizer's state held in another.
 
-Casting there and back is not an undo: so the storage that was there is kept and put back, and only elements that changed
-meanwhile are rounded into it. Parameters and buffers: see ``held``.
+Casting there and back is not an undo: so the storage that was there is kept and put back, and only
+elements that changed meanwhile are rounded into it. Parameters and buffers: see ``held``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from nanstop.replay.undo import exchanged
 
 
 def stored_in(view: ModelView, formats: Collection[torch.dtype]) -> tuple[Tensor, ...]:
-    """Return parameters and buffers of these formats, each once; packed weights of quantized layers are left out."""
+    """Return parameters and buffers of these formats, each once;
+    packed weights of quantized layers are left out.
+    """
     packed = {id(view.root.get_submodule(name).weight) for name in view.quantized_layers()}
     unique = {id(tensor): tensor for tensor in chain(view.root.parameters(), view.root.buffers())}
     return tuple(
@@ -35,11 +37,13 @@ def stored_in(view: ModelView, formats: Collection[torch.dtype]) -> tuple[Tensor
 def state_swapped(
     optimizer: Optimizer, parameters: Iterable[Tensor], dtype: torch.dtype
 ) -> Iterator[None]:
-    """Hold the half-precision optimizer state of ``parameters`` in ``dtype``; back in its format and storage on exit.
+    """Hold the half-precision optimizer state of ``parameters`` in ``dtype``; back in its format
+    and storage on exit.
 
-    Enter before the parameters themselves are swapped. State that is created meanwhile takes the format of its
-    parameter on exit; step counts, which are scalars, stay as they are. What leaves the optimizer meanwhile (its
-    ``state_dict``, a copy, a pickle) has the formats of the exit, and what is loaded is widened before the next step.
+    Enter before the parameters themselves are swapped. State that is created meanwhile takes the
+    format of its parameter on exit; step counts, which are scalars, stay as they are. What leaves
+    the optimizer meanwhile (its ``state_dict``, a copy, a pickle) has the formats of the exit, and
+    what is loaded is widened before the next step.
     """
     optimizer = innermost(optimizer)
     state = _WideState(optimizer, {p: plain_format(p) for p in parameters}, dtype)
@@ -58,7 +62,9 @@ def state_swapped(
 def state_saved_as(
     optimizer: Optimizer, plain: Callable[[Any, dict[str, Any]], dict[str, Any]]
 ) -> Iterator[None]:
-    """Have what leaves an optimizer (its ``state_dict``, a copy, a pickle) hold ``plain(parameter, entries)``."""
+    """Have what leaves an optimizer (its ``state_dict``, a copy, a pickle) hold
+    ``plain(parameter, entries)``.
+    """
 
     def saved(_: Optimizer, found: dict[str, Any]) -> None:
         every = [p for group in optimizer.param_groups for p in group["params"]]
@@ -83,7 +89,9 @@ def state_saved_as(
 
 
 class _WideState:
-    """The state of some parameters of an optimizer in another format. ``formats``: those of the parameters."""
+    """The state of some parameters of an optimizer in another format.
+    ``formats``: those of the parameters.
+    """
 
     def __init__(
         self, optimizer: Optimizer, formats: Mapping[Tensor, torch.dtype], dtype: torch.dtype

@@ -1,7 +1,9 @@
-"""Remedies of the update: loss scale, clipping, learning rate, eps, format of the optimizer's state, another optimizer.
+"""Remedies of the update: loss scale, clipping, learning rate, eps, format of the optimizer's
+state, another optimizer.
 
-Those of the optimizer act through its own step hooks, which every wrapper (accelerate, GradScaler, a scheduler's
-counter) reaches, and are in force during the step only: what a scheduler writes meanwhile is not disturbed.
+Those of the optimizer act through its own step hooks, which every wrapper (accelerate, GradScaler,
+a scheduler's counter) reaches, and are in force during the step only: what a scheduler writes
+meanwhile is not disturbed.
 """
 
 from __future__ import annotations
@@ -103,7 +105,8 @@ def fp32_optimizer_state(view: ModelView, atom: Atom) -> Iterator[None]:
 
 
 def optimizer_swap(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
-    """AdamW with float32 state behind the object that the host holds, going on from the moments it has.
+    """AdamW with float32 state behind the object that the host holds, going on from the moments it
+    has.
 
     What leaves an Adam of torch's holds the moments that it would go on from.
     """
@@ -132,7 +135,9 @@ class _Replacement:
 
     @contextmanager
     def step_instead(self) -> Iterator[None]:
-        """Update; inside, the host's optimizer sees no gradients, so that its own step does nothing."""
+        """Update; inside, the host's optimizer sees no gradients, so that its own step does
+        nothing.
+        """
         if not _found_inf(self.host):
             self._update()
         with without_gradients(_parameters(self.host)):
@@ -166,7 +171,9 @@ class _Replacement:
                 parameter.copy_(value)
 
     def saved(self, parameter: Any, entries: dict[str, Any]) -> dict[str, Any]:
-        """Return what the host's state of a parameter would be; of another kind of optimizer what it is."""
+        """Return what the host's state of a parameter would be;
+        of another kind of optimizer what it is.
+        """
         if parameter not in self.state or not isinstance(self.host, torch.optim.Adam | AdamW):
             return entries
         first, second, steps = self.state[parameter]
@@ -185,7 +192,8 @@ class _Replacement:
 
 
 def _moments_of(state: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return first and second moment and step count, float32, of torch's or bitsandbytes' Adam; zeros of any other.
+    """Return first and second moment and step count, float32, of torch's or bitsandbytes' Adam;
+    zeros of any other.
 
     Moments that no Adam can have made (not finite, a negative second one) are not taken over.
     """
@@ -217,7 +225,9 @@ def _moment(state: dict[str, Any], name: str, digit: str, parameter: Tensor) -> 
 def _around_step(
     optimizer: Optimizer, circumstances: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Enter ``circumstances()`` before each step and leave them after it, the last entered first."""
+    """Enter ``circumstances()`` before each step and leave them after it, the last entered
+    first.
+    """
     pending = ExitStack()
 
     def enter(*_: Any) -> None:
@@ -256,7 +266,9 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def _pending_scale(optimizer: Optimizer) -> float:
-    """Return the loss scale that a fused step will still divide by (GradScaler hands it over), else 1. Synchronises."""
+    """Return the loss scale that a fused step will still divide by (GradScaler hands it over),
+    else 1. Synchronises.
+    """
     scale = vars(optimizer).get("grad_scale")
     return 1.0 if scale is None else float(scale)
 

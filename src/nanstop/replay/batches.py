@@ -17,7 +17,9 @@ _FEWEST_SAMPLES = 3
 
 
 def num_samples(batch: Batch) -> int | None:
-    """Return how many samples a micro-batch has: the first axis of its tensors, where they agree."""
+    """Return how many samples a micro-batch has:
+    the first axis of its tensors, where they agree.
+    """
     lengths = {
         value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()
     }
@@ -25,7 +27,9 @@ def num_samples(batch: Batch) -> int | None:
 
 
 def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
-    """Return shape, range and supervision of every tensor of a micro-batch. Synchronises once an entry."""
+    """Return shape, range and supervision of every tensor of a micro-batch.
+    Synchronises once an entry.
+    """
     return tuple(
         _batch_fact(str(name), value, micro)
         for name, value in batch.items()
@@ -62,7 +66,8 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
 
 
 def _outlier(value: Tensor) -> tuple[int | None, float | None]:
-    """Return the sample with the largest magnitude, and how many times the others' median it is; Nones for few samples.
+    """Return the sample with the largest magnitude, and how many times the others' median it is;
+    Nones for few samples.
 
     Values that are not finite are left out: they are counted elsewhere.
     """
@@ -78,7 +83,9 @@ def _outlier(value: Tensor) -> tuple[int | None, float | None]:
 
 
 def _supervised(name: str, value: Tensor) -> Tensor | None:
-    """Return which entries the loss counts: labels that are not -100, or a completion's own tokens (TRL)."""
+    """Return which entries the loss counts:
+    labels that are not -100, or a completion's own tokens (TRL).
+    """
     if value.dim() == 0 or value.shape[0] == 0:
         return None
     if not value.is_floating_point() and (name == "labels" or _holds_ignored(name, value)):
@@ -87,5 +94,7 @@ def _supervised(name: str, value: Tensor) -> Tensor | None:
 
 
 def _holds_ignored(name: str, value: Tensor) -> bool:
-    """Return whether a tensor that its loop gave no name of its own must be labels: no token id is -100."""
+    """Return whether a tensor that its loop gave no name of its own must be labels:
+    no token id is -100.
+    """
     return "ids" not in name and bool((value == IGNORED).any())

@@ -1,4 +1,5 @@
-"""What a repeated run writes that it did not make is put back: averaged teachers, memory banks, private generators.
+"""What a repeated run writes that it did not make is put back:
+averaged teachers, memory banks, private generators.
 
 The script's own run has written it once.
 """
@@ -21,11 +22,13 @@ _MAX_OPAQUE_BYTES = 2**20
 
 
 class Borrowed(TorchFunctionMode):
-    """On exit, tensors that existed before and were written in place hold what they held, and generators their state.
+    """On exit, tensors that existed before and were written in place hold what they held, and
+    generators their state.
 
-    ``own``: tensors that the run may write for good; ``leaves``: those that it may give a gradient. Seen is what Python
-    calls; kernels that write what torch does not say are seen where they are called through a function of torch that is
-    itself Python (``batch_norm``), for small operands without a gradient. Hooks of a backward are not looked into.
+    ``own``: tensors that the run may write for good; ``leaves``: those that it may give a gradient.
+    Seen is what Python calls; kernels that write what torch does not say are seen where they are
+    called through a function of torch that is itself Python (``batch_norm``), for small operands
+    without a gradient. Hooks of a backward are not looked into.
     """
 
     def __init__(self, own: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()) -> None:

@@ -1,4 +1,6 @@
-"""Whether a step can be run again by one process of several: one that waits for the others would wait for ever."""
+"""Whether a step can be run again by one process of several:
+one that waits for the others would wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ class _Alone(TorchDispatchMode):
 
 
 def communicates(step: Step) -> str:
-    """Return the first operation of a window's forwards and backwards that needs other processes, or "". Undone.
+    """Return the first operation of a window's forwards and backwards that needs other processes,
+    or "". Undone.
 
-    Errors: ``NanstopError`` where the window cannot be run again. What its loss raises does not matter here.
+    Errors: ``NanstopError`` where the window cannot be run again.
+    What its loss raises does not matter here.
     """
     alone = _Alone()
     with step.isolated():

@@ -1,4 +1,6 @@
-"""Conditions that a step is run again under: compiled code eagerly, no warning again, nothing drawn at random."""
+"""Conditions that a step is run again under:
+compiled code eagerly, no warning again, nothing drawn at random.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ Under = Callable[[], AbstractContextManager[Any]]
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Run compiled modules eagerly inside: a dispatch mode would disable their compiled code for the rest of the run."""
+    """Run compiled modules eagerly inside:
+    a dispatch mode would disable their compiled code for the rest of the run.
+    """
     if "torch._dynamo" not in sys.modules:
         yield
         return
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        # The recorder's module hooks see a compiled module and its original: both have the name of one place.
+        # The recorder's module hooks see a compiled module and its original:
+        # both have the name of one place.
         warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
         yield
 
@@ -33,8 +38,9 @@ def eager() -> Iterator[None]:
 def unheard() -> Iterator[None]:
     """Show no warnings inside: what a repetition of a step warns of has been said by its first run.
 
-    Filters stay as they are: ``warnings.catch_warnings`` would make Python forget which warnings were shown before
-    (https://github.com/python/cpython/issues/73858), so that the run would show each of them again.
+    Filters stay as they are: ``warnings.catch_warnings`` would make Python forget which warnings
+    were shown before (https://github.com/python/cpython/issues/73858), so that the run would show
+    each of them again.
     """
 
     def ignore(*args: Any, **kwargs: Any) -> None:
@@ -47,7 +53,8 @@ def unheard() -> Iterator[None]:
 
 @contextmanager
 def without_dropout(root: nn.Module) -> Iterator[None]:
-    """Have nothing dropped or jittered at random inside: formats draw differently, and gaps would be the draws'.
+    """Have nothing dropped or jittered at random inside:
+    formats draw differently, and gaps would be the draws'.
 
     Leaves ``training`` as it is, which gradient checkpointing depends on.
     """
@@ -64,7 +71,9 @@ def without_dropout(root: nn.Module) -> Iterator[None]:
 
 
 def _is_chance(module: nn.Module, name: str) -> bool:
-    """Return whether an attribute is a probability to drop, or by how much a router's input is jittered."""
+    """Return whether an attribute is a probability to drop, or by how much a router's input is
+    jittered.
+    """
     if name == "p":
         return "dropout" in type(module).__name__.lower()
     return "drop" in name or "jitter" in name

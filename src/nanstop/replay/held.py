@@ -1,8 +1,9 @@
 """Tensors whose data is held in another format, and what the script sees of them: its own.
 
-A held tensor is *awake*, in the other format, while a step computes. Between steps it may be *at rest*, in its own storage
-and format: what the script then reads, copies, averages or writes is what it would be without nanstop, and what it wrote
-has arrived when the tensor wakes. A copy or a pickle of one that is awake has the script's format as well.
+A held tensor is *awake*, in the other format, while a step computes. Between steps it may be *at
+rest*, in its own storage and format: what the script then reads, copies, averages or writes is what
+it would be without nanstop, and what it wrote has arrived when the tensor wakes. A copy or a pickle
+of one that is awake has the script's format as well.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Swap:
 
 
 class Held:
-    """A tensor (a leaf) and its gradient, held in another format. ``under``: what held it in a further one before.
+    """A tensor (a leaf) and its gradient, held in another format.
+    ``under``: what held it in a further one before.
 
     The tensor stays the same object, so an optimizer that holds it goes on.
     """
@@ -67,7 +69,9 @@ class Held:
 
     @_unrecorded
     def wake(self) -> None:
-        """Hold the tensor in the other format again, with the elements that were written at rest."""
+        """Hold the tensor in the other format again, with the elements that were written at
+        rest.
+        """
         if not self.resting:
             return
         if self.under is not None:
@@ -83,7 +87,8 @@ class Held:
 
     @_unrecorded
     def align(self) -> None:
-        """Have the gradient in the tensor's format: a graph that was made of it at rest leaves one in the script's.
+        """Have the gradient in the tensor's format:
+        a graph that was made of it at rest leaves one in the script's.
 
         torch refuses to assign such a gradient, and an optimizer to use it.
         """
@@ -134,7 +139,9 @@ class Held:
         return plain.detach()
 
     def twin(self) -> Tensor:
-        """Return a tensor of the same class over the script's own data, with the script's own attributes."""
+        """Return a tensor of the same class over the script's own data, with the script's own
+        attributes.
+        """
         tensor = self.tensor
         twin = torch.Tensor._make_subclass(type(tensor), self.plain(), tensor.requires_grad)
         vars(twin).update({k: v for k, v in vars(tensor).items() if k not in _COPYING})
@@ -164,7 +171,9 @@ class Held:
             self.own = self.other.to(self.own.dtype)
 
     def _take_over(self) -> None:
-        """Write into the other storage those elements of the own one that are not what became of it."""
+        """Write into the other storage those elements of the own one that are not what became of
+        it.
+        """
         written = _bits(self.other.to(self.own.dtype)) != _bits(self.own)
         self.other.copy_(torch.where(written, self.own.to(self.dtype), self.other))
 
@@ -176,9 +185,11 @@ class Held:
 
 @contextmanager
 def swapped(tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[None]:
-    """Hold ``tensors`` (leaves) and their gradients in ``dtype``; the same storages are back on exit.
+    """Hold ``tensors`` (leaves) and their gradients in ``dtype``; the same storages are back on
+    exit.
 
-    Tensors that share one storage share its copy. What changed meanwhile is rounded into the old storage.
+    Tensors that share one storage share its copy.
+    What changed meanwhile is rounded into the old storage.
     """
     swap = Swap()
     copies: dict[tuple[Any, ...], Tensor] = {}
@@ -245,7 +256,9 @@ def awake(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_awake(root: nn.Module) -> Iterator[None]:
-    """Have everything awake inside, whatever is updated: steps that are run again and undone see one format."""
+    """Have everything awake inside, whatever is updated:
+    steps that are run again and undone see one format.
+    """
     held_now = holders_in(root)
     with ExitStack() as undo:
         for held in held_now:
@@ -265,7 +278,9 @@ def _unpin(swap: Swap) -> None:
 
 @contextmanager
 def at_rest(root: nn.Module) -> Iterator[None]:
-    """Have parameters and buffers in the script's own formats inside: no step computes meanwhile."""
+    """Have parameters and buffers in the script's own formats inside:
+    no step computes meanwhile.
+    """
     with ExitStack() as undo:
         for held in holders_in(root):
             if not held.resting:
@@ -276,7 +291,9 @@ def at_rest(root: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def saved_plain(root: nn.Module) -> Iterator[None]:
-    """Have ``state_dict`` give what is held in the script's own format, at any root, also of one that is awake."""
+    """Have ``state_dict`` give what is held in the script's own format, at any root, also of one
+    that is awake.
+    """
     with ExitStack() as undo:
         for module in root.modules():
             if holders(_own_tensors(module)):
@@ -301,7 +318,9 @@ def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def round_into(old: Tensor, new: Tensor) -> None:
-    """Write into ``old`` those elements of ``new`` that are not ``old``'s in ``new``'s format, bit for bit."""
+    """Write into ``old`` those elements of ``new`` that are not ``old``'s in ``new``'s format,
+    bit for bit.
+    """
     new = new.to(old.device)
     changed = _bits(old.to(new.dtype)) != _bits(new)
     old.copy_(torch.where(changed, new.to(old.dtype), old))

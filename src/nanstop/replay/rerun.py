@@ -1,4 +1,6 @@
-"""The failing micro-batch once more: without instruments first, so that fidelity is measured and never assumed."""
+"""The failing micro-batch once more:
+without instruments first, so that fidelity is measured and never assumed.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ from nanstop.replay.step import Batch, Step, gradients_of
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One undone run. ``bad``: "loss", names of parameters with a bad gradient ("grad:NAME") or value ("param:NAME").
+    """One undone run. ``bad``: "loss", names of parameters with a bad gradient ("grad:NAME") or
+    value ("param:NAME").
 
-    ``grads``: the gradients by parameter name (kept on the device) where they were asked for. ``lengths``: how far the
-    update moved each of the parameters that were to be judged by that.
+    ``grads``: the gradients by parameter name (kept on the device) where they were asked for.
+    ``lengths``: how far the update moved each of the parameters that were to be judged by that.
     """
 
     loss: float | None
@@ -58,11 +61,13 @@ def attempt(
     in_float32: Mapping[str, float] | None = None,
     under: Under = nullcontext,
 ) -> Attempt:
-    """Run a micro-batch (with ``window``: all of them; with ``update``: and the optimizer update) and undo it bitwise.
+    """Run a micro-batch (with ``window``: all of them;
+    with ``update``: and the optimizer update) and undo it bitwise.
 
-    ``under`` gives the context to run in, entered inside the isolation. ``in_float32``: how far the update should move
-    parameters, by name; one that is moved out of all proportion to it is bad. Synchronises the device. Raises nothing but
-    ``KeyboardInterrupt`` and the like: what the loss raises is in ``error``.
+    ``under`` gives the context to run in, entered inside the isolation. ``in_float32``: how far the
+    update should move parameters, by name; one that is moved out of all proportion to it is bad.
+    Synchronises the device. Raises nothing but ``KeyboardInterrupt`` and the like: what the loss
+    raises is in ``error``.
     """
     began = time.perf_counter()
     loss: Tensor | None = None
@@ -123,7 +128,9 @@ def _bad(loss: Tensor | None, grads: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def _digest(loss: Tensor | None, grads: Iterable[Tensor], error: BaseException | None) -> str:
-    """Return a digest of the loss and of each gradient's norm and sum, bit for bit; or of what was raised."""
+    """Return a digest of the loss and of each gradient's norm and sum, bit for bit;
+    or of what was raised.
+    """
     if error is not None:
         return hashlib.sha256(f"{type(error).__name__}: {error}".encode()).hexdigest()[:16]
     scalars = [in_float64(loss.detach().sum())] if loss is not None else []
@@ -133,7 +140,9 @@ def _digest(loss: Tensor | None, grads: Iterable[Tensor], error: BaseException |
 
 
 def _hashed(scalars: Sequence[Tensor]) -> str:
-    """Return a digest of float64 scalars, every NaN the same; "" where none is finite, so that all would look alike."""
+    """Return a digest of float64 scalars, every NaN the same;
+    "" where none is finite, so that all would look alike.
+    """
     values = torch.stack([s.to(scalars[0].device) for s in scalars]).tolist() if scalars else []
     if not any(map(math.isfinite, values)):
         return ""
@@ -154,10 +163,10 @@ def rerun(
 ) -> Replay:
     """Return how faithfully the failing micro-batch fails again, unmodified.
 
-    bitwise: every run has the same digest and the loss that training saw. same_failure: it fails each time, with other
-    bits, or nothing of it is finite that could be compared. different: sometimes. not_reproduced: never. All but the
-    first run note what modules return, for of losses and gradients that are all NaN one is as another.
-    ``in_float32``: see ``attempt``.
+    bitwise: every run has the same digest and the loss that training saw. same_failure: it fails
+    each time, with other bits, or nothing of it is finite that could be compared. different:
+    sometimes. not_reproduced: never. All but the first run note what modules return, for of losses
+    and gradients that are all NaN one is as another. ``in_float32``: see ``attempt``.
     """
     notes = [_ModuleOutputs() for _ in range(times - 1)]
     conditions = (nullcontext, *(note.taken for note in notes))
@@ -195,7 +204,9 @@ def rerun(
 
 
 class _ModuleOutputs:
-    """Notes a digest of what each module returns, of its finite values. Not of compiled code, which calls no module."""
+    """Notes a digest of what each module returns, of its finite values.
+    Not of compiled code, which calls no module.
+    """
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []
@@ -221,7 +232,9 @@ class _ModuleOutputs:
 
 
 class _Draws(TorchFunctionMode):
-    """Looks for calls that are given a random generator other than torch's own, which a replay cannot put back."""
+    """Looks for calls that are given a random generator other than torch's own, which a replay
+    cannot put back.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +248,9 @@ class _Draws(TorchFunctionMode):
 
 
 def _draws_privately(step: Step, micro: int, *, update: bool) -> bool:
-    """Return whether the step draws from a generator of the run's own. Runs it once more; compiled code is not looked into."""
+    """Return whether the step draws from a generator of the run's own. Runs it once more;
+    compiled code is not looked into.
+    """
     draws = _Draws()
     if not step.facts.compiled:
         attempt(step, micro, update=update, under=lambda: draws)
@@ -247,7 +262,9 @@ def _same_number(first: float, second: float | None) -> bool:
 
 
 def _eager(step: Step, micro: int, *, update: bool) -> Finiteness:
-    """Return whether the step is finite with compiled code switched off; unknown where nothing is compiled."""
+    """Return whether the step is finite with compiled code switched off;
+    unknown where nothing is compiled.
+    """
     if not step.facts.compiled or update:
         return "unknown"
     return "nonfinite" if attempt(step, micro, under=eager).failed else "finite"

@@ -1,4 +1,6 @@
-"""The way back from weights that an update breaks: a snapshot now and then, and the windows since."""
+"""The way back from weights that an update breaks:
+a snapshot now and then, and the windows since.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Rewind:
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
-        """Parameters, optimizer state and scaler are the snapshot's inside, the present ones after it."""
+        """Parameters, optimizer state and scaler are the snapshot's inside, the present ones
+        after it.
+        """
         with self.snapshot.loaded():
             yield
 
@@ -38,18 +42,21 @@ class Rewind:
 
 @dataclass(slots=True)
 class SnapshotKeeper:
-    """Keeps a way back: a snapshot, taken before update 0 and then again and again, and the windows since, by reference.
+    """Keeps a way back: a snapshot, taken before update 0 and then again and again, and the windows
+    since, by reference.
 
-    One that lacks what the optimizer trains by now is taken anew. Beside the first, snapshots take ``time_share`` of the
-    run's time at most, and no less where it can: one that costs as much as a step comes every 200 updates.
-    Where the way back would end before the next one is due, because ``max_windows`` updates were made since or the
-    batches and notes of the windows hold ``max_window_bytes``, the next may come earlier, as long as all of them take
-    ``late_share``: a run whose snapshot costs up to five steps always has a way back of 512 updates. Where that is too
-    little as well, there is none from the end of the windows until it is enough.
+    One that lacks what the optimizer trains by now is taken anew. Beside the first, snapshots take
+    ``time_share`` of the run's time at most, and no less where it can: one that costs as much as a
+    step comes every 200 updates. Where the way back would end before the next one is due, because
+    ``max_windows`` updates were made since or the batches and notes of the windows hold
+    ``max_window_bytes``, the next may come earlier, as long as all of them take ``late_share``: a
+    run whose snapshot costs up to five steps always has a way back of 512 updates. Where that is
+    too little as well, there is none from the end of the windows until it is enough.
 
-    ``reason``: why there is no way back, else "". A snapshot reads every trained value once (0.2 ns each on one core) and
-    copies it with the optimizer's state to the host (0.5 to 1 ns, and 5 where memory is new); it is left out where that needs more than
-    ``memory_share`` of the free memory. ``clock``: seconds.
+    ``reason``: why there is no way back, else "". A snapshot reads every trained value once (0.2 ns
+    each on one core) and copies it with the optimizer's state to the host (0.5 to 1 ns, and 5 where
+    memory is new); it is left out where that needs more than ``memory_share`` of the free memory.
+    ``clock``: seconds.
     """
 
     free_bytes: Callable[[], int]
@@ -71,7 +78,9 @@ class SnapshotKeeper:
     _num_since: int = 0
 
     def before_update(self, trainable: Callable[[], Trainable], step: Step) -> None:
-        """Note that the update of ``step`` is about to be applied; ``trainable`` is asked for only when it is time."""
+        """Note that the update of ``step`` is about to be applied;
+        ``trainable`` is asked for only when it is time.
+        """
         if self._num_updates == 0:
             self._started = self.clock()
         if self._due():
@@ -100,7 +109,8 @@ class SnapshotKeeper:
         if self.snapshot is not None and not self.snapshot.is_whole():
             self.forget()
             return True
-        # An update may be ruined by what was rounded away in some before it: the way back must begin before those.
+        # An update may be ruined by what was rounded away in some before it:
+        # the way back must begin before those.
         if self.snapshot is not None and self._num_since < self.least_updates:
             return False
         # What stood in the way may have gone; asking again is cheap, but not on every update.

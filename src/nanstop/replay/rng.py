@@ -17,7 +17,9 @@ from nanstop.numerics.accelerator import random_states, set_random_states
 
 @dataclass(frozen=True, slots=True)
 class RngState:
-    """``torch``: uint8 CPU tensor; ``devices``: one tensor for each device of the accelerator in use."""
+    """``torch``: uint8 CPU tensor;
+    ``devices``: one tensor for each device of the accelerator in use.
+    """
 
     torch: Tensor
     python: tuple[Any, ...]

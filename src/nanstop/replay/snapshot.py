@@ -1,4 +1,6 @@
-"""Copies to go back to: of the trainable state (``Snapshot``, ``Rewind``) and of buffers that a forward moves."""
+"""Copies to go back to: of the trainable state (``Snapshot``, ``Rewind``) and of buffers that a
+forward moves.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +69,11 @@ class _Kept:
 
 
 class Snapshot:
-    """Parameters, optimizer state and scaler as they are now; copies on ``device`` (None: where each tensor is).
+    """Parameters, optimizer state and scaler as they are now;
+    copies on ``device`` (None: where each tensor is).
 
-    Copying from CUDA to host memory synchronises the device. ``spent``: an earlier one whose memory is used again, which
-    is not to be used any more.
+    Copying from CUDA to host memory synchronises the device. ``spent``: an earlier one whose memory
+    is used again, which is not to be used any more.
     """
 
     def __init__(
@@ -116,11 +119,14 @@ class Snapshot:
         return nonfinite({name: kept.copy for name, kept in self.parameters.items()})
 
     def is_whole(self) -> bool:
-        """Return whether the optimizer trains the same parameters as then: none unfrozen, frozen, added or removed."""
+        """Return whether the optimizer trains the same parameters as then:
+        none unfrozen, frozen, added or removed.
+        """
         return _trained(self.trainable.optimizer) == self._trained
 
     def restore(self) -> None:
-        """Put everything back bitwise, into the same tensors, at the versions that they have; state made since then goes.
+        """Put everything back bitwise, into the same tensors, at the versions that they have;
+        state made since then goes.
 
         Groups that the optimizer was given since then stay as they are.
         """
@@ -143,7 +149,9 @@ class Snapshot:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Be at the snapshot inside the context and back at the present state, bitwise, after it."""
+        """Be at the snapshot inside the context and back at the present state, bitwise, after
+        it.
+        """
         with self._trained_as_then(), versions_kept(self.trainable.tensors()):
             present = Snapshot(self.trainable)
             self.restore()
@@ -154,7 +162,9 @@ class Snapshot:
 
     @contextmanager
     def _trained_as_then(self) -> Iterator[None]:
-        """Take out the groups that the optimizer was given since then, and what was unfrozen or frozen since."""
+        """Take out the groups that the optimizer was given since then, and what was unfrozen or
+        frozen since.
+        """
         groups = self.trainable.optimizer.param_groups if self.trainable.optimizer else []
         moved = [
             p
@@ -173,7 +183,9 @@ class Snapshot:
 
 
 def ready_scaler(scaler: Any) -> None:
-    """Forget that gradients were unscaled in this window, so that they can be made and unscaled again."""
+    """Forget that gradients were unscaled in this window, so that they can be made and unscaled
+    again.
+    """
     if scaler is not None:
         scaler._per_optimizer_states.clear()
 
@@ -213,10 +225,12 @@ _COMPARED = 4
 
 
 class BufferNotes:
-    """Copies of a model's buffers that follow those a forward moves, at the cost of a version read each.
+    """Copies of a model's buffers that follow those a forward moves, at the cost of a version read
+    each.
 
-    Returns to an earlier note put back values that a bad forward left behind (running statistics). The first notes
-    compare values as well, which synchronises the device: what is written through ``data`` is always copied from then on.
+    Returns to an earlier note put back values that a bad forward left behind (running statistics).
+    The first notes compare values as well, which synchronises the device: what is written through
+    ``data`` is always copied from then on.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -231,7 +245,9 @@ class BufferNotes:
         self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
 
     def note(self) -> tuple[_BufferNote, ...]:
-        """Return the buffers as they are now; only those that moved since the last note are copied."""
+        """Return the buffers as they are now;
+        only those that moved since the last note are copied.
+        """
         if self._num_compared < _COMPARED:
             self._num_compared += 1
             self._compare()
@@ -249,7 +265,9 @@ class BufferNotes:
 
     @contextmanager
     def kept(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
-        """Undo on exit what is done to the buffers inside, and to tensors of earlier ``notes`` that take their place."""
+        """Undo on exit what is done to the buffers inside, and to tensors of earlier ``notes``
+        that take their place.
+        """
         present, seen = [holder[name] for holder, name in self._places], list(self._seen)
         tensors = self._tensors(*notes)
         held = [TensorMemory.of(tensor) for tensor in tensors]
@@ -265,7 +283,9 @@ class BufferNotes:
 
     @contextmanager
     def rewritten(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
-        """Let last what is done to the buffers inside, as if the script's own run had left it: at their versions now."""
+        """Let last what is done to the buffers inside, as if the script's own run had left it:
+        at their versions now.
+        """
         with versions_kept(self._tensors(*notes)):
             yield
         # Versions say no more what has moved.

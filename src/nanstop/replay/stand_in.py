@@ -1,8 +1,9 @@
 """Attributes that stand in on a module and that none of its copies has.
 
-A pickle, ``copy.deepcopy`` and ``copy.copy`` of a module ask the instance for ``__getstate__``, and for ``__reduce_ex__``
-and ``__deepcopy__`` where its class has its own: those show the module as it is without what stands in on it. So a copy
-is of the script's own classes, and is loaded where there is no nanstop.
+A pickle, ``copy.deepcopy`` and ``copy.copy`` of a module ask the instance for ``__getstate__``, and
+for ``__reduce_ex__`` and ``__deepcopy__`` where its class has its own: those show the module as it
+is without what stands in on it. So a copy is of the script's own classes, and is loaded where there
+is no nanstop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _ASKED = ("__getstate__", "__reduce_ex__", "__deepcopy__")
 
 @contextmanager
 def standing_in(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Have ``value`` as an attribute of the instance; what was there, or nothing, is back on exit."""
+    """Have ``value`` as an attribute of the instance;
+    what was there, or nothing, is back on exit.
+    """
     plain = _Plain.of(module)
     plain.earlier.setdefault(name, []).append(vars(module).get(name, NOTHING))
     try:
@@ -32,7 +35,9 @@ def standing_in(module: nn.Module, name: str, value: Any) -> Iterator[None]:
 
 
 class _Plain:
-    """A module as it is without what stands in on it. ``earlier``: by attribute, what each stand-in found there."""
+    """A module as it is without what stands in on it.
+    ``earlier``: by attribute, what each stand-in found there.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -77,6 +82,8 @@ class _Answer:
 
 
 def _is_asked(kind: type, name: str) -> bool:
-    """Return whether a class answers by a method of its own; ``nn.Module`` leads all others to ``__getstate__``."""
+    """Return whether a class answers by a method of its own;
+    ``nn.Module`` leads all others to ``__getstate__``.
+    """
     own = getattr(kind, name, None)
     return own is not None and (name == "__getstate__" or own is not getattr(nn.Module, name, None))

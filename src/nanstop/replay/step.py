@@ -1,4 +1,5 @@
-"""The one seam to the outside: a ``Step`` that can be run again, and a ``ModelView`` that remedies act through.
+"""The one seam to the outside: a ``Step`` that can be run again, and a ``ModelView`` that remedies
+act through.
 
 Adapters make these; everything else (replay, tracing, localization, trials, redo) only uses them.
 """
@@ -21,11 +22,14 @@ from nanstop.replay.undo import attributes_kept, without_gradients
 from nanstop.replay.untouched import versions_kept
 
 Batch = Mapping[str, Any]
-"""A prepared micro-batch as the model's loss receives it; positionals without a name are ``arg0``, ``arg1``, ..."""
+"""A prepared micro-batch as the model's loss receives it;
+positionals without a name are ``arg0``, ``arg1``, ...
+"""
 
 
 class ModelView(Protocol):
-    """What a remedy or the tracer must know of a model, without importing the library that built it.
+    """What a remedy or the tracer must know of a model, without importing the library that built
+    it.
 
     Module names everywhere in nanstop are those of ``root.named_modules()``.
     """
@@ -41,7 +45,9 @@ class ModelView(Protocol):
         ...
 
     def attention(self) -> str | None:
-        """Return the attention kernel in use (``eager``, ``sdpa``, ...), or None if the model has no such switch."""
+        """Return the attention kernel in use (``eager``, ``sdpa``, ...), or None if the model
+        has no such switch.
+        """
         ...
 
     def attention_choices(self) -> tuple[str, ...]:
@@ -73,11 +79,15 @@ class ModelView(Protocol):
         ...
 
     def token_ids(self, batch: Batch) -> Tensor | None:
-        """Return the ids [batch, tokens] that enter the embedding, or None where the batch does not show them."""
+        """Return the ids [batch, tokens] that enter the embedding, or None where the batch does
+        not show them.
+        """
         ...
 
     def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
-        """Return logits [batch, tokens, vocab] of ``ids`` for the causality probe, without gradients; None if not causal."""
+        """Return logits [batch, tokens, vocab] of ``ids`` for the causality probe, without
+        gradients; None if not causal.
+        """
         ...
 
 
@@ -100,10 +110,12 @@ def undone(
     buffers: BufferNotes,
     notes: Iterable[Any] = (),
 ) -> Iterator[None]:
-    """Undo on exit what runs inside change of a model: what every host's ``Step.isolated`` is made of.
+    """Undo on exit what runs inside change of a model:
+    what every host's ``Step.isolated`` is made of.
 
-    That is random state, modes, buffers (``notes``: those that runs inside go back to), what ``changed`` holds, and the
-    gradients of ``leaves``, which are None on entry. Nothing is at another version than before.
+    That is random state, modes, buffers (``notes``: those that runs inside go back to), what
+    ``changed`` holds, and the gradients of ``leaves``, which are None on entry. Nothing is at
+    another version than before.
     """
     with (
         unheard(),
@@ -122,9 +134,10 @@ def undone(
 class Step(Protocol):
     """One optimizer step of the host: its accumulation window, which can be run again exactly.
 
-    ``batches``: one prepared micro-batch each, by reference. ``losses``: the raw loss that each first gave (detached,
-    before any log filter; None where it raised). ``is_local``: whether a run takes no other process to it.
-    ``rates``: the learning rate of each group in this step, () where there is no update.
+    ``batches``: one prepared micro-batch each, by reference. ``losses``: the raw loss that each
+    first gave (detached, before any log filter; None where it raised). ``is_local``: whether a run
+    takes no other process to it. ``rates``: the learning rate of each group in this step, () where
+    there is no update.
     """
 
     id: StepId
@@ -136,27 +149,34 @@ class Step(Protocol):
     rates: tuple[Any, ...]
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
-        """Forward and backward of micro-batch ``micro`` as the host does it, from the RNG state noted then.
+        """Forward and backward of micro-batch ``micro`` as the host does it, from the RNG state
+        noted then.
 
-        Gradients are added to ``.grad``. Returns the detached raw loss. ``batch`` replaces the recorded one (a dropped
-        sample). Raises what the host's loss raises.
+        Gradients are added to ``.grad``. Returns the detached raw loss. ``batch`` replaces the
+        recorded one (a dropped sample). Raises what the host's loss raises.
         """
         ...
 
     def update(self) -> None:
-        """Apply the optimizer update as the host would (unscale, clip, step), with the learning rates of this step."""
+        """Apply the optimizer update as the host would (unscale, clip, step), with the learning
+        rates of this step.
+        """
         ...
 
     def isolated(self, *, with_update: bool = False) -> AbstractContextManager[None]:
-        """Undo on exit, bitwise, everything that runs inside it change: RNG, gradients, buffers, host bookkeeping.
+        """Undo on exit, bitwise, everything that runs inside it change:
+        RNG, gradients, buffers, host bookkeeping.
 
-        Gradients start as None inside. ``with_update`` also keeps parameters, optimizer state and scaler.
+        Gradients start as None inside.
+        ``with_update`` also keeps parameters, optimizer state and scaler.
         """
         ...
 
 
 def parameters_of(view: ModelView) -> dict[str, Tensor]:
-    """Return every parameter of the model and of its optimizer once, by name; those without one as ``parameter 0``."""
+    """Return every parameter of the model and of its optimizer once, by name;
+    those without one as ``parameter 0``.
+    """
     named: dict[str, Tensor] = dict(view.root.named_parameters())
     known = {id(parameter) for parameter in named.values()}
     groups = view.optimizer.param_groups if view.optimizer is not None else ()

@@ -1,8 +1,9 @@
-"""What was there is there again: attributes and entries of dicts, put back as the objects that they are now.
+"""What was there is there again:
+attributes and entries of dicts, put back as the objects that they are now.
 
-What a run writes *into* tensors takes more: ``untouched`` puts back values and versions, ``snapshot`` what an update
-changes, ``borrowed`` what is not known beforehand, ``rng`` random states. ``held`` lends a tensor another format: what
-becomes of it meanwhile is to stay.
+What a run writes *into* tensors takes more: ``untouched`` puts back values and versions,
+``snapshot`` what an update changes, ``borrowed`` what is not known beforehand, ``rng`` random
+states. ``held`` lends a tensor another format: what becomes of it meanwhile is to stay.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def attributes_kept(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
 
 @contextmanager
 def exchanged(table: dict[str, Any], entries: Mapping[str, Any]) -> Iterator[None]:
-    """Have ``entries`` in a dict, the own attributes of an object perhaps; what was there, or nothing, is back on exit."""
+    """Have ``entries`` in a dict, the own attributes of an object perhaps;
+    what was there, or nothing, is back on exit.
+    """
     before = {name: table.get(name, NOTHING) for name in entries}
     put(table, entries)
     try:

@@ -1,7 +1,8 @@
 """Nothing that a script may hold a graph of moves: versions and values of its tensors, put back.
 
-Autograd refuses a backward through a tensor whose version is not the one that it was saved with, whatever its values
-are. What nanstop runs again writes tensors of the script in place; afterwards their versions are what they were.
+Autograd refuses a backward through a tensor whose version is not the one that it was saved with,
+whatever its values are. What nanstop runs again writes tensors of the script in place; afterwards
+their versions are what they were.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 @contextmanager
 def versions_kept(tensors: Iterable[Tensor | None]) -> Iterator[None]:
-    """Have every tensor at the same version on exit as on entry, whatever wrote it meanwhile. No device work.
+    """Have every tensor at the same version on exit as on entry, whatever wrote it meanwhile.
+    No device work.
 
     Whoever puts values back, or writes what the script's own run would have left, does it inside.
     """
@@ -34,7 +36,9 @@ def versions_kept(tensors: Iterable[Tensor | None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class TensorMemory:
-    """A tensor, the memory that it is in, and a copy of all that lies there: other tensors may be views of it."""
+    """A tensor, the memory that it is in, and a copy of all that lies there:
+    other tensors may be views of it.
+    """
 
     tensor: Tensor
     place: Tensor
@@ -48,7 +52,9 @@ class TensorMemory:
         return cls(tensor, tensor.data, memory, memory.clone())
 
     def put_back(self) -> None:
-        """Have the tensor in its memory again, and there what was in it; its version does not move."""
+        """Have the tensor in its memory again, and there what was in it;
+        its version does not move.
+        """
         if address(self.tensor) != address(self.place):
             self.tensor.data = self.place
         with torch.no_grad():
@@ -56,7 +62,9 @@ class TensorMemory:
 
 
 def address(tensor: Tensor) -> int:
-    """Return what tells a tensor's memory from any other's while it is in use; 0 where it has none of its own."""
+    """Return what tells a tensor's memory from any other's while it is in use;
+    0 where it has none of its own.
+    """
     if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
         return 0
     try:
@@ -66,7 +74,9 @@ def address(tensor: Tensor) -> int:
 
 
 def _memory(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor's storage; the tensor itself where it has none (sparse, sharded)."""
+    """Return the bytes of a tensor's storage;
+    the tensor itself where it has none (sparse, sharded).
+    """
     # It has a version of its own: what is written through it does not move the tensor's.
     data = tensor.data
     if not address(data):
@@ -81,12 +91,16 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor; of an expanded one each element once, for no other can be written."""
+    """Return a copy of a tensor; of an expanded one each element once, for no other can be
+    written.
+    """
     return _once(tensor.detach()).clone()
 
 
 def holds(tensor: Tensor, copy: Tensor) -> bool:
-    """Return whether a tensor holds the very bits of what ``copy_of`` has returned. Synchronises the device."""
+    """Return whether a tensor holds the very bits of what ``copy_of`` has returned.
+    Synchronises the device.
+    """
     present = _once(tensor.detach())
     if (present.dtype, present.shape, present.device) != (copy.dtype, copy.shape, copy.device):
         return False

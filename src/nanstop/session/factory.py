@@ -31,7 +31,9 @@ def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
 
 
 def run_store(out: str | os.PathLike[str] | None = None) -> Store:
-    """Return the store of this run, begun anew unless ``nanstop run`` has begun it in a process above."""
+    """Return the store of this run, begun anew unless ``nanstop run`` has begun it in a process
+    above.
+    """
     run_id = os.environ.get("NANSTOP_RUN")
     keeps_series = os.environ.get(SERIES_VARIABLE) == "1" and is_first()
     store = Store(incident_folder(out), run_id, keeps_series=keeps_series)
@@ -54,7 +56,8 @@ def opener(
     plan: PrecisionPlan | None = None,
     opened: Callable[[Session], None] = lambda _: None,
 ) -> OpenSession:
-    """Return what hosts call to open a session. ``opened`` is told of each training. Torch is imported by then.
+    """Return what hosts call to open a session. ``opened`` is told of each training.
+    Torch is imported by then.
 
     ``plan``: what a session is to put in force when it is told to prepare.
     """

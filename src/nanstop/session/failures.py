@@ -1,7 +1,7 @@
 """The only file that knows the order: capture, replay, localize, diagnose, prove, decide.
 
-Nothing here has an effect: what is to be told, written and put in force is the session's, which imports this with the
-first failure of a run.
+Nothing here has an effect: what is to be told, written and put in force is the session's, which
+imports this with the first failure of a run.
 """
 
 from __future__ import annotations
@@ -45,15 +45,19 @@ if TYPE_CHECKING:
 _MAX_NAMED = 8
 
 _EACH_LOOKED_INTO = 3
-"""Failures of a row whose updates are left out; of those that follow each one whose number is a power of two."""
+"""Failures of a row whose updates are left out;
+of those that follow each one whose number is a power of two.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What a failure comes to: its report, whose last entry says what to do, to be kept under ``key``.
+    """What a failure comes to: its report, whose last entry says what to do, to be kept under
+    ``key``.
 
-    A new one has no id yet. ``atoms``: remedies by micro-batch of a window that is redone. ``like_the_last``: it was
-    folded unseen into one that was left alone. ``interrupt``: to be raised once it is written down.
+    A new one has no id yet. ``atoms``: remedies by micro-batch of a window that is redone.
+    ``like_the_last``: it was folded unseen into one that was left alone. ``interrupt``: to be
+    raised once it is written down.
     """
 
     report: Report
@@ -122,7 +126,9 @@ class Failures:
         bad_state: Sequence[str],
         can_skip: bool,
     ) -> Conclusion | None:
-        """Investigate a failure, as ``WatchedRun.failed`` says. None: it is explained, and there is nothing left to decide."""
+        """Investigate a failure, as ``WatchedRun.failed`` says.
+        None: it is explained, and there is nothing left to decide.
+        """
         now = FailurePoint.of(step, signals, can_skip=can_skip)
         known = self.known.explaining(bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
@@ -151,8 +157,8 @@ class Failures:
     ) -> Conclusion | tuple[str, ...]:
         """Investigate an update that a rehearsal says will ruin weights.
 
-        Where that cannot be run, what is ``expected`` counts as far as it is not finite. Otherwise returns why the
-        update could not be judged, () where the whole of it ruins nothing.
+        Where that cannot be run, what is ``expected`` counts as far as it is not finite. Otherwise
+        returns why the update could not be judged, () where the whole of it ruins nothing.
         """
         found = Investigation(facts=self._run.facts, at=step.id, phase="optimizer", signals=())
         case = found.stage("capture", lambda: pending_case(step, rewind))
@@ -177,7 +183,9 @@ class Failures:
             return self._decide(found, now, None)
 
     def _is_one_more(self, latest: Report) -> bool:
-        """Return whether a failure that looks like the last is taken for it: a long row is looked into ever more seldom."""
+        """Return whether a failure that looks like the last is taken for it: a long row is
+        looked into ever more seldom.
+        """
         row = self._state.skips_in_a_row
         skipped = latest.audit[-1].action.kind == "skip"
         return skipped and row > _EACH_LOOKED_INTO and row & (row - 1) != 0
@@ -210,7 +218,8 @@ class Failures:
         if step is None:
             return None
         if self._run.facts.world_size > 1:
-            # An update of one rank's own gradients is none that the run has made: there is no way back here.
+            # An update of one rank's own gradients is none that the run has made:
+            # there is no way back here.
             rewind = None
             if not _runs_alone(found, step):
                 return None
@@ -249,7 +258,9 @@ class Failures:
         case: FailingStep | None = None,
         proof: Proof | None = None,
     ) -> Conclusion:
-        """Fold a repeat into the report of the first: its remedy is used, unless it has a ``proof`` of its own."""
+        """Fold a repeat into the report of the first:
+        its remedy is used, unless it has a ``proof`` of its own.
+        """
         key = self.known.key_of(known)
         if proof is None and not names_samples(known):
             proof = known.proof
@@ -288,7 +299,9 @@ class Failures:
         return action
 
     def _passes(self, case: FailingStep, known: Report) -> bool:
-        """Return whether the remedy proven for the earlier failure passes here too (True where none was found then)."""
+        """Return whether the remedy proven for the earlier failure passes here too (True where
+        none was found then).
+        """
         if names_samples(known):
             return case.phase != "forward"
         atoms = known.proof.minimal if known.proof else ()
@@ -310,7 +323,9 @@ def _runs_alone(found: Investigation, step: Step) -> bool:
 
 
 def _present(facts: RunFacts, step: Step | None) -> RunFacts:
-    """Return the facts of a run as they are in a step: layers may have been unfrozen or cast, the learning rate moved."""
+    """Return the facts of a run as they are in a step:
+    layers may have been unfrozen or cast, the learning rate moved.
+    """
     if step is None:
         return facts
     optimizer, rates = facts.optimizer, [r for r in step.rates if isinstance(r, float)]
@@ -322,7 +337,9 @@ def _present(facts: RunFacts, step: Step | None) -> RunFacts:
 
 
 def _redone(action: Action, case: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:
-    """Return the remedies of each micro-batch of a window that is redone; one that is adopted is in force by then."""
+    """Return the remedies of each micro-batch of a window that is redone;
+    one that is adopted is in force by then.
+    """
     if action.kind not in ("redo", "quarantine") or case is None:
         return {}
     return {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}

@@ -11,8 +11,8 @@ from nanstop.store.summary import by_weight, finding_row
 _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
 """What the run itself shows soon enough, and what does no harm if it does not.
 
-Updates of bfloat16 weights are measured (NS111). Weights that are not finite spoil the first step that reads them, and
-stand beside that failure.
+Updates of bfloat16 weights are measured (NS111). Weights that are not finite spoil the first step
+that reads them, and stand beside that failure.
 """
 
 
@@ -37,7 +37,9 @@ class Findings:
             self.found(finding)
 
     def measured(self, finding: Diagnosis) -> None:
-        """Tell once what was measured, in place of what was only to be expected, which has no place."""
+        """Tell once what was measured, in place of what was only to be expected, which has no
+        place.
+        """
         told = [one for one in self.all if one.code == finding.code]
         new = finding.seen is not None and not any(one.seen for one in told)
         if not told or new or (finding.where and not any(one.where for one in told)):

@@ -1,4 +1,6 @@
-"""What stands in for a session up to the first update of a training, and breaks the training off there."""
+"""What stands in for a session up to the first update of a training, and breaks the training off
+there.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ T = TypeVar("T")
 
 
 class FirstWindow(OffSession):
-    """Hands the first window that can be run again, healthy or not, to ``meet``, which does not return.
+    """Hands the first window that can be run again, healthy or not, to ``meet``, which does not
+    return.
 
-    ``meet`` is given None where there is none before the first update, and what a window has raised.
+    ``meet`` is given None where there is none before the first update, and what a window has
+    raised.
     """
 
     def __init__(self, meet: Callable[[Step | None, BaseException | None], NoReturn]) -> None:
@@ -60,8 +64,8 @@ class _Halt(BaseException):
 def first_window(job: Callable[[Step], T], train: Callable[[OpenSession], object]) -> T:
     """Return what ``job`` returns of the first window of a training, which goes no further.
 
-    ``train``: begins it under a watch with the opener it is given. Raises what the job or the window raised, and
-    ``NanstopError`` where no window could be run again.
+    ``train``: begins it under a watch with the opener it is given. Raises what the job or the
+    window raised, and ``NanstopError`` where no window could be run again.
     """
     answers: list[T] = []
     errors: list[BaseException] = []

@@ -13,7 +13,9 @@ from nanstop.records import Series
 _KEPT = 512
 
 WHOLE = 200_000
-"""Values kept of each series where the whole run is to be recorded; a 0-dim tensor on a GPU takes 512 bytes."""
+"""Values kept of each series where the whole run is to be recorded;
+a 0-dim tensor on a GPU takes 512 bytes.
+"""
 
 _OBJECTIVE = (
     "reward",
@@ -26,13 +28,17 @@ _OBJECTIVE = (
     "objective/",
     "val/ratio",
 )
-"""What the metrics begin with by which trainers of preferences and policies log how their objective stands."""
+"""What the metrics begin with by which trainers of preferences and policies log how their
+objective stands.
+"""
 _NUM_METRICS = 64
 _KEPT_OF_METRICS = 64
 
 
 class History:
-    """Named series of (step, value), the last ``kept`` of each. A value may be a 0-dim tensor: it is read only when a record is made."""
+    """Named series of (step, value), the last ``kept`` of each. A value may be a 0-dim tensor:
+    it is read only when a record is made.
+    """
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._kept = kept
@@ -40,14 +46,17 @@ class History:
         self._num_metrics = 0
 
     def add(self, name: str, step: int, value: Any) -> None:
-        """Append a number or a detached 0-dim tensor, which must not change afterwards. No synchronisation."""
+        """Append a number or a detached 0-dim tensor, which must not change afterwards.
+        No synchronisation.
+        """
         self._rows.setdefault(name, deque(maxlen=self._kept)).append((step, value))
 
     def log(self, step: int, entry: Mapping[str, Any]) -> None:
-        """Append the metrics of the objective that a trainer has logged; one that it left empty is NaN.
+        """Append the metrics of the objective that a trainer has logged;
+        one that it left empty is NaN.
 
-        The last 64 of each (all where the whole run is kept), of 64 metrics at most: a reward function may invent new
-        ones at every step.
+        The last 64 of each (all where the whole run is kept), of 64 metrics at most: a reward
+        function may invent new ones at every step.
         """
         for name, value in entry.items():
             if not name.startswith(_OBJECTIVE) or not isinstance(value, int | float | None):
@@ -76,7 +85,9 @@ class History:
         return self._records(None)
 
     def recent(self) -> tuple[Series, ...]:
-        """Return the end of every series, ``_KEPT`` values of it however many are kept. Synchronises as ``records``."""
+        """Return the end of every series, ``_KEPT`` values of it however many are kept.
+        Synchronises as ``records``.
+        """
         return self._records(_KEPT)
 
     def _records(self, most: int | None) -> tuple[Series, ...]:

@@ -1,4 +1,6 @@
-"""One failure, stage by stage. A stage that cannot be completed becomes a line of the report; the others still count."""
+"""One failure, stage by stage. A stage that cannot be completed becomes a line of the report;
+the others still count.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ _UNKNOWN = Environment(nanstop="unknown", python="unknown")
 
 @dataclass(slots=True, kw_only=True)
 class Investigation:
-    """What is known of a failure so far. ``failures``: stages that did not complete, with the reason."""
+    """What is known of a failure so far.
+    ``failures``: stages that did not complete, with the reason.
+    """
 
     facts: RunFacts
     at: StepId
@@ -76,7 +80,9 @@ class Investigation:
         return FailureKey(kind="exception" if self.raised else "nan", phase=self.phase)
 
     def stage(self, name: str, work: Callable[[], T]) -> T | None:
-        """Return what a stage gives, or None with its error noted: nanstop is never the reason a run dies."""
+        """Return what a stage gives, or None with its error noted:
+        nanstop is never the reason a run dies.
+        """
         try:
             return work()
         except NanstopError as error:
@@ -86,7 +92,9 @@ class Investigation:
         return None
 
     def look(self, case: FailingStep) -> None:
-        """Replay the case without instruments, then localize it. Call inside ``case.in_place()``."""
+        """Replay the case without instruments, then localize it.
+        Call inside ``case.in_place()``.
+        """
         self.at = replace(case.step.id, micro=case.micro)
         self.batch = self.stage("batch", lambda: _facts_around(case)) or ()
         self.odd_weights = self.stage("weights", lambda: _large_weights(case)) or ()
@@ -125,7 +133,9 @@ class Investigation:
         return self.replay is not None and not self.is_steady
 
     def explain(self, series: History) -> None:
-        """Make the incident's record, yet without an id, and diagnose it. Synchronises the device as ``series`` is read."""
+        """Make the incident's record, yet without an id, and diagnose it. Synchronises the
+        device as ``series`` is read.
+        """
         self.incident = Incident(
             id="",
             at=self.at,
@@ -160,7 +170,9 @@ class Investigation:
         self.failures += examined.failures
 
     def prove(self, case: FailingStep, policy: Policy) -> None:
-        """Try the candidate remedies of the diagnoses on the case. Call inside ``case.in_place()``."""
+        """Try the candidate remedies of the diagnoses on the case.
+        Call inside ``case.in_place()``.
+        """
         candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
             candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
         )
@@ -189,7 +201,9 @@ class Investigation:
 
 
 def _facts_around(case: FailingStep) -> tuple[BatchFact, ...]:
-    """Return what the failing micro-batch holds, then what the ones nearest to it in its window do."""
+    """Return what the failing micro-batch holds, then what the ones nearest to it in its window
+    do.
+    """
     batches = case.step.batches
     nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - case.micro))
     return tuple(fact for m in nearest[:_MAX_FACTS] for fact in batch_facts(batches[m], m))
@@ -201,7 +215,9 @@ def _large_weights(case: FailingStep) -> tuple[TensorStats, ...]:
 
 
 def _too_long(case: FailingStep) -> Localization:
-    """Return where an update fails of which every number is finite: in the length of what it does to parameters."""
+    """Return where an update fails of which every number is finite:
+    in the length of what it does to parameters.
+    """
     return Localization(
         key=FailureKey(kind="length", phase="optimizer"),
         first_bad=None,

@@ -98,7 +98,9 @@ class Looks:
         self._gauge.drop()
 
     def finish(self) -> tuple[Series, ...]:
-        """Take the last look and return the ranges that were sampled for other runs to be compared with."""
+        """Take the last look and return the ranges that were sampled for other runs to be
+        compared with.
+        """
         self._look(self.logged)
         self._gauge.drop()
         return self._ranges.records()
@@ -120,7 +122,9 @@ class Looks:
                 self._findings.measured(finding)
 
     def _follow(self, step: int) -> None:
-        """Follow the ranges of the model's modules; say once that one is about to leave its format."""
+        """Follow the ranges of the model's modules;
+        say once that one is about to leave its format.
+        """
         facts = self._run.facts
         if facts.world_size > 1 or facts.compiled:
             return

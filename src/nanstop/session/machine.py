@@ -57,7 +57,9 @@ ENV_VARS = (
     "TORCH_CUDNN_V8_API_DISABLED",
     "WORLD_SIZE",
 )
-"""All that is ever read from the environment: settings that move numerics, never paths, names or tokens."""
+"""All that is ever read from the environment:
+settings that move numerics, never paths, names or tokens.
+"""
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -65,9 +67,10 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 def environment(*, import_torch: bool = False) -> Environment:
     """Return what is known of this machine.
 
-    Packages are named by their installed metadata and never imported. Torch's own facts (devices, flags) are read where
-    torch is already imported, or with ``import_torch``. A CUDA device is asked for its name and capability only where
-    this process has initialised CUDA or ``import_torch`` is set: a record must not claim a GPU. No synchronisation.
+    Packages are named by their installed metadata and never imported. Torch's own facts (devices,
+    flags) are read where torch is already imported, or with ``import_torch``. A CUDA device is
+    asked for its name and capability only where this process has initialised CUDA or
+    ``import_torch`` is set: a record must not claim a GPU. No synchronisation.
     """
     if import_torch:
         import torch  # noqa: F401  found in sys.modules below
@@ -103,7 +106,9 @@ def _driver() -> str | None:
 
 
 def _device(torch: ModuleType, *, initialise: bool) -> dict[str, str | None]:
-    """Return the device fields of ``Environment``: libraries of the build, and the GPU where one is in use."""
+    """Return the device fields of ``Environment``: libraries of the build, and the GPU where one
+    is in use.
+    """
     facts: dict[str, str | None] = {"cuda": torch.version.cuda}
     if torch.version.cuda is not None:
         cudnn = torch.backends.cudnn.version()

@@ -1,4 +1,6 @@
-"""What hosts get in place of a session when ``NANSTOP=off``: it looks at nothing and changes nothing."""
+"""What hosts get in place of a session when ``NANSTOP=off``: it looks at nothing and changes
+nothing.
+"""
 
 # ruff: noqa: ARG002 (it does nothing with what it is told)
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class OffSession(WatchedRun):
-    """Answers every failure with "proceed"; those that stand in for a session override what they have to do."""
+    """Answers every failure with "proceed";
+    those that stand in for a session override what they have to do.
+    """
 
     def __init__(self) -> None:
         self.facts = RunFacts()

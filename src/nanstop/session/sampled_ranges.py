@@ -1,4 +1,6 @@
-"""Ranges of every module at a few steps of a run whose numbers are kept, so that two runs can be told apart by layer."""
+"""Ranges of every module at a few steps of a run whose numbers are kept, so that two runs can be
+told apart by layer.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ if TYPE_CHECKING:
     from nanstop.replay.step import Step
 
 PREFIX = "range"
-"""Of a series' name: ``range 0007 model.layers.1.mlp`` is the eighth module to end in the forward."""
+"""Of a series' name: ``range 0007 model.layers.1.mlp`` is the eighth module to end in the
+forward.
+"""
 
 
 class SampledRanges:
-    """Takes samples at steps 0, 1, 2, 4, 8, ...: the same ones in every run, ever rarer, where they are ``wanted``."""
+    """Takes samples at steps 0, 1, 2, 4, 8, ...:
+    the same ones in every run, ever rarer, where they are ``wanted``.
+    """
 
     def __init__(self, *, wanted: bool) -> None:
         self._wanted = wanted
@@ -27,7 +33,9 @@ class SampledRanges:
         return self._wanted and step & (step - 1) == 0 and step not in self._taken
 
     def take(self, step: Step) -> None:
-        """Run the first micro-batch of a step once more, undone, and keep the ranges. Raises what the step raises."""
+        """Run the first micro-batch of a step once more, undone, and keep the ranges.
+        Raises what the step raises.
+        """
         from nanstop.tracing.module_ranges import module_ranges
 
         self._taken.add(step.id.step)

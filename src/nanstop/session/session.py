@@ -1,4 +1,6 @@
-"""One watched run: what a healthy one needs is here, what failures need is imported with the first of them."""
+"""One watched run: what a healthy one needs is here, what failures need is imported with the
+first of them.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ class Session(WatchedRun):
         return self._failures
 
     def _concluded(self, end: Conclusion) -> Decision:
-        """Write, tell and put in force what a failure has come to, and return it. Nowhere else has one an effect."""
+        """Write, tell and put in force what a failure has come to, and return it.
+        Nowhere else has one an effect.
+        """
         is_new = end.is_new
         if is_new:
             end = end.named(self.store.open_incident()[0])

@@ -1,4 +1,6 @@
-"""What hosts may call of a watched run, whoever stands behind it: a session, none, or what takes its place."""
+"""What hosts may call of a watched run, whoever stands behind it:
+a session, none, or what takes its place.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class WatchedRun(Protocol):
-    """One watched run. Hosts call it when the sentinel fires, before the update, and carry out the ``Decision``.
+    """One watched run. Hosts call it when the sentinel fires, before the update, and carry out the
+    ``Decision``.
 
     A method without an answer does nothing unless it is overridden.
     """
@@ -43,10 +46,14 @@ class WatchedRun(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Put the plan that the user gave in force, before the facts of the run are taken. Errors: ``NanstopError``."""
+        """Put the plan that the user gave in force, before the facts of the run are taken.
+        Errors: ``NanstopError``.
+        """
 
     def start(self) -> None:
-        """Begin a training (again): announce standing findings and what cannot be done in it. No device work."""
+        """Begin a training (again): announce standing findings and what cannot be done in it.
+        No device work.
+        """
 
     def failed(
         self,
@@ -60,7 +67,8 @@ class WatchedRun(Protocol):
         bad_state: Sequence[str] = (),
         can_skip: bool = False,
     ) -> Decision:
-        """Investigate a failure and return what to do. Synchronises the device; everything tried is undone.
+        """Investigate a failure and return what to do. Synchronises the device;
+        everything tried is undone.
 
         ``can_skip``: without a ``step`` there is an update that can be left out all the same.
         """
@@ -71,29 +79,41 @@ class WatchedRun(Protocol):
     ) -> None:
         """Record what became of a decision: "done", or "failed: " and why.
 
-        ``before`` and ``after``: the loss of the failing micro-batch, or else the norm of the gradients.
+        ``before`` and ``after``: the loss of the failing micro-batch, or else the norm of the
+        gradients.
         """
 
     def completed(self, step: int) -> None:
-        """Note that an update was applied. Synchronises the device where the gauge has looked at the step."""
+        """Note that an update was applied.
+        Synchronises the device where the gauge has looked at the step.
+        """
 
     def left_out(self, step: int) -> None:
-        """Note that the run went on without this update: the scaler, or a decision, had it left out."""
+        """Note that the run went on without this update:
+        the scaler, or a decision, had it left out.
+        """
 
     def learned(self, *, at: StepId | None = None, **facts: Any) -> None:
-        """Look at the set-up once more: these fields of ``RunFacts`` were read anew in step ``at``, now by default."""
+        """Look at the set-up once more:
+        these fields of ``RunFacts`` were read anew in step ``at``, now by default.
+        """
 
     def raised(self, at: StepId, error: BaseException) -> None:
-        """Look at the set-up once more: the run's own code raised what is no failure of numbers, in this step."""
+        """Look at the set-up once more:
+        the run's own code raised what is no failure of numbers, in this step.
+        """
 
     def before_update(self, step: Step) -> None:
-        """Look at a healthy window whose update is near: whether gradients arrived, and what they are about to move."""
+        """Look at a healthy window whose update is near:
+        whether gradients arrived, and what they are about to move.
+        """
 
     def foresee(self, step: Step, rewind: Callable[[], Rewind | None]) -> Decision | None:
-        """Return what to do about an update of a healthy window that will ruin weights, None for any other.
+        """Return what to do about an update of a healthy window that will ruin weights, None for
+        any other.
 
-        Asked once an update, when its gradients are final. ``rewind`` gives the way back, this step the last of it.
-        Synchronises the device where the update is one of those that are rehearsed.
+        Asked once an update, when its gradients are final. ``rewind`` gives the way back, this step
+        the last of it. Synchronises the device where the update is one of those that are rehearsed.
         """
 
     def gauge_due(self, step: int) -> bool:
@@ -101,12 +121,16 @@ class WatchedRun(Protocol):
         ...
 
     def gauge(self, step: Step) -> None:
-        """Run one micro-batch of a healthy window again, undone; report overflow that was absorbed."""
+        """Run one micro-batch of a healthy window again, undone;
+        report overflow that was absorbed.
+        """
 
     def logged(self) -> None:
-        """Look at what was just logged: a number may be an artefact of the log filter. Synchronises the device.
+        """Look at what was just logged: a number may be an artefact of the log filter.
+        Synchronises the device.
 
-        Costs as much at each log: the rules are shown the end of each series (0.3 ms with its 512 values).
+        Costs as much at each log: the rules are shown the end of each series (0.3 ms with its 512
+        values).
         """
 
     def adopt(self, atoms: tuple[Atom, ...]) -> None:
@@ -116,11 +140,15 @@ class WatchedRun(Protocol):
         """Adopt the plan that a checkpoint was saved under, before the first step after it."""
 
     def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> Decision:
-        """Report a checkpoint that would have held non-finite values; return whether training is to stop."""
+        """Report a checkpoint that would have held non-finite values;
+        return whether training is to stop.
+        """
         ...
 
     def finish(self, exit_code: int = 0) -> None:
-        """Undo what was adopted and write the last summary. ``exit_code``: ``STOPPED`` after a decision to stop."""
+        """Undo what was adopted and write the last summary.
+        ``exit_code``: ``STOPPED`` after a decision to stop.
+        """
 
     def report(self) -> RunReport:
         """Return everything that happened so far."""

@@ -1,7 +1,8 @@
-"""Notes every operation before it runs, so that a process that dies inside one has left its name behind.
+"""Notes every operation before it runs, so that a process that dies inside one has left its name
+behind.
 
-Unlike ``trace.Recorder`` it measures nothing and keeps nothing: what it notes goes to ``write`` at once. It is entered
-for a whole run, whose models it does not know beforehand.
+Unlike ``trace.Recorder`` it measures nothing and keeps nothing: what it notes goes to ``write`` at
+once. It is entered for a whole run, whose models it does not know beforehand.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from nanstop.tracing.recorder import Recorder, is_counted
 
 Operand = tuple[str, tuple[int, ...]]
 Write = Callable[[str, str, str, str, Sequence[Operand]], int]
-"""Called with (phase, op, module, "file:line function", operands) before an op runs; returns its place."""
+"""Called with (phase, op, module, "file:line function", operands) before an op runs;
+returns its place.
+"""
 
 MAX_PLACES = 50_000
 """Autograd nodes whose origin is remembered: more than one step of a large model has."""
@@ -32,8 +35,8 @@ MAX_PLACES = 50_000
 class FlightRecorder(Recorder):
     """Notes ops with ``write`` before they run and with ``done`` once they have returned.
 
-    Ops that other threads start in forward are not seen. Compiled code runs eagerly while this is entered. No
-    synchronisation.
+    Ops that other threads start in forward are not seen.
+    Compiled code runs eagerly while this is entered. No synchronisation.
     """
 
     def __init__(self, write: Write, done: Callable[[int], None]) -> None:
@@ -86,7 +89,9 @@ class FlightRecorder(Recorder):
 
 
 class _RunPlaces(Places):
-    """Places of a run without a known root: the first model met has the plain names, others those of their class."""
+    """Places of a run without a known root:
+    the first model met has the plain names, others those of their class.
+    """
 
     def __init__(self) -> None:
         super().__init__(nn.Module())

@@ -1,8 +1,9 @@
 """Ranges of what a model's modules read and put out, taken in a forward of the run itself.
 
-Hooks on all modules are on for one forward and only read: a minimum and a maximum of each value, which stay on the
-device until they are asked for. They are global ones, so nothing is on the model when it is saved or copied. What a
-module computes inside, and never gives to another module, is not seen (attention scores under a fused kernel).
+Hooks on all modules are on for one forward and only read: a minimum and a maximum of each value,
+which stay on the device until they are asked for. They are global ones, so nothing is on the model
+when it is saved or copied. What a module computes inside, and never gives to another module, is not
+seen (attention scores under a fused kernel).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _CASTING = (nn.Linear, nn.modules.conv._ConvNd)
 
 @dataclass(frozen=True, slots=True)
 class ModuleEnd:
-    """``end``: "input" or "output" of the module; ``dtype``: the narrowest format that the value has there."""
+    """``end``: "input" or "output" of the module;
+    ``dtype``: the narrowest format that the value has there.
+    """
 
     module: str
     end: str
@@ -45,9 +48,9 @@ class ModuleEnd:
 class ModuleRanges:
     """Measures one forward of ``root`` that has gradients on, and is off when it ends.
 
-    ``only``: names of the modules that are measured, all by default. ``formats``: of all that the forward computed with
-    a gradient, inside modules too, if that is asked for with ``inside``: a hook sees only what modules read and put out.
-    ``seconds``: what measuring took on the host.
+    ``only``: names of the modules that are measured, all by default. ``formats``: of all that the
+    forward computed with a gradient, inside modules too, if that is asked for with ``inside``: a
+    hook sees only what modules read and put out. ``seconds``: what measuring took on the host.
     Nothing is synchronised before ``read``.
     """
 
@@ -82,7 +85,9 @@ class ModuleRanges:
         self._measured = {}
 
     def read(self) -> dict[ModuleEnd, float]:
-        """Return the largest size seen at each place, inf where a value was not finite. Synchronises the device."""
+        """Return the largest size seen at each place, inf where a value was not finite.
+        Synchronises the device.
+        """
         found: dict[ModuleEnd, float] = {}
         by_device: dict[torch.device, list[int]] = {}
         for index, value in enumerate(self._values):
@@ -138,10 +143,11 @@ class ModuleRanges:
 
 
 def module_ranges(step: Step, micro: int = 0) -> dict[str, float]:
-    """Return the largest magnitude of each module's outputs by its name, in the order in which modules end.
+    """Return the largest magnitude of each module's outputs by its name, in the order in which
+    modules end.
 
-    Infinite where a value was not finite; the largest of all calls of a module in the forward. Undone bitwise.
-    Synchronises the device once. Raises what the step raises.
+    Infinite where a value was not finite; the largest of all calls of a module in the forward.
+    Undone bitwise. Synchronises the device once. Raises what the step raises.
     """
     tap = ModuleRanges(step.view.root)
     with step.isolated(), eager():
@@ -158,7 +164,9 @@ def module_ranges(step: Step, micro: int = 0) -> dict[str, float]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the real tensors that can be measured among a module's arguments, or in what it returned."""
+    """Yield the real tensors that can be measured among a module's arguments, or in what it
+    returned.
+    """
     items = (value,)
     if isinstance(value, Mapping):
         items = tuple(value.values())
@@ -172,9 +180,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def formats_behind(outputs: Iterable[Tensor]) -> frozenset[str]:
-    """Return the formats of the floating numbers on the way to ``outputs``, as autograd's graph has noted them.
+    """Return the formats of the floating numbers on the way to ``outputs``, as autograd's graph has
+    noted them.
 
-    No device work. What was computed without gradients, or again under reentrant checkpointing, is not on this way.
+    No device work. What was computed without gradients, or again under reentrant checkpointing, is
+    not on this way.
     """
     open_nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen, formats = set(open_nodes), set[torch.dtype]()

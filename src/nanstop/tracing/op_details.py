@@ -1,4 +1,6 @@
-"""A second look at a few ops of a run: full statistics, the same op in a wider format, masks, positions."""
+"""A second look at a few ops of a run:
+full statistics, the same op in a wider format, masks, positions.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,21 @@ from nanstop.tracing import operators
 _ATTENTION = "scaled_dot_product"
 _MASK_FRACTION = 0.9
 _MASK_REPEATS = 4
-"""A mask holds next to the lowest value of its format, the same few numbers again and again. Scores and residuals that
-come so low are single values, each another."""
+"""A mask holds next to the lowest value of its format, the same few numbers again and again. Scores
+and residuals that come so low are single values, each another.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OpDetails:
-    """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds or converts a mask.
+    """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds or
+    converts a mask.
 
-    ``fully_masked_rows``: rows that are -inf throughout, in what it read or in what it made of finite operands.
+    ``fully_masked_rows``: rows that are -inf throughout, in what it read or in what it made of
+    finite operands.
 
-    ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it has none), on the
-    device.
+    ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it
+    has none), on the device.
     """
 
     op: str
@@ -50,7 +55,8 @@ class OpDetails:
 
 
 class Observer:
-    """Called for each op of a second run; keeps ``OpDetails`` of those in ``wanted``. Synchronises the device.
+    """Called for each op of a second run;
+    keeps ``OpDetails`` of those in ``wanted``. Synchronises the device.
 
     ``names``: what tensors known by name are called, by the address of their storage.
     """
@@ -106,7 +112,9 @@ def _bad_or_none(tensor: Tensor) -> Tensor | None:
 
 
 def storage_names(named: Mapping[str, Tensor]) -> dict[int, str]:
-    """Return the names of tensors by the address of the storages that hold them; of two names the first."""
+    """Return the names of tensors by the address of the storages that hold them;
+    of two names the first.
+    """
     found: dict[int, str] = {}
     for name, tensor in named.items():
         for part in dense_parts(tensor):
@@ -124,10 +132,11 @@ def fully_masked_rows(operands: Iterable[Tensor]) -> int:
 
 
 def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
-    """Return whether an op's infinities are -inf and all stand where a mask was added to something, or converted.
+    """Return whether an op's infinities are -inf and all stand where a mask was added to something,
+    or converted.
 
-    In float16 ``score + finfo.min`` rounds to -inf for every score below -16, and a mask made with the lowest number of
-    float32 is -inf throughout: meant, not an overflow.
+    In float16 ``score + finfo.min`` rounds to -inf for every score below -16, and a mask made with
+    the lowest number of float32 is -inf throughout: meant, not an overflow.
     """
     if base not in operators.ADDITIVE | operators.CASTS:
         return False
@@ -155,7 +164,9 @@ def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor])
 def rerun_wider(
     func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
 ) -> Finiteness:
-    """Return whether the op, on the same inputs in a wider format, is finite where its result was not."""
+    """Return whether the op, on the same inputs in a wider format, is finite where its result
+    was not.
+    """
     formats = {t.dtype for _, _, t in operators.tensors(args, kwargs) if t.is_floating_point()}
     formats |= {value for value in kwargs.values() if isinstance(value, torch.dtype)}
     wide = widened(formats)
@@ -181,7 +192,9 @@ def rerun_wider(
 def rerun_reference(
     func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
 ) -> Finiteness:
-    """Return whether reference mathematics in the same format is finite: attention opened into its parts."""
+    """Return whether reference mathematics in the same format is finite:
+    attention opened into its parts.
+    """
     name = str(func)
     if _ATTENTION not in name or "backward" in name:
         return "unknown"

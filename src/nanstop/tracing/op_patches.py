@@ -1,4 +1,5 @@
-"""Second runs: the same ops counted the same way, some looked at closely, some bad elements put right.
+"""Second runs: the same ops counted the same way, some looked at closely, some bad elements put
+right.
 
 Counting is that of the recorder, without its ranges: such a run costs little more than a plain one.
 """
@@ -24,9 +25,11 @@ Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | Non
 
 
 class SecondRun(TorchDispatchMode):
-    """Calls each of ``looks`` with every counted op of a run, and then what it returned with the op's result.
+    """Calls each of ``looks`` with every counted op of a run, and then what it returned with the
+    op's result.
 
-    A look that fails (out of memory, an operand of a kind not foreseen) is given up; the run goes on.
+    A look that fails (out of memory, an operand of a kind not foreseen) is given up;
+    the run goes on.
     """
 
     def __init__(self, *looks: Look) -> None:
@@ -61,7 +64,8 @@ Masks = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What is to be put right at one op: ``bad`` elements of each output, None where there are none.
+    """What is to be put right at one op:
+    ``bad`` elements of each output, None where there are none.
 
     ``read``: elements of each operand that were bad when the op did this.
     """
@@ -74,9 +78,9 @@ class Spot:
 class Patch:
     """Makes chosen elements of chosen ops' outputs finite, as if the op had not failed there.
 
-    Only elements that are bad are replaced, by numbers of the size of their finite neighbours that differ from each
-    other (no norm or deviation of 0). What operands bring that are bad where they were not before stays bad: an op
-    downstream of the cause is not put right for what it was given.
+    Only elements that are bad are replaced, by numbers of the size of their finite neighbours that
+    differ from each other (no norm or deviation of 0). What operands bring that are bad where they
+    were not before stays bad: an op downstream of the cause is not put right for what it was given.
     """
 
     def __init__(self, spots: Mapping[int, Spot]) -> None:
@@ -106,9 +110,11 @@ class Patch:
 
 @torch.no_grad()
 def _brought(func: Any, args: Any, kwargs: Mapping[str, Any], usual: Masks) -> Masks:
-    """Return which elements of each output are bad because of what the op reads, beyond what is ``usual``.
+    """Return which elements of each output are bad because of what the op reads, beyond what is
+    ``usual``.
 
-    The op is run on ordinary numbers with only those bad elements among them, and on ordinary numbers alone.
+    The op is run on ordinary numbers with only those bad elements among them, and on ordinary
+    numbers alone.
     """
     ordinary: dict[int, Tensor] = {}
     spoiled: dict[int, Tensor] = {}

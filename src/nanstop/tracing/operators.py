@@ -1,4 +1,5 @@
-"""What the tracer must know of torch's operators: which are views, which overwrite, which only select.
+"""What the tracer must know of torch's operators:
+which are views, which overwrite, which only select.
 
 Read from the operator schemas; the short name sets are for what a schema does not say.
 """
@@ -35,7 +36,9 @@ CASTS = frozenset({"_to_copy", "copy_"})
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """``mutated`` and ``overwritten``: positions (or names) of arguments that are written, and written without being read."""
+    """``mutated`` and ``overwritten``: positions (or names) of arguments that are written, and
+    written without being read.
+    """
 
     name: str
     base: str
@@ -44,12 +47,16 @@ class Traits:
     mutated: frozenset[int | str]
     overwritten: frozenset[int | str]
     makes_list: bool = False
-    """Whether it returns a list of tensors, one for each of its list operands (``_foreach_mul``)."""
+    """Whether it returns a list of tensors, one for each of its list operands
+    (``_foreach_mul``).
+    """
 
 
 @cache
 def traits(func: Any) -> Traits:
-    """Return the traits of an ``OpOverload``; ``name`` is printed as torch does (``aten.mul.Tensor``)."""
+    """Return the traits of an ``OpOverload``; ``name`` is printed as torch does
+    (``aten.mul.Tensor``).
+    """
     schema = func._schema
     base = base_name(str(func))
     mutated: set[int | str] = set()
@@ -83,7 +90,9 @@ def base_name(name: str) -> str:
 
 
 def tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, int | None, Tensor]]:
-    """Yield (argument position or name, lane, tensor); the lane is the place in a list argument, else None."""
+    """Yield (argument position or name, lane, tensor);
+    the lane is the place in a list argument, else None.
+    """
     for position, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, Tensor):
             yield position, None, value
@@ -103,7 +112,9 @@ def scalars(args: Any, kwargs: Mapping[str, Any]) -> Iterator[float]:
 def written(
     traits: Traits, args: Any, kwargs: Mapping[str, Any], result: Any
 ) -> Iterator[tuple[int | None, Tensor]]:
-    """Yield (lane, tensor) of all that an op wrote: operands that it changed, then what it returned."""
+    """Yield (lane, tensor) of all that an op wrote:
+    operands that it changed, then what it returned.
+    """
     for position, lane, tensor in tensors(args, kwargs):
         if position in traits.mutated:
             yield lane, tensor
@@ -132,7 +143,9 @@ def selected_operands(base: str, args: Any) -> Mapping[int | str, Tensor]:
 
 
 def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (min, max) as 0-dim tensors on the device; both NaN where any element is. No synchronisation."""
+    """Return (min, max) as 0-dim tensors on the device; both NaN where any element is.
+    No synchronisation.
+    """
     values = tensor.detach()
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())

@@ -1,7 +1,7 @@
 """Whose code a file holds: nanstop's own, a library's, or that of whoever trains.
 
-Files are compared with the places of the modules as they were imported, never with names in paths: a user's folder may
-be called as a library is, and a library that is being worked on lies anywhere.
+Files are compared with the places of the modules as they were imported, never with names in paths:
+a user's folder may be called as a library is, and a library that is being worked on lies anywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
 
 @lru_cache(maxsize=4096)
 def is_own(file: str) -> bool:
-    """Return whether a file is nanstop's, other than those parts of it that do what a script does."""
+    """Return whether a file is nanstop's, other than those parts of it that do what a script
+    does.
+    """
     return _lies(file, _own_places(_NANSTOP)) and not any(
         _lies(file, _own_places(name)) for name in _AS_A_USER
     )
@@ -43,7 +45,9 @@ def is_wrapper(file: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Return whether a file is nanstop's own, Python's, that of a library of training, or lies where packages do."""
+    """Return whether a file is nanstop's own, Python's, that of a library of training, or lies
+    where packages do.
+    """
     if file.startswith("<frozen"):
         return True
     return is_own(file) or _lies(file, _installed_folders()) or _is_installed(file, _LIBRARIES)
@@ -73,13 +77,17 @@ def _lies(file: str, places: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _forms(path: str) -> tuple[str, ...]:
-    """Return a path as it is given and as it is without links: either may be what a module was imported by."""
+    """Return a path as it is given and as it is without links:
+    either may be what a module was imported by.
+    """
     return tuple({os.path.normcase(path), os.path.normcase(os.path.realpath(path))})
 
 
 @cache
 def _own_places(name: str) -> tuple[str, ...]:
-    """Return where a part of nanstop lies, imported or not: its files may also be run as scripts."""
+    """Return where a part of nanstop lies, imported or not:
+    its files may also be run as scripts.
+    """
     spec = find_spec(name)
     return _all_forms(() if spec is None else spec.submodule_search_locations or (spec.origin,))
 
@@ -92,7 +100,9 @@ def _places(name: str) -> tuple[str, ...]:
 
 @cache
 def _installed(name: str, places: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those places of a module that its distribution has put there: any folder may bear the name."""
+    """Return those places of a module that its distribution has put there:
+    any folder may bear the name.
+    """
     package = name.partition(".")[0]
     if not places or package == "torch":  # this code would not run with another torch
         return _all_forms(places)
@@ -101,7 +111,9 @@ def _installed(name: str, places: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _homes(package: str) -> Iterator[str]:
-    """Yield the folder in which a package was installed, and that in which it is worked on if it is editable."""
+    """Yield the folder in which a package was installed, and that in which it is worked on if it
+    is editable.
+    """
     try:
         distribution = metadata.distribution(package)
     except metadata.PackageNotFoundError:
@@ -116,7 +128,9 @@ def _homes(package: str) -> Iterator[str]:
 
 @cache
 def _installed_folders() -> tuple[str, ...]:
-    """Return where Python and packages are installed, but not a folder that the script itself lies in."""
+    """Return where Python and packages are installed, but not a folder that the script itself
+    lies in.
+    """
     found = {sysconfig.get_path(name) for name in _PATHS} | set(site.getsitepackages())
     found |= {site.getusersitepackages(), *_homes("torch")}
     script = getattr(sys.modules.get("__main__"), "__file__", None)

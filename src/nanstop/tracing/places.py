@@ -1,7 +1,7 @@
 """Where an operation belongs: the module that runs it and the line of Python that asked for it.
 
-Forward ops are placed by the stack of modules and of frames. A backward op has neither; it is placed by its autograd
-node, whose sequence number was given out when the forward op was dispatched.
+Forward ops are placed by the stack of modules and of frames. A backward op has neither; it is
+placed by its autograd node, whose sequence number was given out when the forward op was dispatched.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ _ENGINE = "_engine_run_backward"
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _MODULE_CALL = hooks.Module._call_impl.__code__
 _REACH = 2
-"""How many numbers count as a node's own: a write through a view gives its second to ``CopySlices``."""
+"""How many numbers count as a node's own:
+a write through a view gives its second to ``CopySlices``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``op``: the forward op; ``line``: (code, line number), None where only torch's own frames were on the stack."""
+    """``op``: the forward op; ``line``: (code, line number), None where only torch's own frames
+    were on the stack.
+    """
 
     module: str
     line: tuple[CodeType, int] | None
@@ -42,7 +46,9 @@ NOWHERE = Place("", None, "")
 
 
 class Places:
-    """Follows modules and frames while its hooks are attached, and remembers where each autograd node came from."""
+    """Follows modules and frames while its hooks are attached, and remembers where each autograd
+    node came from.
+    """
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -60,7 +66,9 @@ class Places:
         """Whether a model has been run: what follows outside of any is the script's own."""
 
     def attach(self, beginning: CodeType | None = None) -> None:
-        """Follow modules from here on. ``beginning``: whose lines asked for the whole run and for none of its ops."""
+        """Follow modules from here on.
+        ``beginning``: whose lines asked for the whole run and for none of its ops.
+        """
         self._beginning = beginning
         self._handles = [
             hooks.register_module_forward_pre_hook(self._entered),
@@ -87,7 +95,9 @@ class Places:
         self._stack.append(self._names.get(id(module), inherited))
 
     def _adopt(self, module: nn.Module) -> None:
-        """Name the parts of a model that is not under the root (a reference model) after its class."""
+        """Name the parts of a model that is not under the root (a reference model) after its
+        class.
+        """
         for name, part in module.named_modules():
             label = type(module).__name__ + ("." + name if name else "")
             self._names.setdefault(id(part), label)
@@ -113,15 +123,19 @@ class Places:
         place = Place(module, line, op)
         if task != -1:
             self._recomputing = task
-        # Autograd numbers a node before it dispatches: the op's own number is the last one given out.
+        # Autograd numbers a node before it dispatches:
+        # the op's own number is the last one given out.
         self._made.setdefault((task, _sequence_nr() - 1), place)
         return place
 
     def backward(self, node: Any, line: tuple[CodeType, int] | None) -> Place:
-        """Return the place of the forward op whose gradient ``node`` computes; ``line`` is that of a custom backward."""
+        """Return the place of the forward op whose gradient ``node`` computes;
+        ``line`` is that of a custom backward.
+        """
         task = graph_task()
         if task not in self._parent:
-            # A backward that begins right after a recomputation runs inside it, over the nodes it made.
+            # A backward that begins right after a recomputation runs inside it, over the nodes it
+            # made.
             self._parent[task] = self._recomputing
         self._recomputing = -1
         found = self._nearest(node._sequence_nr(), task)
@@ -137,7 +151,9 @@ class Places:
         return NOWHERE
 
     def line(self) -> tuple[CodeType, int] | None:
-        """Return the innermost (code, line) that is no wrapper's, up to where nanstop began the run."""
+        """Return the innermost (code, line) that is no wrapper's, up to where nanstop began the
+        run.
+        """
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
@@ -151,8 +167,9 @@ class Places:
     def line_in_backward(self) -> tuple[tuple[CodeType, int] | None, bool]:
         """Return the line within a running backward, and whether what runs is a forward anew.
 
-        Between the op and the engine stand only frames of a custom backward, if any; a module's call or checkpoint's
-        own code among them means a recomputation. The engine's threads on a GPU have no frames beyond.
+        Between the op and the engine stand only frames of a custom backward, if any; a module's
+        call or checkpoint's own code among them means a recomputation. The engine's threads on a
+        GPU have no frames beyond.
         """
         found: tuple[CodeType, int] | None = None
         anew = False

@@ -1,4 +1,6 @@
-"""One recorded, undone run of a step, for everybody who looks at operations. May synchronise the device."""
+"""One recorded, undone run of a step, for everybody who looks at operations.
+May synchronise the device.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from nanstop.tracing.recorder import Recorder, Trace, Value
 class Recording:
     """A recorded run: its trace, what it gave and what it raised.
 
-    ``failed``: by "loss" and names of parameters, the values that are not finite: of the loss, of gradients or, after an
-    update, of parameters. ``loss_values``: the loss as the trace knows it. ``grads``: where they were asked for.
+    ``failed``: by "loss" and names of parameters, the values that are not finite: of the loss, of
+    gradients or, after an update, of parameters. ``loss_values``: the loss as the trace knows it.
+    ``grads``: where they were asked for.
     """
 
     micro: int
@@ -47,7 +50,9 @@ class Recording:
 
 
 def known_tensors(step: Step, micro: int) -> dict[str, Tensor]:
-    """Return every tensor that has a name before the step runs: parameters, buffers, batch, optimizer state."""
+    """Return every tensor that has a name before the step runs:
+    parameters, buffers, batch, optimizer state.
+    """
     root = step.view.root
     named: dict[str, Tensor] = dict(root.named_parameters())
     named |= {f"buffer {name}": buffer for name, buffer in root.named_buffers()}
@@ -68,7 +73,9 @@ def _batch_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
 
 
 def _optimizer_state(step: Step) -> Iterator[tuple[str, Tensor]]:
-    """Yield what an update reads besides the parameters: their gradients, where there are any yet, and the moments."""
+    """Yield what an update reads besides the parameters:
+    their gradients, where there are any yet, and the moments.
+    """
     optimizer = step.view.optimizer
     if optimizer is None:
         return
@@ -93,11 +100,13 @@ def record(
     look: Look | None = None,
     keep_grads: bool = False,
 ) -> Recording:
-    """Run a micro-batch (or, with ``update``, the whole window and then its update) under the recorder, and undo it.
+    """Run a micro-batch (or, with ``update``, the whole window and then its update) under the
+    recorder, and undo it.
 
-    ``phase``: what the run is called when it is no training step. ``under`` gives the context to run in, entered inside
-    the isolation. ``look``: called with each op before it runs, and what it returns with the op's result. What the run
-    raises is in the recording. Compiled code runs eagerly. Synchronises the device at the end.
+    ``phase``: what the run is called when it is no training step. ``under`` gives the context to
+    run in, entered inside the isolation. ``look``: called with each op before it runs, and what it
+    returns with the op's result. What the run raises is in the recording. Compiled code runs
+    eagerly. Synchronises the device at the end.
     """
     with _begun(step, under, update=update):
         named = known_tensors(step, micro)
@@ -119,7 +128,9 @@ def record(
 def look_again(
     step: Step, micro: int, *looks: Look, update: bool = False
 ) -> tuple[tuple[str, ...], Exception | None]:
-    """Run what ``record`` ran once more, undone, and have ``looks`` see its ops; return what failed and what it raised."""
+    """Run what ``record`` ran once more, undone, and have ``looks`` see its ops;
+    return what failed and what it raised.
+    """
     with _begun(step, nullcontext, update=update):
         loss, error = _run(step, micro, SecondRun(*looks), update=update)
         return nonfinite(_judged(step, loss, update=update)), error
@@ -147,7 +158,9 @@ def _run(
 
 
 def _judged(step: Step, loss: Tensor | None, *, update: bool) -> dict[str, Tensor]:
-    """Return what a run gave: its loss and the gradients, or the parameters that its update left."""
+    """Return what a run gave: its loss and the gradients, or the parameters that its update
+    left.
+    """
     root = step.view.root
     given = (
         {name: p.detach() for name, p in root.named_parameters()} if update else gradients_of(root)

@@ -1,8 +1,10 @@
-"""The recorder: every operation of one run as a node of a data-flow graph, with the range of what it read and wrote.
+"""The recorder: every operation of one run as a node of a data-flow graph, with the range of what
+it read and wrote.
 
-A ``TorchDispatchMode`` sees ops below autograd, in forward, in checkpoint recomputation, in backward and in the
-optimizer. Values are identified by storage, so a saved tensor that backward unpacks is the one that forward wrote.
-Nothing synchronises the device while recording: minima and maxima stay on it and are read once at the end.
+A ``TorchDispatchMode`` sees ops below autograd, in forward, in checkpoint recomputation, in
+backward and in the optimizer. Values are identified by storage, so a saved tensor that backward
+unpacks is the one that forward wrote. Nothing synchronises the device while recording: minima and
+maxima stay on it and are read once at the end.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Storage:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor at one moment. ``slot``: place of its extremes; ``generation``: how many ops had written its storage.
+    """A tensor at one moment. ``slot``: place of its extremes;
+    ``generation``: how many ops had written its storage.
 
     ``layout``: (strides, offset) in the storage; ``covers``: whether it is its whole storage.
     """
@@ -75,7 +78,8 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a recorded run did. ``low``/``high``: extremes by slot (NaN in both where a NaN is held).
+    """What a recorded run did. ``low``/``high``: extremes by slot (NaN in both where a NaN is
+    held).
 
     ``unseen``: names of ops whose operands could not be measured.
     """
@@ -87,19 +91,21 @@ class Trace:
 
 
 def is_counted(func: Any, types: Any) -> bool | None:
-    """Return whether a dispatched op is one of a trace: views are not; None if a wrapper tensor is to open it first."""
+    """Return whether a dispatched op is one of a trace: views are not;
+    None if a wrapper tensor is to open it first.
+    """
     if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
         return None
     return not operators.traits(func).is_view
 
 
 class Recorder(TorchDispatchMode):
-    """Records every op while entered. ``names``: tensors known by name (parameters, buffers, batch entries,
-    state); of two names for one memory the first is kept.
+    """Records every op while entered. ``names``: tensors known by name (parameters, buffers, batch
+    entries, state); of two names for one memory the first is kept.
 
-    ``look``, if given, is called with each op before it runs and may return what is to be called with its result
-    (``op_patches.Patch``). Whatever goes wrong while measuring an op is kept to itself: it runs, and is recorded without
-    ranges.
+    ``look``, if given, is called with each op before it runs and may return what is to be called
+    with its result (``op_patches.Patch``). Whatever goes wrong while measuring an op is kept to
+    itself: it runs, and is recorded without ranges.
     """
 
     def __init__(
@@ -167,7 +173,9 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _place(self, name: str) -> Op:
-        """Return the op of this dispatch with its phase, module and line; views too number autograd nodes."""
+        """Return the op of this dispatch with its phase, module and line;
+        views too number autograd nodes.
+        """
         places, index = self._places, len(self._ops)
         node = None
         anew = False
@@ -279,7 +287,9 @@ class Recorder(TorchDispatchMode):
         return Value(storage, generation, slot, tuple(tensor.shape), tensor.dtype, layout, lane)
 
     def values(self, tensor: Tensor) -> tuple[Value, ...]:
-        """Return the values that a tensor holds now (of a sparse one: its entries): how the caller names what failed."""
+        """Return the values that a tensor holds now (of a sparse one: its entries):
+        how the caller names what failed.
+        """
         return tuple(self._value(part) for part in dense_parts(tensor) if is_measurable(part))
 
     def finish(self) -> Trace:

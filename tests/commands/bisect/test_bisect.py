@@ -1,4 +1,6 @@
-"""Bisects of real scripts in real child processes: every way to end, resumed, in parallel, and with bad input."""
+"""Bisects of real scripts in real child processes:
+every way to end, resumed, in parallel, and with bad input.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,6 @@
-"""Two configurations: what differs, what any mixture of them is, and the command that a person would type for it."""
+"""Two configurations: what differs, what any mixture of them is, and the command that a person
+would type for it.
+"""
 
 import json
 import sys

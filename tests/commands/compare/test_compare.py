@@ -1,4 +1,6 @@
-"""Two recorded runs: where they part is found in series, micro-batches and operations, and equal runs agree."""
+"""Two recorded runs: where they part is found in series, micro-batches and operations, and equal
+runs agree.
+"""
 
 import json
 import math
@@ -50,7 +52,9 @@ def recorded(folder, *reports):
 
 
 def at_step(step, values=(), *, ranges=None):
-    """An incident at ``step`` that remembers ``values`` as (step, loss), and the ranges of operations."""
+    """An incident at ``step`` that remembers ``values`` as (step, loss), and the ranges of
+    operations.
+    """
     one = report(at=StepId(run="r", step=step, micro=0))
     steps, losses = zip(*values, strict=True) if values else ((), ())
     history = (Series(name="loss_raw", steps=steps, values=losses),) if values else ()

@@ -1,4 +1,6 @@
-"""Guards are judged by what their absence changes: from trials as literals, without any training."""
+"""Guards are judged by what their absence changes:
+from trials as literals, without any training.
+"""
 
 import pytest
 
@@ -10,7 +12,9 @@ HARM = {"bad_weights": 10, "bad_state": 20, "bad_gradients": 10}
 
 
 def audited(stack, host="Trainer", lines=()):
-    """Run every trial that is due on a stack: ``stack(injected, present)`` returns fields of its ``GuardTrial``."""
+    """Run every trial that is due on a stack:
+    ``stack(injected, present)`` returns fields of its ``GuardTrial``.
+    """
     guards = tuple(Guard(name=name, kind=kind) for name, kind in stack.guards)
     trials = []
     while plans := due(guards_seen(guards, trials), trials):

@@ -1,4 +1,6 @@
-"""Audits of real trainers: what each guard does is observed, and the trainer is afterwards what it was before."""
+"""Audits of real trainers: what each guard does is observed, and the trainer is afterwards what
+it was before.
+"""
 
 import math
 import sys

@@ -1,4 +1,6 @@
-"""What is read from the losses of a sweep: the right rates, and nothing where there is only noise."""
+"""What is read from the losses of a sweep:
+the right rates, and nothing where there is only noise.
+"""
 
 import math
 import random

@@ -1,4 +1,6 @@
-"""``nanstop lr-range`` on scripts: the sweep runs in place of the training, and what cannot be swept is said."""
+"""``nanstop lr-range`` on scripts:
+the sweep runs in place of the training, and what cannot be swept is said.
+"""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A sweep in place of a trainer's own training: the planned rates reach the optimizer, and nothing is saved."""
+"""A sweep in place of a trainer's own training:
+the planned rates reach the optimizer, and nothing is saved.
+"""
 
 import json
 import math
@@ -40,7 +42,9 @@ def ended():
 
 @pytest.fixture
 def swept(tmp_path, monkeypatch):
-    """Train under the stand-in; return the losses written down, what the optimizer saw, and the output folder."""
+    """Train under the stand-in; return the losses written down, what the optimizer saw, and the
+    output folder.
+    """
     torch.set_num_threads(1)
 
     def run(low, high, steps, train=Trainer.train, **options):

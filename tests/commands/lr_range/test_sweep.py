@@ -24,7 +24,9 @@ def least_squares():
 
 
 def test_divergence_is_where_the_curvature_puts_it():
-    """Targets are noisy: at an optimum that is met exactly, rounding alone would say when the weights leave it."""
+    """Targets are noisy: at an optimum that is met exactly, rounding alone would say when the
+    weights leave it.
+    """
     rows, targets, model, curvature = least_squares()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 

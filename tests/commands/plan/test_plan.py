@@ -1,4 +1,6 @@
-"""Plans through the public API: exact regions, honest refusals, every way to train, nothing left behind."""
+"""Plans through the public API:
+exact regions, honest refusals, every way to train, nothing left behind.
+"""
 
 import pytest
 import torch
@@ -67,7 +69,9 @@ def test_no_float16_boundary_can_work():
 
 
 def test_an_overflow_of_a_container_is_cured_where_it_comes_from():
-    """Gemma scales its embedding in the model's own forward: not the model but the table becomes float32."""
+    """Gemma scales its embedding in the model's own forward:
+    not the model but the table becomes float32.
+    """
     model = tiny.gemma(hidden_size=64, intermediate_size=128).half()
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(3e5)
@@ -121,7 +125,9 @@ def test_statistics_that_a_kernel_returns_in_float32_are_no_values_of_the_plan()
 
 
 def test_an_attention_kernel_that_loses_what_scores_differ_in_is_no_plan():
-    """Beside a bias of 280, float16 keeps too little of queries and keys: what attends has to be float32."""
+    """Beside a bias of 280, float16 keeps too little of queries and keys:
+    what attends has to be float32.
+    """
     model = models.qwen2(hidden_size=64, attn_implementation="eager")
     attention = model.model.layers[1].self_attn
     with torch.no_grad():
@@ -275,7 +281,9 @@ def test_accumulation_in_a_watched_loop(build, tmp_path):
 
 
 def bf16_run(tmp_path, *, steps, plan=None, float32=False):
-    """Losses of a run that starts from bfloat16 weights, and the float32 loss of the weights that it ends with."""
+    """Losses of a run that starts from bfloat16 weights, and the float32 loss of the weights
+    that it ends with.
+    """
     model = tiny.qwen2().to(torch.bfloat16)
     model = model.float() if float32 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)

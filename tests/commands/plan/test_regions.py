@@ -1,4 +1,6 @@
-"""The smallest region, over opaque items: found, minimal, and verified even where more is not better."""
+"""The smallest region, over opaque items:
+found, minimal, and verified even where more is not better.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,6 @@
-"""How an end is told: every kind, from the exit code, what processes left, and the kernel's counters."""
+"""How an end is told: every kind, from the exit code, what processes left, and the kernel's
+counters.
+"""
 
 import time
 

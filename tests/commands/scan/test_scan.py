@@ -37,7 +37,9 @@ def llama(tmp_path_factory):
 
 @pytest.fixture
 def changed(llama, tmp_path):
-    """A copy of the model whose tensors went through a function: ``changed(edit)`` returns the folder."""
+    """A copy of the model whose tensors went through a function:
+    ``changed(edit)`` returns the folder.
+    """
 
     def make(edit, **config):
         tensors = load_file(llama / "model.safetensors")

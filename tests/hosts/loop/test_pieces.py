@@ -1,4 +1,6 @@
-"""Micro-batches that are pieces of one batch, and several losses of one step: real scripts through BatchNorm (NS117)."""
+"""Micro-batches that are pieces of one batch, and several losses of one step:
+real scripts through BatchNorm (NS117).
+"""
 
 import pytest
 import torch

@@ -188,7 +188,9 @@ def test_redo_is_bitwise_a_run_that_did_not_fail(with_scaler):
 
 @pytest.mark.parametrize("remedy", ["bf16", "init_rows"])
 def test_a_remedy_of_what_is_stored_is_on_until_the_update(remedy):
-    """Undone before it, the update would meet a row that is still untrained, or gradients in another format."""
+    """Undone before it, the update would meet a row that is still untrained, or gradients in
+    another format.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 1))
     net[0].weight.data[0] = float("nan")

@@ -1,4 +1,6 @@
-"""What an update rests on, read off real trainers and loops: restored state, hooks, sums over micro-batches, sinks."""
+"""What an update rests on, read off real trainers and loops:
+restored state, hooks, sums over micro-batches, sinks.
+"""
 
 import shutil
 

@@ -1,4 +1,6 @@
-"""Unchanged raw loops, watched: nothing changes while all is well; a failure is caught before its update."""
+"""Unchanged raw loops, watched: nothing changes while all is well;
+a failure is caught before its update.
+"""
 
 import copy
 import io

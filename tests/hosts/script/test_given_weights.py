@@ -1,4 +1,6 @@
-"""Replays of loops whose weights are not the model's own, or are others by the time that a replay is made."""
+"""Replays of loops whose weights are not the model's own, or are others by the time that a
+replay is made.
+"""
 
 import pytest
 import torch
@@ -57,7 +59,9 @@ for step in range(4):
 
 
 class Replaying(ScriptedSession):
-    """Runs every healthy window again and notes whether loss and gradients come out as they were."""
+    """Runs every healthy window again and notes whether loss and gradients come out as they
+    were.
+    """
 
     def before_update(self, step):
         with step.isolated():

@@ -1,4 +1,6 @@
-"""Under observe a run ends as it does without nanstop, whatever its script still holds; under no policy it dies of nanstop."""
+"""Under observe a run ends as it does without nanstop, whatever its script still holds;
+under no policy it dies of nanstop.
+"""
 
 import logging
 from functools import partial
@@ -42,7 +44,9 @@ def _without_words():
 
 
 def watched(program, policy, folder):
-    """Return the outcome of a run that is watched as ``nanstop run`` does, and the session's incidents."""
+    """Return the outcome of a run that is watched as ``nanstop run`` does, and the session's
+    incidents.
+    """
     store = Store(folder)
     store.reset()
     autowatch.install(opener(Policy(on_failure=policy), store, lambda _: None))
@@ -58,7 +62,9 @@ def differences(program, folder):
 
 
 def deaths(program, policy, folder):
-    """Return what is raised before anything is raised without nanstop; its own stop does not count."""
+    """Return what is raised before anything is raised without nanstop;
+    its own stop does not count.
+    """
     plain = Loop(program).run().raised
     try:
         ended, _ = watched(program, policy, folder)
@@ -108,7 +114,9 @@ def test_none_of_many_programs_dies_of_nanstop(folder, policy, program):
 
 
 def manual(network, watch):
-    """Train by the manual interface (``watch`` false: without it), a graph of another network alive all the while."""
+    """Train by the manual interface (``watch`` false:
+    without it), a graph of another network alive all the while.
+    """
     torch.manual_seed(0)
     other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     net = nn.Sequential(nn.Linear(3, 4), MIDDLES[network](), nn.Linear(4, 3))
@@ -160,7 +168,9 @@ def test_the_manual_interface_leaves_what_its_loss_function_touches(network, fol
 
 
 def scaled():
-    """Train two networks under one loss scaler, the second loss scaled before the first is looked at."""
+    """Train two networks under one loss scaler, the second loss scaled before the first is
+    looked at.
+    """
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)) for _ in range(2)]
     optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]

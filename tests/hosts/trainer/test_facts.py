@@ -187,7 +187,8 @@ def test_ids_are_found_in_every_trainers_batch(tmp_path, kind):
     assert plain.differences(watched) == []
     assert len(found) == 2
     for ids, logits in found:
-        # DPO's and Reward's rows are chosen and rejected, GRPO's are prompt and completion together.
+        # DPO's and Reward's rows are chosen and rejected, GRPO's are prompt and completion
+        # together.
         assert ids.dim() == 2
         assert ids.shape[0] == (4 if kind in ("dpo", "reward") else 2)
         assert int(ids.max()) < 64

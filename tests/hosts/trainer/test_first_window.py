@@ -1,4 +1,6 @@
-"""The first window of a trainer that was built: its real objective, and a training afterwards as if nothing had been."""
+"""The first window of a trainer that was built:
+its real objective, and a training afterwards as if nothing had been.
+"""
 
 import pytest
 import torch

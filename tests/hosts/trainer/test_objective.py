@@ -1,4 +1,6 @@
-"""What real GRPO, RLOO, DPO and KTO trainers show of rewards and policies, and that looking changes nothing."""
+"""What real GRPO, RLOO, DPO and KTO trainers show of rewards and policies, and that looking
+changes nothing.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ def policy(folder, **overrides):
 
 
 def trained(kind, folder, rewards, **options):
-    """Train GRPO or RLOO for five steps of four completions, watched; return the watch and the trainer."""
+    """Train GRPO or RLOO for five steps of four completions, watched;
+    return the watch and the trainer.
+    """
     import trl
     from datasets import Dataset
 

@@ -1,4 +1,6 @@
-"""How a run was set up, read off real trainers, PEFT models, packed layers and loops; healthy ones have no findings."""
+"""How a run was set up, read off real trainers, PEFT models, packed layers and loops;
+healthy ones have no findings.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Config files of ``trl`` read by TRL's own parser: facts, keys that nobody knows, values that TRL refuses."""
+"""Config files of ``trl`` read by TRL's own parser:
+facts, keys that nobody knows, values that TRL refuses.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""The watch on a trainer: what is an incident, what is not, and what happens when nothing can be done."""
+"""The watch on a trainer: what is an incident, what is not, and what happens when nothing can be
+done.
+"""
 
 import dataclasses
 import math
@@ -38,7 +40,9 @@ def test_an_infinite_norm_of_finite_gradients_is_no_incident(tmp_path):
 
 
 def test_a_norm_for_the_log_spoils_no_gradient(tmp_path):
-    """With clipping off transformers clips to infinity: inf / inf would be NaN for every gradient."""
+    """With clipping off transformers clips to infinity:
+    inf / inf would be NaN for every gradient.
+    """
 
     def scale_up(trainer):
         trainer.model.lm_head.weight.register_hook(lambda grad: torch.full_like(grad, 1e30))
@@ -245,7 +249,9 @@ class TestEvaluation:
 
 
 class TestUnknownShapes:
-    """A trainer that is not as nanstop knows them trains as ever, and one sentence says that nobody watches."""
+    """A trainer that is not as nanstop knows them trains as ever, and one sentence says that
+    nobody watches.
+    """
 
     def plain(self, folder):
         return cases.run(cases.build("trainer", folder, max_steps=2))

@@ -1,4 +1,6 @@
-"""Children forked from a warm parent end, look and are bounded as spawned ones; where they would not, they are refused."""
+"""Children forked from a warm parent end, look and are bounded as spawned ones;
+where they would not, they are refused.
+"""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""Bisects on a real local Ray: the same answer, limits and resumption, and nothing left where the driver is killed."""
+"""Bisects on a real local Ray: the same answer, limits and resumption, and nothing left where
+the driver is killed.
+"""
 
 import contextlib
 import json
@@ -41,7 +43,8 @@ def bisect_on_ray(tmp_path):
         return subprocess.Popen(
             [*command, *options],
             cwd=tmp_path,
-            # What Ray has set in this process when it was imported is no part of a user's environment.
+            # What Ray has set in this process when it was imported is no part of a user's
+            # environment.
             env={k: v for k, v in os.environ.items() if k == "RAY_ADDRESS" or "RAY_" not in k},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

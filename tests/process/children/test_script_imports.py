@@ -1,4 +1,6 @@
-"""What a script will import and set is read from its text; a script that cannot be read so is started by itself."""
+"""What a script will import and set is read from its text;
+a script that cannot be read so is started by itself.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""A script is run up to its first training; a job is done there, and nothing of the script runs after it."""
+"""A script is run up to its first training;
+a job is done there, and nothing of the script runs after it.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""``nanstop run``: real child processes, watched from their first import; streams and exit codes stay their own."""
+"""``nanstop run``: real child processes, watched from their first import;
+streams and exit codes stay their own.
+"""
 
 import json
 import os
@@ -46,7 +48,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(*command, **options):
-    """Launch under ``nanstop run``'s own function, in a process of its own: (exit code, stdout, stderr, summary)."""
+    """Launch under ``nanstop run``'s own function, in a process of its own:
+    (exit code, stdout, stderr, summary).
+    """
     code = (
         "import sys; from nanstop.commands.run.launch import launch; from nanstop.decide.policy import Policy; "
         f"sys.exit(launch(sys.argv[1:], policy=Policy(), out='incidents', **{options!r}))"
@@ -231,7 +235,9 @@ def test_a_hidden_sitecustomize_still_runs(folder, monkeypatch):
 
 
 def test_silent_where_nanstop_is_not_installed(folder):
-    """A child whose environment has no nanstop: the import of torch (here: a module of that name) is as ever."""
+    """A child whose environment has no nanstop: the import of torch (here:
+    a module of that name) is as ever.
+    """
     (folder / "torch.py").write_text("ready = True\n")
     (folder / "uses.py").write_text("import torch\nprint(torch.ready)\n")
     environment = {"PATH": os.environ["PATH"]} | watching(Policy(), folder, "1")

@@ -1,4 +1,6 @@
-"""No writer that a script may have bound before writes anything under a verb that promises to save nothing."""
+"""No writer that a script may have bound before writes anything under a verb that promises to
+save nothing.
+"""
 
 import subprocess
 import sys

@@ -1,7 +1,9 @@
-"""``nanstop bisect``: the smallest difference between a training that fails and one that does not, by running both.
+"""``nanstop bisect``: the smallest difference between a training that fails and one that does not,
+by running both.
 
-Each trial is a child process that is watched and only observed, so that a value that stops being finite is an outcome
-like a signal or an exception. What is finished is on disk at once: an interrupted bisect goes on where it was.
+Each trial is a child process that is watched and only observed, so that a value that stops being
+finite is an outcome like a signal or an exception. What is finished is on disk at once: an
+interrupted bisect goes on where it was.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ _VERDICTS: Mapping[Outcome, Verdict] = {"pass": "passes", "same_failure": "fails
 class Limits:
     """Bounds of a bisect: seconds and bytes a trial, trials side by side, trials in all.
 
-    Without a ``timeout`` a mixture may take ``patience`` times as long as the longer of BAD and GOOD; those two have none.
+    Without a ``timeout`` a mixture may take ``patience`` times as long as the longer of BAD and
+    GOOD; those two have none.
     """
 
     timeout: float | None = None
@@ -85,11 +88,14 @@ def run_bisect(
     folder: str | os.PathLike[str] | None = None,
     announce: Callable[[str], None] = lambda _: None,
 ) -> BisectResult:
-    """Run the trials that tell which keys of ``pair`` make the bad configuration fail, and return what they say.
+    """Run the trials that tell which keys of ``pair`` make the bad configuration fail, and return
+    what they say.
 
-    ``folder``: the incident folder, ``$NANSTOP_DIR`` or ``.nanstop`` by default; trials live in ``bisect`` below it.
-    ``where``: name of the executor (see ``executors``). ``announce`` gets a line for each trial. Interrupted, it ends the running trials and raises ``KeyboardInterrupt``;
-    the finished ones are used again by the next call. Errors: ``NanstopError`` NS001 where trials cannot be written, or not be bounded here.
+    ``folder``: the incident folder, ``$NANSTOP_DIR`` or ``.nanstop`` by default; trials live in
+    ``bisect`` below it. ``where``: name of the executor (see ``executors``). ``announce`` gets a
+    line for each trial. Interrupted, it ends the running trials and raises ``KeyboardInterrupt``;
+    the finished ones are used again by the next call. Errors: ``NanstopError`` NS001 where trials
+    cannot be written, or not be bounded here.
     """
     require_bounds(limits.memory_bytes)
     place = (Path(folder) if folder is not None else incident_folder()).absolute() / FOLDER
@@ -229,11 +235,13 @@ class ChildTrials:
         return self.executor.start(job)
 
     def _alone(self, request: Request) -> bool:
-        """Return whether a trial has to be as by hand: BAD and GOOD are, and what confirms an answer."""
+        """Return whether a trial is as by hand: BAD and GOOD are, and what confirms an answer."""
         return request.attempt > 0 or len(request.keys) in (0, len(self.pair.items))
 
     def _timeout(self) -> float | None:
-        """Return the seconds a trial may take: as given, else many times what BAD and GOOD took, once both are known."""
+        """Return the seconds a trial may take:
+        as given, else many times what BAD and GOOD took, once both are known.
+        """
         ends = [row.seconds for row in self.rows if len(row.keys) in (0, self._num_keys)]
         if self.limits.timeout is not None or len(ends) < 2:
             return self.limits.timeout
@@ -244,12 +252,13 @@ class ChildTrials:
         return len(self.pair.keys(self.pair.items))
 
     def _recorded(self, request: Request) -> bool:
-        """Return whether a trial notes each operation: it costs time and may hide a fault, so only a confirming one."""
+        """Return whether a trial notes each operation: only a confirming one, for it costs time."""
         died = self.target is not None and self.target.kind in ("signal", "timeout")
         return died and request.attempt > 0
 
     def _ended(self) -> list[tuple[str, End, bool]]:
-        """Return the trials that have ended, or whose answer is there already: nothing after it would change it.
+        """Return the trials that have ended, or whose answer is there already:
+        nothing after it would change it.
 
         With each whether it was forked.
         """
@@ -312,7 +321,9 @@ class ChildTrials:
         return _VERDICTS.get(outcome, "unresolved")
 
     def _deceived(self, row: TrialRow) -> bool:
-        """Return whether a trial that was started by itself ended otherwise than the same one as a fork."""
+        """Return whether a trial that was started by itself ended otherwise than the same one as
+        a fork.
+        """
         same = (one for one in self.rows if one.keys == row.keys and one.forked)
         return (
             self.executor.forks
@@ -356,7 +367,8 @@ class ChildTrials:
 
 
 def _environment(place: Path, *, record: bool) -> dict[str, str]:
-    """Return a trial's environment: watched, observed only, and no time spent on looking for a cure.
+    """Return a trial's environment:
+    watched, observed only, and no time spent on looking for a cure.
 
     ``record``: its operations are noted in a file that outlives it. Errors: ``OSError``.
     """

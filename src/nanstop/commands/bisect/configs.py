@@ -1,4 +1,5 @@
-"""Two configurations of one training script, what differs between them, and the command for any mixture of the two.
+"""Two configurations of one training script, what differs between them, and the command for any
+mixture of the two.
 
 A configuration is a mapping, nested or flat: a YAML or JSON file, or the options of a command line.
 """
@@ -50,7 +51,9 @@ class ConfigForm:
     by_option: bool
 
     def command(self, settings: Mapping[str, Any], folder: Path) -> list[str]:
-        """Write the config into ``folder`` and return the command that reads it. Errors: ``OSError``."""
+        """Write the config into ``folder`` and return the command that reads it.
+        Errors: ``OSError``.
+        """
         file = folder / f"config{self.suffix}"
         file.write_text(_dump(settings, self.suffix), encoding="utf-8")
         return [*self.program, *(["--config"] if self.by_option else []), str(file)]
@@ -58,7 +61,9 @@ class ConfigForm:
 
 @dataclass(frozen=True, slots=True)
 class CommandForm:
-    """A command line: its first words, its options in an order that suits both, and which are written ``NAME=VALUE``."""
+    """A command line: its first words, its options in an order that suits both, and which are
+    written ``NAME=VALUE``.
+    """
 
     program: tuple[str, ...]
     order: tuple[str, ...]
@@ -75,7 +80,9 @@ class CommandForm:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two configurations. ``items``: what may be taken from the bad one, by name; most hold one key."""
+    """Two configurations. ``items``: what may be taken from the bad one, by name;
+    most hold one key.
+    """
 
     bad: Mapping[str, Any]
     good: Mapping[str, Any]
@@ -108,7 +115,9 @@ class Pair:
         return [*self.form.program, *_texts(self.bad), *_texts(self.good)]
 
     def values(self, names: Iterable[str]) -> dict[str, tuple[str, str]]:
-        """Return what each key of these items is in the bad and in the good configuration, as text."""
+        """Return what each key of these items is in the bad and in the good configuration, as
+        text.
+        """
         return {
             ".".join(path): (self._shown(self.bad, path), self._shown(self.good, path))
             for name in names
@@ -129,10 +138,11 @@ class Pair:
 
 
 def read_pair(bad: str, good: str, script: str | None = None) -> Pair:
-    """Return two config files of ``script``, or two command lines, as a pair with at least one difference.
+    """Return two config files of ``script``, or two command lines, as a pair with at least one
+    difference.
 
-    Errors: ``NanstopError`` NS001 for files that are missing or no mappings, commands of different programs, or
-    configurations that say the same.
+    Errors: ``NanstopError`` NS001 for files that are missing or no mappings, commands of different
+    programs, or configurations that say the same.
     """
     files = [_is_config(one) for one in (bad, good)]
     if any(files):
@@ -225,7 +235,9 @@ def _words(command: str) -> list[str]:
 
 
 def _parsed(command: str) -> tuple[list[str], dict[str, list[str]], frozenset[str]]:
-    """Return a command's first words, its options with their values, and the options written ``NAME=VALUE``."""
+    """Return a command's first words, its options with their values, and the options written
+    ``NAME=VALUE``.
+    """
     words = _words(command)
     head: list[str] = []
     options: dict[str, list[str]] = {}
@@ -266,7 +278,9 @@ def _plain(key: str) -> str:
 def _differences(
     bad: Mapping[str, Any], good: Mapping[str, Any], path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """Yield (path, bad value, good value) of every leaf that differs; in a part that one side lacks, of each leaf."""
+    """Yield (path, bad value, good value) of every leaf that differs;
+    in a part that one side lacks, of each leaf.
+    """
     for key in _merged(list(bad), list(good)):
         ours, theirs = bad.get(key, _MISSING), good.get(key, _MISSING)
         inner = [value for value in (ours, theirs) if value is not _MISSING]
@@ -295,7 +309,9 @@ def _items(
 
 
 def _excluded(path: KeyPath, differing: Mapping[KeyPath, tuple[Any, Any]]) -> Iterator[KeyPath]:
-    """Yield the differing keys that must change sides together with ``path``: some mixture would have both on."""
+    """Yield the differing keys that must change sides together with ``path``: some mixture would
+    have both on.
+    """
     name = _plain(path[-1])
     partners = {one for group in EXCLUSIVE if name in group for one in group if one != name}
     for other, (bad, good) in differing.items():

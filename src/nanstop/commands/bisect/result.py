@@ -21,10 +21,12 @@ _WORDS = {
 
 @record
 class TrialRow:
-    """One trial. ``keys``: what it took from BAD. "invalid": it ended by an error before any step of training.
+    """One trial. ``keys``: what it took from BAD. "invalid":
+    it ended by an error before any step of training.
 
-    ``failure``: the one that decided. ``known``: the result was on disk. ``folder``: its config, output and incidents.
-    ``forked``: from a process that had imported its libraries; what confirms an answer never is.
+    ``failure``: the one that decided. ``known``: the result was on disk. ``folder``: its config,
+    output and incidents. ``forked``: from a process that had imported its libraries; what confirms
+    an answer never is.
     """
 
     number: int
@@ -55,10 +57,11 @@ class Difference:
 class BisectResult:
     """What a bisect established, and every trial that says so.
 
-    ``minimal``: from GOOD plus these it fails the same, and with any left out it does not. ``sufficient_fix``: BAD
-    without these passes. ``inseparable``: of ``minimal``, keys without which the others are no valid configuration.
-    ``flaky``: configurations (keys taken from BAD) that ended differently when run again. ``message``: why there is no
-    answer; empty with status "found". ``not_forked``: why no trial was, or none any more.
+    ``minimal``: from GOOD plus these it fails the same, and with any left out it does not.
+    ``sufficient_fix``: BAD without these passes. ``inseparable``: of ``minimal``, keys without
+    which the others are no valid configuration. ``flaky``: configurations (keys taken from BAD)
+    that ended differently when run again. ``message``: why there is no answer; empty with status
+    "found". ``not_forked``: why no trial was, or none any more.
     """
 
     status: Status
@@ -94,7 +97,9 @@ def configuration(keys: Sequence[str], differing: Sequence[str]) -> str:
 
 
 def render(result: BisectResult) -> str:
-    """Return the outcome as text: the failure, the answer with the values of its keys, the evidence, what is unsure."""
+    """Return the outcome as text: the failure, the answer with the values of its keys, the
+    evidence, what is unsure.
+    """
     values = {one.key: one for one in result.differences}
     lines = [f"failure: {result.failure}"] if result.failure else []
     if result.message:

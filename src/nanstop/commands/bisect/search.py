@@ -1,9 +1,10 @@
-"""Which differences between two configurations make one of them fail: few trials, and every claim has its own trial.
+"""Which differences between two configurations make one of them fail:
+few trials, and every claim has its own trial.
 
-A configuration is the set of keys that it takes from the bad one; what it does not take is as in the good one. A trial
-fails (the same failure), passes, or is unresolved: it could not run, or failed in another way. Unresolved counts
-neither as failing nor as passing, so a key that another one needs in order to be valid is found as part of the answer
-and leaves it again by ablation.
+A configuration is the set of keys that it takes from the bad one; what it does not take is as in
+the good one. A trial fails (the same failure), passes, or is unresolved: it could not run, or
+failed in another way. Unresolved counts neither as failing nor as passing, so a key that another
+one needs in order to be valid is found as part of the answer and leaves it again by ablation.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ _ROUNDS = 3
 """Searches over the same trials: what turns out to be flaky decides nothing in the next one."""
 
 _DOUBTS = 3
-"""Contradictions between trials that are looked into; with more of them the keys do mask each other."""
+"""Contradictions between trials that are looked into;
+with more of them the keys do mask each other.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A trial to run: the keys it takes from the bad configuration, and which repetition of it this is, from 0."""
+    """A trial to run: the keys it takes from the bad configuration, and which repetition of it
+    this is, from 0.
+    """
 
     keys: Keys
     attempt: int = 0
@@ -40,12 +45,12 @@ Run = Callable[[Sequence[Request]], Sequence[Verdict]]
 class Bisection:
     """What a search established.
 
-    ``minimal``: from the good configuration plus these it fails, and with any of them left out it does not.
-    ``sufficient_fix``: the bad configuration without these passes, and with any of them back it does not.
-    ``inseparable``: members of ``minimal`` without which, each alone, a trial is unresolved instead of passing: the
-    others need it to be valid. With status "swapped" the bad configuration passes and the good one fails.
-    ``flaky``: configurations that ended differently when they were run again. With status
-    "limit" ``minimal`` is the smallest set known to fail.
+    ``minimal``: from the good configuration plus these it fails, and with any of them left out it
+    does not. ``sufficient_fix``: the bad configuration without these passes, and with any of them
+    back it does not. ``inseparable``: members of ``minimal`` without which, each alone, a trial is
+    unresolved instead of passing: the others need it to be valid. With status "swapped" the bad
+    configuration passes and the good one fails. ``flaky``: configurations that ended differently
+    when they were run again. With status "limit" ``minimal`` is the smallest set known to fail.
     """
 
     status: Status
@@ -62,7 +67,9 @@ class _LimitReachedError(Exception):
 
 @dataclass(slots=True)
 class _Oracle:
-    """Answers questions about configurations; runs each once, and again where answers contradict each other."""
+    """Answers questions about configurations;
+    runs each once, and again where answers contradict each other.
+    """
 
     run: Run
     limit: int | None
@@ -101,7 +108,9 @@ class _Oracle:
             raise _LimitReachedError
 
     def _doubt(self, keys: Keys) -> None:
-        """Run a configuration again that passes though a part of it fails, or the other way round, and that part too."""
+        """Run a configuration again that passes though a part of it fails, or the other way
+        round, and that part too.
+        """
         verdict = self.verdict(keys)
         against = [
             other
@@ -117,14 +126,17 @@ class _Oracle:
 
 
 def bisect(keys: Sequence[str], run: Run, *, width: int = 1, limit: int | None = None) -> Bisection:
-    """Return the smallest parts of ``keys`` that make a configuration fail, and that cure it when taken back.
+    """Return the smallest parts of ``keys`` that make a configuration fail, and that cure it when
+    taken back.
 
-    ``width`` trials are asked for at a time, which shortens the search and costs trials. With one at a time, ``k`` of
-    ``n`` keys that act together take about ``k log2(n) + 2k + 4`` trials, the confirmations included; ``limit`` bounds
-    them. Both answers are confirmed by leaving out each member, and by a second run.
+    ``width`` trials are asked for at a time, which shortens the search and costs trials. With one
+    at a time, ``k`` of ``n`` keys that act together take about ``k log2(n) + 2k + 4`` trials, the
+    confirmations included; ``limit`` bounds them. Both answers are confirmed by leaving out each
+    member, and by a second run.
 
-    Source: the search for one failing member after the other is that of U. Junker, "QuickXplain", AAAI 2004; the third
-    verdict is from A. Zeller, "Yesterday, my program worked. Today, it does not. Why?", ESEC/FSE 1999.
+    Source: the search for one failing member after the other is that of U. Junker, "QuickXplain",
+    AAAI 2004; the third verdict is from A. Zeller, "Yesterday, my program worked. Today, it does
+    not. Why?", ESEC/FSE 1999.
     """
     return _Bisect(tuple(dict.fromkeys(keys)), _Oracle(run, limit), max(width, 1)).result()
 
@@ -167,7 +179,9 @@ class _Bisect:
         self.fix = passing.minimal(causes, guesses=(1, len(self.minimal)))
 
     def _confirmed(self) -> bool:
-        """Return whether both answers end the same when they are run again; all that they rest on, if any trial did not."""
+        """Return whether both answers end the same when they are run again;
+        all that they rest on, if any trial did not.
+        """
         failing, passing = self._as_is(self.minimal), self._without(self.fix)
         self.oracle.again([failing, passing])
         claims = {failing, passing}
@@ -179,7 +193,9 @@ class _Bisect:
         return claims.isdisjoint(self.oracle.flaky())
 
     def _ends(self) -> Status:
-        """Return "found" if the bad configuration fails and the good one passes, each run again if it does not."""
+        """Return "found" if the bad configuration fails and the good one passes, each run again
+        if it does not.
+        """
         bad, good = self.everything, frozenset[str]()
         if self.width > 1:
             self.oracle.ask([bad, good])
@@ -227,17 +243,20 @@ class _Bisect:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Whether the configuration made of some keys has the verdict asked for; with all keys it has, with none not."""
+    """Whether the configuration made of some keys has the verdict asked for;
+    with all keys it has, with none not.
+    """
 
     search: _Bisect
     configuration: Callable[[Sequence[str]], Keys]
     wanted: Verdict
 
     def minimal(self, items: tuple[str, ...], *, guesses: tuple[int, ...]) -> tuple[str, ...]:
-        """Return a part of ``items`` that has the verdict and loses it without any one member. Earlier ones preferred.
+        """Return a part of ``items`` that has the verdict and loses it without any one member.
+        Earlier ones preferred.
 
-        The last item of the shortest prefix that has the verdict is needed; with it set, shorter prefixes do.
-        ``guesses``: lengths to try first.
+        The last item of the shortest prefix that has the verdict is needed; with it set, shorter
+        prefixes do. ``guesses``: lengths to try first.
         """
         found: tuple[str, ...] = ()
         low = 0
@@ -253,7 +272,9 @@ class _Question:
     def _shortest(
         self, found: tuple[str, ...], items: tuple[str, ...], low: int, guesses: tuple[int, ...]
     ) -> int:
-        """Return the length of a prefix of ``items`` that, with ``found``, has the verdict, and one shorter has not."""
+        """Return the length of a prefix of ``items`` that, with ``found``, has the verdict, and
+        one shorter has not.
+        """
         high = len(items)
         while high - low > 1:
             inside = [guess for guess in guesses if low < guess < high][: self.search.width]
@@ -264,7 +285,9 @@ class _Question:
         return high
 
     def _ablated(self, found: tuple[str, ...]) -> tuple[str, ...]:
-        """Return ``found`` without what it does not need, single members first, then those that go only together."""
+        """Return ``found`` without what it does not need, single members first, then those that
+        go only together.
+        """
         for rests in (self._singles(found), self._joint(found)):
             smaller = next(rests, None)
             if smaller is not None:
@@ -280,7 +303,9 @@ class _Question:
             )
 
     def _joint(self, found: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """Yield what has the verdict without several members of which none can be left out alone."""
+        """Yield what has the verdict without several members of which none can be left out
+        alone.
+        """
         verdicts = self.search.oracle.ask(
             [self.configuration(tuple(one for one in found if one != key)) for key in found]
         )
@@ -293,6 +318,8 @@ class _Question:
 
 
 def _between(low: int, high: int, width: int) -> list[int]:
-    """Return up to ``width`` different points that divide what lies between ``low`` and ``high`` evenly."""
+    """Return up to ``width`` different points that divide what lies between ``low`` and ``high``
+    evenly.
+    """
     spread = (low + (high - low) * part // (width + 1) for part in range(1, width + 1))
     return sorted({point for point in spread if low < point < high})

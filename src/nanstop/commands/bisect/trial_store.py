@@ -1,4 +1,6 @@
-"""Trials of a bisect on disk, found again by what they are made of: settings, script, versions of the machine."""
+"""Trials of a bisect on disk, found again by what they are made of:
+settings, script, versions of the machine.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?")
 
 @record
 class Failure:
-    """One way in which a run failed. ``name``: code of the finding, signal, class of the exception, or exit code.
+    """One way in which a run failed.
+    ``name``: code of the finding, signal, class of the exception, or exit code.
 
-    ``key``: where a value stopped being finite; of a death by signal, the operation that was running, where recorded.
+    ``key``: where a value stopped being finite;
+    of a death by signal, the operation that was running, where recorded.
     """
 
     kind: FailureType
@@ -45,7 +49,9 @@ class Failure:
     key: FailureKey | None = None
 
     def same_as(self, other: Failure) -> bool:
-        """Return whether both are the same failure; numbers in the message of an exception do not count."""
+        """Return whether both are the same failure;
+        numbers in the message of an exception do not count.
+        """
         if self.kind != other.kind:
             return False
         if self.kind == "nonfinite" and self.key is not None and other.key is not None:
@@ -65,7 +71,8 @@ class Failure:
 
 @record
 class Finished:
-    """A finished trial: how its process ended, what failed in it (the deciding failure first), updates it applied.
+    """A finished trial: how its process ended, what failed in it (the deciding failure first),
+    updates it applied.
 
     ``forked``: its process was forked from one that had imported its libraries.
     """
@@ -85,10 +92,11 @@ class Finished:
 
 
 class TrialStore:
-    """The folder of a bisect's trials. What cannot be written is remembered, and said in ``problem``.
+    """The folder of a bisect's trials.
+    What cannot be written is remembered, and said in ``problem``.
 
-    ``words``: the program and every value of the settings. Files among them are part of a trial's identity, and so are
-    the Python files beside a script; folders are not.
+    ``words``: the program and every value of the settings. Files among them are part of a trial's
+    identity, and so are the Python files beside a script; folders are not.
     """
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
@@ -107,13 +115,17 @@ class TrialStore:
         return self.folder / digest
 
     def load(self, digest: str) -> Finished | None:
-        """Return a finished trial, or None for one that is not there, was interrupted or is damaged."""
+        """Return a finished trial, or None for one that is not there, was interrupted or is
+        damaged.
+        """
         with suppress(NanstopError):
             self._known.setdefault(digest, load_record(self.place(digest) / RESULT, Finished))
         return self._known.get(digest)
 
     def begin(self, digest: str) -> Path:
-        """Return the empty folder of a new trial. Errors: ``NanstopError`` NS001 where the disk refuses it."""
+        """Return the empty folder of a new trial. Errors:
+        ``NanstopError`` NS001 where the disk refuses it.
+        """
         place = self.place(digest)
         try:
             shutil.rmtree(place, ignore_errors=True)
@@ -123,7 +135,9 @@ class TrialStore:
         return place
 
     def keep(self, digest: str, finished: Finished) -> None:
-        """Write a finished trial down; one whose process was stopped from outside never comes here."""
+        """Write a finished trial down;
+        one whose process was stopped from outside never comes here.
+        """
         self._known[digest] = finished
         try:
             write_whole(self.place(digest) / RESULT, codec.to_json(finished).encode())
@@ -148,8 +162,8 @@ class TrialStore:
 def read_end(place: Path, end: End) -> Finished:
     """Return a trial whose process has ended as ``end``, with the incidents that its watch wrote.
 
-    A process that was killed is the failure by itself; otherwise the first incident is, before the exception that may
-    have followed from it.
+    A process that was killed is the failure by itself; otherwise the first incident is, before the
+    exception that may have followed from it.
     """
     summary = read_summary(place)
     incidents = tuple(_incident(place / INCIDENTS, row) for row in summary.incidents)
@@ -222,7 +236,9 @@ def _running(live: Path) -> FailureKey | None:
 
 
 def _identity(words: Sequence[str]) -> str:
-    """Return a digest of the program, the files that ``words`` name, the Python files beside them, and the machine."""
+    """Return a digest of the program, the files that ``words`` name, the Python files beside
+    them, and the machine.
+    """
     digest = hashlib.sha256("\0".join(words).encode())
     named = [Path(word) for word in words[1:] if "\0" not in word and _is_file(word)]
     beside = [one for file in named if file.suffix == ".py" for one in file.parent.glob("*.py")]

@@ -1,4 +1,6 @@
-"""What ``nanstop check`` looks at: the facts of a run that is about to begin, and a probe of its first window."""
+"""What ``nanstop check`` looks at:
+the facts of a run that is about to begin, and a probe of its first window.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _NO_GRADIENT = "does not require grad"
 
 
 def run(target: Target, options: Mapping[str, Any]) -> Preflight:
-    """Return what is to be seen of a script's target; the findings are drawn from it by the process above."""
+    """Return what is to be seen of a script's target;
+    the findings are drawn from it by the process above.
+    """
     if options.get("static"):
         return look(target.facts)
     return look(target.facts, trainer=target.trainer, train=target.train, step=target.step)
@@ -34,8 +38,9 @@ def look(
 ) -> Preflight:
     """Return facts, machine and, where there is a window to look at, its probe; no findings yet.
 
-    ``trainer``: its ``train()``, or ``train`` with the arguments of the user, runs up to the first update and is undone.
-    ``step``: a window at hand. Neither: nothing is run. What raises becomes a failure: the facts stand.
+    ``trainer``: its ``train()``, or ``train`` with the arguments of the user, runs up to the first
+    update and is undone. ``step``: a window at hand. Neither: nothing is run. What raises becomes a
+    failure: the facts stand.
     """
     began = time.perf_counter()
     seen = Preflight(facts=facts, environment=environment(import_torch=True))

@@ -16,8 +16,8 @@ from nanstop.records.record import record
 class Preflight:
     """What is known of a run that has not begun, and what follows from it.
 
-    ``probe``: None where nothing was run. ``failures``: what could not be looked at, with the reason. ``seconds``: of
-    looking, without what the script itself took.
+    ``probe``: None where nothing was run. ``failures``: what could not be looked at, with the
+    reason. ``seconds``: of looking, without what the script itself took.
     """
 
     schema: int = SCHEMA

@@ -1,7 +1,9 @@
-"""``nanstop compare``: two recorded runs side by side; where they part, in which number and in which layer.
+"""``nanstop compare``: two recorded runs side by side;
+where they part, in which number and in which layer.
 
-A run is recorded by ``series.json`` (``nanstop run --series``), by the histories of its incidents, and by the
-``trainer_state.json`` that transformers saves with a checkpoint. Names tell the last apart: what a trainer logged is ``logged_...``, counted from its step 1.
+A run is recorded by ``series.json`` (``nanstop run --series``), by the histories of its incidents,
+and by the ``trainer_state.json`` that transformers saves with a checkpoint. Names tell the last
+apart: what a trainer logged is ``logged_...``, counted from its step 1.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ TRAINER_STATE = "trainer_state.json"
 class SeriesRow:
     """One series of both runs. ``first_difference``: first step at which it is not equal in both.
 
-    ``first_divergence``: first step at which it differs by more than the tolerance; ``a`` and ``b`` are the values
-    there, or at the last common step. ``largest``: the largest relative difference (infinite where one is not finite).
+    ``first_divergence``: first step at which it differs by more than the tolerance; ``a`` and ``b``
+    are the values there, or at the last common step. ``largest``: the largest relative difference
+    (infinite where one is not finite).
     """
 
     name: str
@@ -58,10 +61,11 @@ class SeriesRow:
 
 @record
 class Comparison:
-    """Two runs. ``step`` and ``series``: the first divergence; None where they agree within ``tolerance``.
+    """Two runs. ``step`` and ``series``: the first divergence;
+    None where they agree within ``tolerance``.
 
-    ``layer``: the first one that parts, at ``range_steps``, the common steps at which ranges of modules were sampled, or
-    in an incident.
+    ``layer``: the first one that parts, at ``range_steps``, the common steps at which ranges of
+    modules were sampled, or in an incident.
     """
 
     a: str
@@ -96,7 +100,8 @@ class Run:
 def load_run(path: str | Path) -> Run:
     """Return what a folder, an incident or a ``trainer_state.json`` holds of a run.
 
-    Of several checkpoints the last one counts. Errors: ``NanstopError`` NS001 for nothing of a run, or damaged files.
+    Of several checkpoints the last one counts. Errors:
+    ``NanstopError`` NS001 for nothing of a run, or damaged files.
     """
     given = Path(path)
     if not given.exists():
@@ -123,7 +128,8 @@ def load_run(path: str | Path) -> Run:
 
 
 def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
-    """Return where two runs part. Values within ``tolerance`` of each other, relative to the larger, agree.
+    """Return where two runs part. Values within ``tolerance`` of each other, relative to the
+    larger, agree.
 
     Errors: ``NanstopError`` NS001 for a tolerance below zero, or runs without a series in common.
     """
@@ -163,7 +169,9 @@ def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
 
 
 def render(found: Comparison) -> str:
-    """Return the comparison as text: the first divergence, the layer, each series, the incidents of each run."""
+    """Return the comparison as text:
+    the first divergence, the layer, each series, the incidents of each run.
+    """
     lines = [f"A {found.a}", f"B {found.b}"]
     if found.step is not None:
         lines.append(f"they part at step {found.step}, in {found.series}")
@@ -221,7 +229,9 @@ def _history(file: Path) -> list[dict[str, Any]]:
 
 
 def _logged(file: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return every number that a trainer logged, by name and step; its sums at the end of training are not steps."""
+    """Return every number that a trainer logged, by name and step;
+    its sums at the end of training are not steps.
+    """
     series: dict[str, list[tuple[int, float]]] = {}
     for row in _history(file):
         step = row.get("step")

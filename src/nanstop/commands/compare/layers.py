@@ -1,4 +1,6 @@
-"""In which layer two recorded runs part: by the ranges of their modules, or by the operations of their incidents."""
+"""In which layer two recorded runs part:
+by the ranges of their modules, or by the operations of their incidents.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Values = Mapping[int, Sequence[float]]
 class Layer:
     """Where one run's layers part from the other's. ``why``: in words; ranges are of outputs.
 
-    ``op``: of an operation that an incident recorded; empty for a module, whose range was sampled at this step.
+    ``op``: of an operation that an incident recorded;
+    empty for a module, whose range was sampled at this step.
     """
 
     step: int
@@ -29,7 +32,9 @@ class Layer:
 def layer_of_ranges(
     first: Mapping[str, Values], second: Mapping[str, Values], tolerance: float
 ) -> Layer | None:
-    """Return the module that parts first, in the order of the forward, at the first sampled step where any does."""
+    """Return the module that parts first, in the order of the forward, at the first sampled step
+    where any does.
+    """
     for step in sampled_steps(first, second):
         for module, values in first.items():
             theirs = second.get(module, {}).get(step)
@@ -54,7 +59,9 @@ def _apart(a: float, b: float) -> str:
 def layer_of_incidents(
     first: Sequence[Report], second: Sequence[Report], tolerance: float
 ) -> Layer | None:
-    """Return the first operation whose range differs between the runs' incidents, or that failed in one run only."""
+    """Return the first operation whose range differs between the runs' incidents, or that failed
+    in one run only.
+    """
     for a, b in _by_step(first, second):
         if a is not None and b is not None:
             found = _differing_op(a, b, tolerance)
@@ -92,7 +99,9 @@ def _differing_op(a: Report, b: Report, tolerance: float) -> Layer | None:
 
 
 def _events(report: Report) -> dict[tuple[str, str, str, int], OpEvent]:
-    """Return the operations whose ranges a report holds, in order, by phase, name, module and occurrence."""
+    """Return the operations whose ranges a report holds, in order, by phase, name, module and
+    occurrence.
+    """
     place = report.localization
     events = [*place.growth, *([place.first_bad] if place.first_bad else [])] if place else []
     found: dict[tuple[str, str, str, int], OpEvent] = {}
@@ -103,7 +112,9 @@ def _events(report: Report) -> dict[tuple[str, str, str, int], OpEvent]:
 
 
 def gap(a: float, b: float) -> float:
-    """Return the difference relative to the larger magnitude; infinite where only one is that infinity or NaN."""
+    """Return the difference relative to the larger magnitude;
+    infinite where only one is that infinity or NaN.
+    """
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
     if not (math.isfinite(a) and math.isfinite(b)):

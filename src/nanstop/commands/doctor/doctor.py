@@ -1,7 +1,9 @@
-"""``nanstop doctor``: which guards of a stack really keep a failure from the weights, judged from trials.
+"""``nanstop doctor``: which guards of a stack really keep a failure from the weights, judged from
+trials.
 
-Pure but for ``doctor``. A guard is judged by what its absence changes: the training with every guard in place against the
-same one without it, and, where another guard would have stopped the failure as well, with it alone against none.
+Pure but for ``doctor``. A guard is judged by what its absence changes: the training with every
+guard in place against the same one without it, and, where another guard would have stopped the
+failure as well, with it alone against none.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from nanstop.records.record import record
 from nanstop.store.files import write_whole
 
 FAR = 1e3
-"""Weights that go this many times as far as without the failure have been thrown away, finite or not."""
+"""Weights that go this many times as far as without the failure have been thrown away, finite or
+not.
+"""
 
 _SPEAKING = ("callback", "line", "watch")
 _STOPS: tuple[Act, ...] = ("stops the write", "stops after the write")
@@ -59,7 +63,8 @@ class Setting(NamedTuple):
 
 
 def doctor(command: Sequence[str]) -> Doctor:
-    """Run a script up to its first training and audit the guards of what it built; nothing is saved or pushed.
+    """Run a script up to its first training and audit the guards of what it built;
+    nothing is saved or pushed.
 
     The child's output goes to standard error. Errors: ``NanstopError`` NS001 as ``dry_run``.
     """
@@ -96,7 +101,9 @@ def guards_seen(guards: Sequence[Guard], trials: Iterable[GuardTrial]) -> tuple[
 
 
 def due(guards: Sequence[Guard], trials: Sequence[GuardTrial]) -> tuple[Setting, ...]:
-    """Return the trials that are still needed, none when the audit is complete. ``guards``: as ``guards_seen``."""
+    """Return the trials that are still needed, none when the audit is complete.
+    ``guards``: as ``guards_seen``.
+    """
     known = _by_plan(trials)
     wanted = [setting for injected in INJECTED for setting in _wanted(injected, guards, known)]
     return tuple(setting for setting in dict.fromkeys(wanted) if setting not in known)
@@ -201,7 +208,9 @@ def _difference(present: GuardTrial, absent: GuardTrial) -> Act:
 
 
 def _spreads(present: GuardTrial, absent: GuardTrial) -> bool:
-    """Return whether more gradients are bad, or healthy ones are gone, with the guard than without it."""
+    """Return whether more gradients are bad, or healthy ones are gone, with the guard than
+    without it.
+    """
     return (
         present.bad_gradients > absent.bad_gradients
         or present.zero_gradients > absent.zero_gradients

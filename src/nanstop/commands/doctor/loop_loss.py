@@ -1,4 +1,6 @@
-"""Finds where a raw loop first has its loss as one number, so that a failure can be planted there."""
+"""Finds where a raw loop first has its loss as one number, so that a failure can be planted
+there.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ Key = tuple[str, str, int]
 
 
 class LoopMode(Reads):
-    """``planted(loss)`` is asked for every loss once its place is known: the number from which only numbers follow.
+    """``planted(loss)`` is asked for every loss once its place is known:
+    the number from which only numbers follow.
 
-    The place is found by following the loss of a healthy ``backward`` back through scalars. ``between``: called once,
-    when an update is over and nothing of the next window has begun.
+    The place is found by following the loss of a healthy ``backward`` back through scalars.
+    ``between``: called once, when an update is over and nothing of the next window has begun.
     """
 
     def __init__(self, planted: Callable[[Tensor], Tensor]) -> None:

@@ -1,7 +1,7 @@
 """A raw loop audited: failures planted in its own windows, one after the other.
 
-The loop runs on by itself; after each trial weights, optimizer and scaler are put back. Where a trial ends the script,
-the process above starts it again for the trials that are left.
+The loop runs on by itself; after each trial weights, optimizer and scaler are put back. Where a
+trial ends the script, the process above starts it again for the trials that are left.
 """
 
 from __future__ import annotations
@@ -42,11 +42,15 @@ from nanstop.replay.snapshot import Snapshot, Trainable
 from nanstop.store.files import MAX_JSON_BYTES, read_text, write_whole
 
 _WARM = 2
-"""Healthy updates before the first failure: one to learn where the loss is made, one to compare with."""
+"""Healthy updates before the first failure:
+one to learn where the loss is made, one to compare with.
+"""
 
 
 def install(table: Table, plan: DryPlan) -> None:
-    """Audit the loop of the first optimizer that is made, unless a trainer begins to train before it steps."""
+    """Audit the loop of the first optimizer that is made, unless a trainer begins to train
+    before it steps.
+    """
     table.replace(torch.optim.Optimizer, "__init__", _First(table, plan))
 
 
@@ -64,7 +68,9 @@ class _First:
 
 
 class LoopAudit:
-    """Runs the trials that are due in the windows of a loop, and writes what it saw when none is, or the script ends."""
+    """Runs the trials that are due in the windows of a loop, and writes what it saw when none
+    is, or the script ends.
+    """
 
     def __init__(self, table: Table, plan: DryPlan) -> None:
         self._out = Path(plan.out)
@@ -212,7 +218,9 @@ class LoopAudit:
         self._num_new += 1
 
     def _settle(self) -> None:
-        """Let the window that is under way come to its end unseen: it was made with the weights of the trial."""
+        """Let the window that is under way come to its end unseen:
+        it was made with the weights of the trial.
+        """
         self._settling = self._mode.blind = True
 
     def _mend_gradients(self) -> None:
@@ -246,7 +254,9 @@ class LoopAudit:
         self._trials += [GuardTrial(injected=c, took=False) for c in cases if c not in done]
 
     def _script_ended(self) -> None:
-        """Note that a trial has ended the script, if it has; one that may have come to its own end is tried again."""
+        """Note that a trial has ended the script, if it has;
+        one that may have come to its own end is tried again.
+        """
         error = getattr(sys, "last_value", None)
         trial = self._trial
         if trial is not None and trial.took and (error is not None or self._is_certain(trial)):
@@ -256,7 +266,9 @@ class LoopAudit:
             self._write()
 
     def _is_certain(self, trial: _Trial) -> bool:
-        """Return whether the trial has ended the script: it is the first one, or this failure was seen to end it."""
+        """Return whether the trial has ended the script:
+        it is the first one, or this failure was seen to end it.
+        """
         known = {(seen.injected, seen.ended) for seen in self._trials}
         return self._num_new == 0 or (trial.setting.injected, "stopped") in known
 
@@ -294,7 +306,9 @@ class LoopAudit:
 
 
 class _Trial:
-    """A trial under way. ``took``: the failure has come about; ``updated``: an update has come after it."""
+    """A trial under way. ``took``: the failure has come about;
+    ``updated``: an update has come after it.
+    """
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -1,4 +1,6 @@
-"""What audits of trainers and of loops share: planted failures, guards taken away, and what there is to observe."""
+"""What audits of trainers and of loops share:
+planted failures, guards taken away, and what there is to observe.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ LOSSES: Mapping[Injected, float] = {"nan_loss": float("nan"), "inf_loss": float(
 """The value that a loss gets."""
 
 _HUGE = {torch.float16: 6e4, torch.float64: 1e300}
-"""Finite in its format, but the norm of several such elements is not; 1e30 serves float32 and bfloat16."""
+"""Finite in its format, but the norm of several such elements is not;
+1e30 serves float32 and bfloat16.
+"""
 
 _READERS = frozenset(
     [
@@ -131,7 +135,9 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
 
 @contextmanager
 def scaler_without_check() -> Iterator[None]:
-    """Have loss scalers find nothing bad: they scale, and leave no update out. Fused optimizers ask them too."""
+    """Have loss scalers find nothing bad: they scale, and leave no update out.
+    Fused optimizers ask them too.
+    """
     table = Table()
 
     def found(original: Any, *args: Any) -> Any:
@@ -152,7 +158,9 @@ def scaler_without_check() -> Iterator[None]:
 
 @contextmanager
 def clipping(removed: bool, seen: list[float]) -> Iterator[None]:
-    """Add each bound that gradients are clipped to; where clipping is ``removed``, the norm is all that it gives."""
+    """Add each bound that gradients are clipped to;
+    where clipping is ``removed``, the norm is all that it gives.
+    """
     table, module = Table(), torch.nn.utils.clip_grad
 
     def scale(original: Any, parameters: Any, bound: float, *args: Any, **kwargs: Any) -> None:
@@ -177,8 +185,8 @@ def clipping(removed: bool, seen: list[float]) -> Iterator[None]:
 class Reads(TorchFunctionMode):
     """Notes which lines of the user's own code read a value that is not finite.
 
-    ``muted`` lines get finite values to see, as if they had not looked; with ``blind`` every line does.
-    ``on``: whether anything is looked at.
+    ``muted`` lines get finite values to see, as if they had not looked; with ``blind`` every line
+    does. ``on``: whether anything is looked at.
     """
 
     def __init__(self, muted: Iterable[str] = ()) -> None:
@@ -206,7 +214,9 @@ class Reads(TorchFunctionMode):
 
 
 def users_line(frame: FrameType | None) -> str:
-    """Return ``FILE:LINE`` of the code that called torch, or nothing where a library did, torch itself included."""
+    """Return ``FILE:LINE`` of the code that called torch, or nothing where a library did, torch
+    itself included.
+    """
     while frame is not None and lies_in(
         frame.f_code.co_filename, "torch._tensor", "torch.overrides"
     ):
@@ -232,7 +242,9 @@ def _mended(value: Tensor) -> Tensor:
 
 
 class Voices(logging.Handler):
-    """Keeps what is printed and logged inside ``with``, and off the terminal. Numbers are left out of the lines."""
+    """Keeps what is printed and logged inside ``with``, and off the terminal.
+    Numbers are left out of the lines.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,12 +8,16 @@ from nanstop.records.record import record
 from nanstop.records.vocabulary import SCHEMA
 
 Injected = Literal["nan_loss", "inf_loss", "nan_gradient", "inf_gradient", "norm_overflow"]
-"""A failure that is planted in one step: in its loss, in one gradient, or in the norm of finite gradients."""
+"""A failure that is planted in one step:
+in its loss, in one gradient, or in the norm of finite gradients.
+"""
 
 INJECTED: tuple[Injected, ...] = get_args(Injected)
 
 GuardKind = Literal["log_filter", "scaler", "clip", "callback", "line", "watch", "host"]
-"""``line``: a line of the script that reads a bad value; ``host``: what remains when every other guard is away."""
+"""``line``: a line of the script that reads a bad value;
+``host``: what remains when every other guard is away.
+"""
 
 Act = Literal[
     "stops the write",
@@ -28,20 +32,25 @@ Act = Literal[
 
 @record
 class Guard:
-    """Something of the user's stack that may keep a failure from the weights. ``name`` is unique in an audit."""
+    """Something of the user's stack that may keep a failure from the weights.
+    ``name`` is unique in an audit.
+    """
 
     name: str
     kind: GuardKind
     cases: tuple[Injected, ...] = INJECTED
-    """The failures that it is tried on: a line of a script only on those that it was seen to read."""
+    """The failures that it is tried on:
+    a line of a script only on those that it was seen to read.
+    """
 
 
 @record
 class GuardTrial:
-    """One short training with a failure planted in its second step, and the guards ``removed`` taken away.
+    """One short training with a failure planted in its second step, and the guards ``removed``
+    taken away.
 
-    Counts are of elements. Gradients are those that the optimizer read in the failing step; ``growth``: how far the
-    weights went, as a multiple of the same training without a failure.
+    Counts are of elements. Gradients are those that the optimizer read in the failing step;
+    ``growth``: how far the weights went, as a multiple of the same training without a failure.
     """
 
     injected: Injected
@@ -73,7 +82,9 @@ class GuardRow:
 
 @record
 class InjectedRow:
-    """What became of one failure with every guard in place. ``stopped_by``: guards that kept it from the weights."""
+    """What became of one failure with every guard in place.
+    ``stopped_by``: guards that kept it from the weights.
+    """
 
     injected: Injected
     tried: bool

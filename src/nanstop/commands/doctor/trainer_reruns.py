@@ -1,4 +1,6 @@
-"""A trainer that trains again and again, each time from where it stood: nothing is saved, shown or sent."""
+"""A trainer that trains again and again, each time from where it stood:
+nothing is saved, shown or sent.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ Plant = Callable[[], float | None]
 class Stage:
     """A trainer and the way back. ``parameters``: those that train; ``before``: copies of them.
 
-    ``callbacks``: the user's own by name. ``opens_watch``: how the script's own ``nanstop.watch`` opens its session.
+    ``callbacks``: the user's own by name.
+    ``opens_watch``: how the script's own ``nanstop.watch`` opens its session.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -117,7 +120,9 @@ class Stage:
 
     @contextmanager
     def planted(self, plant: Plant, poisoned: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-        """Have ``plant`` say what each loss is to be, and ``poisoned`` what the gradient of one parameter is."""
+        """Have ``plant`` say what each loss is to be, and ``poisoned`` what the gradient of one
+        parameter is.
+        """
         with ExitStack() as scope:
             scope.enter_context(self.loss.planted(self.trainer, self.view.root, plant))
             if self.target is not None:
@@ -175,10 +180,11 @@ class Stage:
 
 
 class LossPlace:
-    """Where the loss of a trainer is first whole: the model's own output, or what a ``compute_loss`` returns.
+    """Where the loss of a trainer is first whole:
+    the model's own output, or what a ``compute_loss`` returns.
 
-    Found in the first training, by following the loss that is backpropagated: of all candidates the innermost that it
-    descends from, so that whatever looks at the loss later sees the planted one.
+    Found in the first training, by following the loss that is backpropagated: of all candidates the
+    innermost that it descends from, so that whatever looks at the loss later sees the planted one.
     """
 
     def __init__(self) -> None:
@@ -249,7 +255,9 @@ class _Quiet(TrainerCallback):
 
 
 def _end_watch(trainer: Any) -> Any:
-    """Take the script's own watch off a trainer; return how it opens its session, None where there is none."""
+    """Take the script's own watch off a trainer;
+    return how it opens its session, None where there is none.
+    """
     watch = getattr(vars(trainer).get("train"), "__self__", None)
     if not isinstance(watch, TrainerWatch):
         return None
@@ -283,7 +291,9 @@ def _acts(callback: Any) -> bool:
 
 
 def _fresh(callback: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a callback that shares what belongs to the trainer; the callback itself if it has none."""
+    """Return a copy of a callback that shares what belongs to the trainer;
+    the callback itself if it has none.
+    """
     try:
         return copy.deepcopy(callback, dict(memo))
     except Exception:  # an open file, say

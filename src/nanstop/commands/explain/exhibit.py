@@ -23,7 +23,9 @@ from nanstop.store.incidents import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhibit:
-    """What a watched run of a specimen showed. ``ended``: the error that ended it early, or an empty string."""
+    """What a watched run of a specimen showed.
+    ``ended``: the error that ended it early, or an empty string.
+    """
 
     losses: tuple[float, ...]
     reports: tuple[Report, ...]
@@ -47,7 +49,9 @@ class Exhibit:
 
 
 def exhibits(code: str) -> tuple[Exhibit, Exhibit]:
-    """Return what the planted fault of ``code`` shows, and what its healthy twin does. Trains both; writes nothing."""
+    """Return what the planted fault of ``code`` shows, and what its healthy twin does.
+    Trains both; writes nothing.
+    """
     entry = ZOO[code]
     return _shown(entry.fault), _shown(entry.healthy)
 

@@ -1,4 +1,5 @@
-"""A learning-rate range test: rates that rise by a constant factor each step, and what the losses after them say.
+"""A learning-rate range test: rates that rise by a constant factor each step, and what the losses
+after them say.
 
 Source: L. Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3.
 """
@@ -17,7 +18,9 @@ from nanstop.records.record import record
 MIN_STEPS = 20
 
 _SIGNIFICANT = 4.5
-"""A fall of the smoothed loss counts from so many standard errors on: the least of many places is looked at."""
+"""A fall of the smoothed loss counts from so many standard errors on:
+the least of many places is looked at.
+"""
 _BEGUN = 0.1
 """Share of the whole fall from which on the loss is said to be falling."""
 
@@ -26,10 +29,11 @@ _BEGUN = 0.1
 class LrRange:
     """What a sweep showed. ``losses``: one for each rate, taken after the update at that rate.
 
-    ``begins``: rate at which the loss has begun to fall; ``steepest``: at which it falls fastest; ``lowest``: at which
-    it is least; ``diverges``: at which it has risen above its start by as much as it had fallen, or is not finite; each
-    of the smoothed loss, None where it did not happen. ``low`` to ``high`` is the range to train in, only with status
-    "found". ``noise``: standard deviation of a loss around the smoothed one.
+    ``begins``: rate at which the loss has begun to fall; ``steepest``: at which it falls fastest;
+    ``lowest``: at which it is least; ``diverges``: at which it has risen above its start by as much
+    as it had fallen, or is not finite; each of the smoothed loss, None where it did not happen.
+    ``low`` to ``high`` is the range to train in, only with status "found". ``noise``: standard
+    deviation of a loss around the smoothed one.
     """
 
     status: Literal["found", "flat", "too_short"]
@@ -49,9 +53,11 @@ class LrRange:
 
 
 def rates(low: float, high: float, num_steps: int) -> tuple[float, ...]:
-    """Return ``num_steps`` rates from ``low`` to ``high``, each the same factor above the one before.
+    """Return ``num_steps`` rates from ``low`` to ``high``, each the same factor above the one
+    before.
 
-    Errors: ``NanstopError`` NS001 unless 0 < ``low`` < ``high`` and there are at least ``MIN_STEPS``.
+    Errors: ``NanstopError`` NS001 unless 0 < ``low`` < ``high`` and there are at least
+    ``MIN_STEPS``.
     """
     if not 0.0 < low < high < math.inf:
         raise NanstopError(f"a sweep goes from a small rate to a larger one, not {low} to {high}")
@@ -62,7 +68,9 @@ def rates(low: float, high: float, num_steps: int) -> tuple[float, ...]:
 
 
 def has_diverged(first_loss: float, losses: Sequence[float]) -> bool:
-    """Return whether a sweep may end here: the last loss is not finite, or far above anything that noise explains."""
+    """Return whether a sweep may end here:
+    the last loss is not finite, or far above anything that noise explains.
+    """
     if losses and not math.isfinite(losses[-1]):
         return True
     if len(losses) < MIN_STEPS // 2:
@@ -74,8 +82,9 @@ def has_diverged(first_loss: float, losses: Sequence[float]) -> bool:
 def analyse(rates: Sequence[float], first_loss: float, losses: Sequence[float]) -> LrRange:
     """Return what a sweep showed. ``losses`` may be shorter than ``rates``: the sweep ended early.
 
-    A range is suggested only where the loss fell by more than its noise explains: from the rate at which it begins to
-    fall, up to a tenth of the rate at which it was least, but not below the one at which it falls fastest.
+    A range is suggested only where the loss fell by more than its noise explains: from the rate at
+    which it begins to fall, up to a tenth of the rate at which it was least, but not below the one
+    at which it falls fastest.
     """
     rates = tuple(rates[: len(losses)])
     finite = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
@@ -129,11 +138,13 @@ class _Curve:
             abs(before - 2.0 * here + after)
             for before, here, after in zip(losses, losses[1:], losses[2:], strict=False)
         ]
-        # Second differences hold no trend, only noise (of six times its variance); the median is deaf to divergence.
+        # Second differences hold no trend, only noise (of six times its variance);
+        # the median is deaf to divergence.
         self.noise = median(bends) / (0.6745 * math.sqrt(6.0))
         self.lowest_at = min(range(len(losses)), key=self.smoothed.__getitem__)
         self.fall = max(self.start - self.smoothed[self.lowest_at], 0.0)
-        # Of the median at the start (1.57 times the variance of a mean) and of the weighted mean at the lowest place.
+        # Of the median at the start (1.57 times the variance of a mean) and of the weighted mean at
+        # the lowest place.
         weights = _weights(len(losses), self.lowest_at, width).values()
         share = 1.57 / (len(head) + 1) + sum(weight**2 for weight in weights)
         self.error = self.noise * math.sqrt(share)
@@ -151,7 +162,9 @@ class _Curve:
         return next((i for i, loss in enumerate(self.smoothed) if loss > limit), None)
 
     def begins_at(self) -> int:
-        """Return the place from which on, up to the lowest, the loss stays below its start by a tenth of the fall."""
+        """Return the place from which on, up to the lowest, the loss stays below its start by a
+        tenth of the fall.
+        """
         limit = self.start - _BEGUN * self.fall
         above = [i for i in range(self.lowest_at) if self.smoothed[i] > limit]
         return above[-1] + 1 if above else 0

@@ -1,4 +1,6 @@
-"""The job of ``nanstop lr-range``: a sweep of learning rates in place of the training that a script asks for."""
+"""The job of ``nanstop lr-range``: a sweep of learning rates in place of the training that a
+script asks for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``nanstop lr-range``: a learning-rate range test on the training of an unchanged script, in a child process."""
+"""``nanstop lr-range``: a learning-rate range test on the training of an unchanged script, in a
+child process.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ def lr_range(
     steps: int = 100,
     folder: str | os.PathLike[str] | None = None,
 ) -> LrRange:
-    """Run a script up to its first training, run the sweep in place of it, and return what the losses say.
+    """Run a script up to its first training, run the sweep in place of it, and return what the
+    losses say.
 
-    The child's output goes to standard error. The result, with every rate and loss to plot, is also written as
-    ``lr_range.json`` into the incident folder. Errors: ``NanstopError`` NS001 for a plan that is no sweep, a command
-    that cannot be started, a folder that cannot be written, or a script that ends before any sweep.
+    The child's output goes to standard error. The result, with every rate and loss to plot, is also
+    written as ``lr_range.json`` into the incident folder. Errors: ``NanstopError`` NS001 for a plan
+    that is no sweep, a command that cannot be started, a folder that cannot be written, or a script
+    that ends before any sweep.
     """
     planned = rates(low, high, steps)
     place = Path(folder or incident_folder()).absolute()

@@ -1,4 +1,6 @@
-"""A learning-rate range test in place of the training that a script asks a transformers or TRL trainer for."""
+"""A learning-rate range test in place of the training that a script asks a transformers or TRL
+trainer for.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class LrSweep(TrainerCallback):
         self._window: list[Any] = []
 
     def prepare(self, trainer: Any) -> None:
-        """Have ``trainer`` train for as many steps as there are rates and one more, and save nothing."""
+        """Have ``trainer`` train for as many steps as there are rates and one more, and save
+        nothing.
+        """
         trainer.args.max_steps = len(self.recorder.rates) + 1
         trainer.args.load_best_model_at_end = False
         step = trainer.training_step
@@ -30,7 +34,9 @@ class LrSweep(TrainerCallback):
         trainer.add_callback(self)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Close the window: its loss is that of the weights before this update. Synchronises the device."""
+        """Close the window: its loss is that of the weights before this update.
+        Synchronises the device.
+        """
         self.recorder.set_rate(kwargs["optimizer"], len(self.recorder.losses))
         self.recorder.losses.append(float(sum(self._window)))
         self._window.clear()

@@ -10,10 +10,11 @@ from nanstop.commands.lr_range.sweep import set_rates, shares_of
 
 
 class LrRecorder:
-    """The rate of each optimizer step, and the loss of each: one more than rates, that after the last.
+    """The rate of each optimizer step, and the loss of each:
+    one more than rates, that after the last.
 
-    ``problem``: why this training cannot be swept; ``ended``: what it ended by too soon; both empty where nothing is
-    wrong.
+    ``problem``: why this training cannot be swept; ``ended``: what it ended by too soon;
+    both empty where nothing is wrong.
     """
 
     def __init__(self, *, low: float, high: float, steps: int) -> None:
@@ -23,13 +24,17 @@ class LrRecorder:
         self._shares: dict[int, tuple[float, ...]] = {}
 
     def set_rate(self, optimizer: Any, step: int) -> None:
-        """Set the rate of a step, counted from 0; groups keep their shares. No synchronisation after the first."""
+        """Set the rate of a step, counted from 0; groups keep their shares.
+        No synchronisation after the first.
+        """
         shares = self._shares.setdefault(id(optimizer), shares_of(optimizer))
         # After the last measured loss nothing more may be learnt from an update.
         set_rates(optimizer, shares, self.rates[min(step, len(self.rates) - 1)])
 
     def is_over(self, *, world_size: int) -> bool:
-        """Return whether enough is known. Ranks see different losses: together they run to the end."""
+        """Return whether enough is known. Ranks see different losses:
+        together they run to the end.
+        """
         first, after = self.losses[:1], self.losses[1:]
         if len(after) >= len(self.rates) or self.problem:
             return True

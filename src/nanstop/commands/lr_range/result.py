@@ -7,9 +7,11 @@ from nanstop.records.record import record
 
 @record
 class Sweep:
-    """``losses``: that of each optimizer step, before its update, the one after the last rate included.
+    """``losses``: that of each optimizer step, before its update, the one after the last rate
+    included.
 
-    ``problem``: why this training cannot be swept. ``ended``: the exception that it ended by too soon. Both may be empty.
+    ``problem``: why this training cannot be swept.
+    ``ended``: the exception that it ended by too soon. Both may be empty.
     """
 
     losses: tuple[float, ...] = ()

@@ -25,9 +25,10 @@ def sweep(
 ) -> LrRange:
     """Train with rates that rise from ``low`` to ``high`` and return what the losses say.
 
-    ``step()`` runs one whole training step on a batch of its own choice, the optimizer's update included, and returns
-    the loss before that update. Parameters, gradients, buffers, optimizer state and random state are put back bitwise.
-    Reads every loss, which synchronises the device. Errors: ``NanstopError`` NS001 as ``rates``, and those of ``step``.
+    ``step()`` runs one whole training step on a batch of its own choice, the optimizer's update
+    included, and returns the loss before that update. Parameters, gradients, buffers, optimizer
+    state and random state are put back bitwise. Reads every loss, which synchronises the device.
+    Errors: ``NanstopError`` NS001 as ``rates``, and those of ``step``.
     """
     planned = rates(low, high, num_steps)
     with _restored(model, optimizer):

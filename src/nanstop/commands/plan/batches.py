@@ -21,7 +21,9 @@ _TOKENS = 64
 
 
 def require_runs(folder: Path, model: nn.Module, batch: Any) -> None:
-    """Raise ``NanstopError`` where a model of a checkpoint cannot compute a loss of a batch of token ids."""
+    """Raise ``NanstopError`` where a model of a checkpoint cannot compute a loss of a batch of
+    token ids.
+    """
     with as_one_error(folder, "the model cannot be run on token ids alone"), torch.no_grad():
         model_loss(model)(batch)
 
@@ -48,7 +50,8 @@ def random_batches(model: nn.Module, *, num: int = 2) -> list[dict[str, Tensor]]
 
 
 def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, Tensor]]:
-    """Return batches of the token ids in a file: one sequence a line (ids apart by spaces, or a JSON list), padded right.
+    """Return batches of the token ids in a file:
+    one sequence a line (ids apart by spaces, or a JSON list), padded right.
 
     Errors: ``NanstopError`` that names the line for what is no id of the vocabulary.
     """

@@ -31,7 +31,9 @@ Loss = Callable[[Any], Tensor]
 
 @dataclass(slots=True)
 class Objective:
-    """What is minimized: ``loss`` of a batch, times ``scale`` before the backward. Nothing is dropped out meanwhile."""
+    """What is minimized: ``loss`` of a batch, times ``scale`` before the backward.
+    Nothing is dropped out meanwhile.
+    """
 
     root: nn.Module
     loss: Loss
@@ -81,7 +83,8 @@ class CalibrationStep(LoopStep):
 
 
 class ScaledStep:
-    """The window of a trainer or a script as a calibration: its own loss, times ``scale``; nothing is dropped out.
+    """The window of a trainer or a script as a calibration:
+    its own loss, times ``scale``; nothing is dropped out.
 
     A loss scaler of the run multiplies by 1 meanwhile.
     """
@@ -117,7 +120,8 @@ class ScaledStep:
 def _losses_times(scale: float) -> Iterator[None]:
     """Have every backward begin with ``scale`` times what it would begin with.
 
-    Done where all roads meet: a recorded loop calls the ``backward`` that it saw, whatever stands in its place by now.
+    Done where all roads meet: a recorded loop calls the ``backward`` that it saw, whatever stands
+    in its place by now.
     """
     if scale == 1.0:
         yield
@@ -144,7 +148,9 @@ def calibration_step(
     optimizer: Optimizer | None = None,
     lr: float,
 ) -> CalibrationStep:
-    """Return a step over batches; without an optimizer its updates are AdamW's at ``lr``. The model is not changed."""
+    """Return a step over batches; without an optimizer its updates are AdamW's at ``lr``. The
+    model is not changed.
+    """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise NanstopError("every parameter of the model is frozen: there is nothing to train")
@@ -166,9 +172,11 @@ def calibration_step(
 
 
 def taken(batches: Any, limit: int, *, labelled: bool) -> tuple[Any, ...]:
-    """Return the first batches of an iterable; ``labelled``: token ids become ``input_ids`` and their own labels.
+    """Return the first batches of an iterable;
+    ``labelled``: token ids become ``input_ids`` and their own labels.
 
-    Errors: ``NanstopError`` for what holds no batch, and for a batch that holds nothing to learn from.
+    Errors: ``NanstopError`` for what holds no batch, and for a batch that holds nothing to learn
+    from.
     """
     if isinstance(batches, (Tensor, Mapping)):
         batches = (batches,)
@@ -201,7 +209,8 @@ def _require_content(what: str, batch: Any, *, labelled: bool) -> None:
 
 
 def padded_copy(batches: Sequence[Any], model: nn.Module) -> dict[str, Any] | None:
-    """Return the first batch with a third of its first row masked at the end, and of its last row at the beginning.
+    """Return the first batch with a third of its first row masked at the end, and of its last row
+    at the beginning.
 
     None where batches bring padding of their own, or have no mask to say what is padding.
     """

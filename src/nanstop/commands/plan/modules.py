@@ -1,4 +1,6 @@
-"""A model as the plan sees it: which modules compute, which only hold others, and in what order they run."""
+"""A model as the plan sees it: which modules compute, which only hold others, and in what order
+they run.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``order``: modules in the order of their first operation. ``blocks``: the repeated ones. ``units``: the outermost
-    modules that are no containers: what a region is made of.
+    """``order``: modules in the order of their first operation. ``blocks``: the repeated ones.
+    ``units``: the outermost modules that are no containers: what a region is made of.
     """
 
     order: tuple[str, ...]
@@ -26,7 +28,9 @@ class Layout:
     groups: ModuleGroups[str]
 
     def is_container(self, name: str) -> bool:
-        """Return whether a module is a block, or holds blocks: in float32 it would take most of the model along."""
+        """Return whether a module is a block, or holds blocks:
+        in float32 it would take most of the model along.
+        """
         return name in self.containers
 
     def in_block(self, name: str) -> bool:
@@ -89,7 +93,9 @@ def is_inside(name: str, outer: str) -> bool:
 
 
 def _blocks(root: nn.Module) -> tuple[str, ...]:
-    """Return the members of the list of modules that holds the most parameters, the outermost such list."""
+    """Return the members of the list of modules that holds the most parameters, the outermost
+    such list.
+    """
     best: tuple[int, tuple[str, ...]] = (0, ())
     for name, module in root.named_modules():
         if isinstance(module, nn.ModuleList):

@@ -1,4 +1,6 @@
-"""What the trial of a plan on one batch showed: how far from float32, how near to the format's end, where it broke."""
+"""What the trial of a plan on one batch showed:
+how far from float32, how near to the format's end, where it broke.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ _TINY_LOSS = 1e-3
 class Outcome:
     """What the trial of a plan showed, the worst of all batches.
 
-    ``pressed``: what is too large for the plan's format, or would leave it after two doublings; ``blamed``: modules
-    where the run broke otherwise. ``why``: what is wrong, "" where nothing is. ``largest``: gradient in the format,
-    without the loss scale.
+    ``pressed``: what is too large for the plan's format, or would leave it after two doublings;
+    ``blamed``: modules where the run broke otherwise. ``why``: what is wrong, "" where nothing is.
+    ``largest``: gradient in the format, without the loss scale.
     """
 
     why: str
@@ -67,7 +69,9 @@ class Exact:
 
 
 def exact_of(run: Recording) -> Exact:
-    """Return what a float32 run gave. Raises what it raised; ``NanstopError`` where it can't be held against."""
+    """Return what a float32 run gave. Raises what it raised;
+    ``NanstopError`` where it can't be held against.
+    """
     if run.error is not None:
         raise run.error
     assert run.loss is not None
@@ -87,7 +91,9 @@ def exact_of(run: Recording) -> Exact:
 def outcome_of(
     run: Recording, values: tuple[Narrow, ...], exact: Exact, dtype: torch.dtype, scale: float
 ) -> Outcome:
-    """Return what a recorded run under a plan showed. ``values``: what it held in ``dtype``, loss not scaled."""
+    """Return what a recorded run under a plan showed.
+    ``values``: what it held in ``dtype``, loss not scaled.
+    """
     name = format_name(dtype)
     limit = format_limit(dtype) / 2**MIN_HEADROOM
     sized = [replace(v, absmax=v.absmax * scale) if v.backward else v for v in values]
@@ -115,7 +121,9 @@ def outcome_of(
 
 
 def worse(first: Outcome, second: Outcome) -> Outcome:
-    """Return both at once: the larger distances, the smaller headroom, everything that is pressed."""
+    """Return both at once: the larger distances, the smaller headroom, everything that is
+    pressed.
+    """
     tight = min((first, second), key=lambda outcome: outcome.headroom_bits)
     pressed = {(v.module, v.op, v.backward): v for v in (*first.pressed, *second.pressed)}
     return replace(

@@ -1,4 +1,6 @@
-"""Plans of models and trainers: made from calibration batches, applied in one call, undone bitwise."""
+"""Plans of models and trainers:
+made from calibration batches, applied in one call, undone bitwise.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,12 @@ class Plan:
             raise NanstopError(f"cannot write {path}: {error.strerror or error}") from error
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Applied:
-        """Put the plan in force on a model now; the returned object's ``close()`` (or ``with`` block) undoes it bitwise.
+        """Put the plan in force on a model now;
+        the returned object's ``close()`` (or ``with`` block) undoes it bitwise.
 
-        Give the optimizer where there is one already, so that its state takes the format of the parameters. Errors:
-        ``NanstopError`` for a module that the model does not have, and for a plan that says that there is none.
+        Give the optimizer where there is one already, so that its state takes the format of the
+        parameters. Errors: ``NanstopError`` for a module that the model does not have, and for a
+        plan that says that there is none.
         """
         if not isinstance(model, nn.Module):
             raise NanstopError(f"a plan is applied to a torch module, not {type(model).__name__}")
@@ -83,13 +87,16 @@ class Plan:
 
 
 class Applied:
-    """A plan in force, as long as its model is there or until ``close``, whether anybody keeps this object or not."""
+    """A plan in force, as long as its model is there or until ``close``, whether anybody keeps
+    this object or not.
+    """
 
     def __init__(self, view: Any, record: PrecisionPlan) -> None:
         self._undo = ExitStack()
         self._undo.enter_context(lasting(view, atoms_of(record, view)))
         self._undo.enter_context(standing_in(view.root, "_nanstop_plan", self))
-        # Left to the end of the interpreter, generators would be finished when their modules are gone.
+        # Left to the end of the interpreter, generators would be finished when their modules are
+        # gone.
         self._at_exit = weakref.finalize(view.root, _close, weakref.ref(self))
 
     def close(self) -> None:
@@ -111,7 +118,9 @@ def _close(plan: weakref.ref[Applied]) -> None:
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return the plan in a file. Errors: ``NanstopError`` for one that is missing, damaged or of another version."""
+    """Return the plan in a file. Errors:
+    ``NanstopError`` for one that is missing, damaged or of another version.
+    """
     return Plan(load_plan(Path(path)))
 
 
@@ -173,7 +182,9 @@ def make_plan(
 def plan_checkpoint(
     folder: Path, *, dtype: str, data: Path | None, lr: float | None, seconds: float
 ) -> Plan:
-    """Return the plan of a checkpoint folder, calibrated on a file of token ids or on random ones."""
+    """Return the plan of a checkpoint folder, calibrated on a file of token ids or on random
+    ones.
+    """
     from nanstop.commands.plan.batches import batches_of, random_batches, require_runs
     from nanstop.hosts.model.load import RANDOM, load_model
 
@@ -204,7 +215,9 @@ def plan_script(command: Sequence[str], *, dtype: str, seconds: float) -> Plan:
 
 
 def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:
-    """Return the plan of a window that can be run again: a trainer's, or that of a script's own loop."""
+    """Return the plan of a window that can be run again:
+    a trainer's, or that of a script's own loop.
+    """
     rates = [group.get("lr", 0.0) for group in step.view.optimizer.param_groups]
     calibration = Calibration(
         num_batches=len(step.batches),
@@ -216,7 +229,9 @@ def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:
 
 
 def format_named(dtype: str | torch.dtype) -> str:
-    """Return the name of a format that a plan can be made for. Errors: ``NanstopError`` for any other."""
+    """Return the name of a format that a plan can be made for. Errors:
+    ``NanstopError`` for any other.
+    """
     given = str(dtype).removeprefix("torch.")
     if given not in FORMATS:
         raise unknown("format to plan for", given, FORMATS)
@@ -224,7 +239,9 @@ def format_named(dtype: str | torch.dtype) -> str:
 
 
 def _require_known_ids(view: PlainView, batches: Sequence[Any]) -> None:
-    """Raise ``NanstopError`` for ids beyond the table: on an accelerator they would end the process."""
+    """Raise ``NanstopError`` for ids beyond the table:
+    on an accelerator they would end the process.
+    """
     name = view.embedding()
     table = getattr(view.root.get_submodule(name), "weight", None) if name is not None else None
     for place, batch in enumerate(batches):

@@ -1,7 +1,8 @@
 """The smallest region that has to be left out of a narrow format, by trial.
 
-Nothing here knows what an item is: a module, a layer. Whether a region works is not monotone (casts at its edge can
-break what a smaller region had mended), so that whatever is returned was tried as it is, and without each of its items.
+Nothing here knows what an item is: a module, a layer. Whether a region works is not monotone (casts
+at its edge can break what a smaller region had mended), so that whatever is returned was tried as
+it is, and without each of its items.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Item = TypeVar("Item", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Look(Generic[Item]):
-    """What a trial of a region showed. ``suspects``: items that would have to join it, as far as that can be told."""
+    """What a trial of a region showed.
+    ``suspects``: items that would have to join it, as far as that can be told.
+    """
 
     passes: bool
     suspects: tuple[Item, ...] = ()
@@ -26,7 +29,9 @@ class Look(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Item]):
-    """``items``: a region that passes; ``minimal``: and was seen to fail without any one of its items."""
+    """``items``: a region that passes;
+    ``minimal``: and was seen to fail without any one of its items.
+    """
 
     items: tuple[Item, ...]
     minimal: bool
@@ -35,9 +40,11 @@ class Found(Generic[Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleGroups(Generic[Item]):
-    """Where to search. ``groups``: all items, alike ones together, each group in the order of the run.
+    """Where to search. ``groups``: all items, alike ones together, each group in the order of the
+    run.
 
-    ``inside``: whether the first item is a part of the second. ``parts``: the items that make one up, in order.
+    ``inside``: whether the first item is a part of the second.
+    ``parts``: the items that make one up, in order.
     """
 
     groups: Sequence[tuple[Item, ...]]
@@ -87,9 +94,10 @@ def smallest_region(
 ) -> Found[Item] | None:
     """Return the smallest region that passes, or None where not even all items do.
 
-    Grows by what each trial suspects until it passes; where nothing is suspected, it looks for the kinds of items that
-    matter and then for those among them. Then every item is taken away in turn, and large ones give way to a run of
-    their parts. When the budget ends, the smallest region that passed is returned as it is.
+    Grows by what each trial suspects until it passes; where nothing is suspected, it looks for the
+    kinds of items that matter and then for those among them. Then every item is taken away in turn,
+    and large ones give way to a run of their parts. When the budget ends, the smallest region that
+    passed is returned as it is.
     """
     limits = budget or Budget()
     trials = _Trials(run, limits, start=limits.clock())
@@ -152,7 +160,9 @@ def _narrowed(
     *,
     kept: frozenset[Item],
 ) -> tuple[Item, ...]:
-    """Let items give way to a run of their parts where that passes; ``kept``: what was itself seen to go wrong."""
+    """Let items give way to a run of their parts where that passes;
+    ``kept``: what was itself seen to go wrong.
+    """
     for item in region:
         parts = modules.parts(item) if item not in kept else ()
         rest = tuple(other for other in region if other != item)

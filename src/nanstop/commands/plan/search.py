@@ -1,4 +1,6 @@
-"""The precision plan of a model: calibrate in float32, search, verify along a few updates, count the cost."""
+"""The precision plan of a model:
+calibrate in float32, search, verify along a few updates, count the cost.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ __all__ = ["ScaledStep", "plan_precision"]
 
 _TRIALS = 400
 _SHARE = 0.1
-"""With less of the blocks' matrix products than this left in the narrow format, there is nothing to gain from it."""
+"""With less of the blocks' matrix products than this left in the narrow format, there is nothing
+to gain from it.
+"""
 
 
 def plan_precision(
@@ -42,12 +46,13 @@ def plan_precision(
     calibration: Calibration,
     clock: Callable[[], float] = time.monotonic,
 ) -> PrecisionPlan:
-    """Return the smallest plan under which the step agrees with float32 in ``dtype``, or why there is none.
+    """Return the smallest plan under which the step agrees with float32 in ``dtype``, or why there
+    is none.
 
-    ``step``: calibration batches as its window. Half of them, where there are several, are held out until a plan passes on
-    the others, and it has to pass on them too. ``made_up``: how many of the last ones are not the user's own; those that
-    float32 cannot run are left out. Everything is undone. Synchronises the device. Errors: what the step raises in float32,
-    as it is.
+    ``step``: calibration batches as its window. Half of them, where there are several, are held out
+    until a plan passes on the others, and it has to pass on them too. ``made_up``: how many of the
+    last ones are not the user's own; those that float32 cannot run are left out. Everything is
+    undone. Synchronises the device. Errors: what the step raises in float32, as it is.
     """
     began = clock()
     trials = PlanTrials(step, dtype=getattr(torch, dtype), updates=updates, made_up=made_up)
@@ -90,7 +95,9 @@ class _Search:
         return self._refused() if found is None else self._accepted(found)
 
     def _found(self, trainables: str, why: str = "") -> Found[str] | None:
-        """Return the smallest region with trainables kept so; None where there is none. Leaves its base to the trials."""
+        """Return the smallest region with trainables kept so; None where there is none.
+        Leaves its base to the trials.
+        """
         own = PrecisionPlan(
             model=self.trials.model_name,
             dtype=self.trials.dtype_name,
@@ -109,7 +116,9 @@ class _Search:
         return best
 
     def _from(self, base: PrecisionPlan) -> Found[str] | None:
-        """Return the smallest region beside ``base`` that passes on every batch, the ones held out included."""
+        """Return the smallest region beside ``base`` that passes on every batch, the ones held
+        out included.
+        """
         self.trials.base = base
         found = self._region()
         if found is None:
@@ -125,7 +134,8 @@ class _Search:
         return self._from(base)
 
     def _promises(self, base: PrecisionPlan, best: Found[str] | None) -> bool:
-        """Return whether an attention kernel may do with a smaller region than the one that was found without it.
+        """Return whether an attention kernel may do with a smaller region than the one that was
+        found without it.
 
         The plain kernel holds every score in memory: it has to be the only way.
         """
@@ -171,7 +181,9 @@ class _Search:
         return tuple(name for name in found if not self.layout.covered(name, items))
 
     def _sources(self, narrow: Narrow) -> list[str]:
-        """Return the modules whose float32 outputs would make a container's own operation compute in float32."""
+        """Return the modules whose float32 outputs would make a container's own operation
+        compute in float32.
+        """
         large = [name for name, size in narrow.made_of if size > narrow.absmax / 4]
         read = large or [name for name, _ in narrow.made_of]
         return [name for name in read if not self.layout.is_container(name)]

@@ -1,4 +1,6 @@
-"""Trials of precision plans: each is a recorded run of the calibration batches, undone, held against float32."""
+"""Trials of precision plans: each is a recorded run of the calibration batches, undone, held
+against float32.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _SCALES = 2.0**-10, 2.0**16
 
 
 class ScaledStep(Step, Protocol):
-    """A step whose loss is multiplied by ``scale`` before its backward; ``update`` divides the gradients by it."""
+    """A step whose loss is multiplied by ``scale`` before its backward;
+    ``update`` divides the gradients by it.
+    """
 
     scale: float
 
@@ -37,9 +41,10 @@ class ScaledStep(Step, Protocol):
 class PlanTrials:
     """Tries plans on the batches of a step.
 
-    ``scale``: the loss scale, found along the way; 1 where none is needed. ``tuned``: the batches that every plan is tried
-    on; ``held``: those that a plan which passes there still has to pass on. ``made_up``: how many of the last batches were
-    derived from others: those that float32 cannot run are left out.
+    ``scale``: the loss scale, found along the way; 1 where none is needed. ``tuned``: the batches
+    that every plan is tried on; ``held``: those that a plan which passes there still has to pass
+    on. ``made_up``: how many of the last batches were derived from others: those that float32
+    cannot run are left out.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class PlanTrials:
         return self._order
 
     def look(self, plan: PrecisionPlan) -> Outcome:
-        """Return what a plan does to loss, gradients and headroom on the batches that plans are tried on."""
+        """Return what a plan does to loss, gradients and headroom on the batches that plans are
+        tried on.
+        """
         if plan not in self._outcomes:
             self.num_looks += 1
             outcome = self._tried(plan, self.tuned)
@@ -99,7 +106,9 @@ class PlanTrials:
         return self._outcomes[plan]
 
     def holds(self, plan: PrecisionPlan) -> bool:
-        """Return whether a plan passes on the held out batches too; the first where it does not is tried from now on."""
+        """Return whether a plan passes on the held out batches too;
+        the first where it does not is tried from now on.
+        """
         for micro in self.held:
             outcome = self._trial(plan, micro)
             if self._scale_for(outcome.largest) < self.scale:
@@ -113,7 +122,9 @@ class PlanTrials:
         return True
 
     def settle(self, plan: PrecisionPlan) -> Outcome:
-        """Return what a plan that passes shows on all batches, at the largest loss scale that its gradients have room for."""
+        """Return what a plan that passes shows on all batches, at the largest loss scale that
+        its gradients have room for.
+        """
         before, known = self.scale, self._tried(plan, self._exact)
         self.scale = self._scale_for(known.largest)
         outcome = self._tried(plan, self._exact)
@@ -130,7 +141,9 @@ class PlanTrials:
         return self._seen_along[key]
 
     def product_share(self, plan: PrecisionPlan, inside: Callable[[str], bool]) -> float:
-        """Return the share of the matrix products in the plan's format, of modules that ``inside`` picks."""
+        """Return the share of the matrix products in the plan's format, of modules that
+        ``inside`` picks.
+        """
         work = [one for name, one in self.look(plan).products.items() if inside(name)]
         total = sum(every for _, every in work)
         return sum(narrow for narrow, _ in work) / total if total else 0.0

@@ -22,7 +22,9 @@ MAX_UPDATE_TOLERANCE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class UpdateTrial:
-    """What ``updates`` under a plan gave; see ``records.Agreement``. ``bound``: how far losses along them may be."""
+    """What ``updates`` under a plan gave;
+    see ``records.Agreement``. ``bound``: how far losses along them may be.
+    """
 
     loss_gap: float
     share: float
@@ -53,7 +55,8 @@ class _Way:
 class UpdateTrials:
     """Makes updates from the same weights again and again.
 
-    ``exact``: the context of float32; ``grads``: the gradients that the micro-batches in question, the keys, have in it.
+    ``exact``: the context of float32;
+    ``grads``: the gradients that the micro-batches in question, the keys, have in it.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class UpdateTrials:
         self._permitted: float | None = None
 
     def along_updates(self, under: Under) -> UpdateTrial:
-        """Return how a few updates in a context, not recorded, compare with float32. Everything is undone."""
+        """Return how a few updates in a context, not recorded, compare with float32.
+        Everything is undone.
+        """
         try:
             way = self._updated(under)
         except Exception as error:  # the model's own code under a plan: an outcome like any other
@@ -85,12 +90,14 @@ class UpdateTrials:
         return UpdateTrial(gap, mine / exact if exact else 1.0, self._updates, bound=bound)
 
     def _bound(self) -> float:
-        """Return how far the loss may be along the updates: as far as what the first step is allowed leads.
+        """Return how far the loss may be along the updates:
+        as far as what the first step is allowed leads.
 
-        Float32 makes the updates once more with gradients turned at random by the angle that ``MIN_COSINE`` permits.
-        Updates carry that on, the further the larger the learning rate and the more of them there are (Adam most of all, whose steps are
-        as long for small gradients as for large ones): at 1e-3 three of them alone pass 1e-3 on a tiny Gemma3, at 1e-5
-        eight stay at 5e-5. What a plan may not do in one step, it may not do in several either.
+        Float32 makes the updates once more with gradients turned at random by the angle that
+        ``MIN_COSINE`` permits. Updates carry that on, the further the larger the learning rate and
+        the more of them there are (Adam most of all, whose steps are as long for small gradients as
+        for large ones): at 1e-3 three of them alone pass 1e-3 on a tiny Gemma3, at 1e-5 eight stay
+        at 5e-5. What a plan may not do in one step, it may not do in several either.
         """
         if self._permitted is None:
             gap = self._gap(self._updated(self._exact_context, turned=True))
@@ -119,7 +126,9 @@ class UpdateTrials:
         return _Way(tuple(losses), moved)
 
     def _descent(self, moved: Mapping[str, Tensor]) -> float:
-        """Return how far parameters went along float32's gradients, which tell steps that matter from Adam's noise."""
+        """Return how far parameters went along float32's gradients, which tell steps that matter
+        from Adam's noise.
+        """
         return sum(
             _product(moved[name], gradient)
             for exact in self._gradients
@@ -133,7 +142,9 @@ def _product(first: Tensor, second: Tensor) -> float:
 
 
 def _turn(parameter: nn.Parameter, chance: torch.Generator) -> None:
-    """Turn a parameter's gradient by the angle whose cosine is ``MIN_COSINE``, in a random direction."""
+    """Turn a parameter's gradient by the angle whose cosine is ``MIN_COSINE``, in a random
+    direction.
+    """
     gradient = parameter.grad
     if gradient is None or gradient.is_sparse:
         return

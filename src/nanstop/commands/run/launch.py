@@ -1,6 +1,8 @@
-"""Runs any training command in a child process that is watched; its streams and its exit code stay its own.
+"""Runs any training command in a child process that is watched;
+its streams and its exit code stay its own.
 
-Only a training that nanstop stops, and that the command does not answer for itself, ends with ``STOPPED``.
+Only a training that nanstop stops, and that the command does not answer for itself, ends with
+``STOPPED``.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, summary_row
 
 GRACE_SECONDS = 2.0
-"""How long the child may take to end by a signal before we pass ours on; a repeated one is passed on at once."""
+"""How long the child may take to end by a signal before we pass ours on;
+a repeated one is passed on at once.
+"""
 
 _NOTHING_SEEN = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
@@ -51,15 +55,17 @@ def launch(
     patience: Patience | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run ``command`` watched and return its exit code; 128 + n, as a shell says it, if signal n ended it.
+    """Run ``command`` watched and return its exit code;
+    128 + n, as a shell says it, if signal n ended it.
 
-    ``STOPPED`` where nanstop stopped the training: by a ``TrainingStopped`` that the command did not catch, or, if
-    the policy is to end it, without one.
+    ``STOPPED`` where nanstop stopped the training: by a ``TrainingStopped`` that the command did
+    not catch, or, if the policy is to end it, without one.
 
-    ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it runs. ``series``: keep
-    the numbers of the whole run, for ``nanstop compare``. ``patience``: when
-    a run without progress is ended; None for never. ``environment``: of the child, the present one by default; what
-    watching needs is added. Errors: ``NanstopError`` NS001 for a command that cannot be started.
+    ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it
+    runs. ``series``: keep the numbers of the whole run, for ``nanstop compare``. ``patience``: when
+    a run without progress is ended; None for never. ``environment``: of the child, the present one
+    by default; what watching needs is added. Errors: ``NanstopError`` NS001 for a command that
+    cannot be started.
     """
     resolved = resolve_command(command)
     given = dict(os.environ if environment is None else environment)
@@ -99,7 +105,9 @@ def _run(
     environment: Mapping[str, str],
     wait: Callable[[subprocess.Popen[Any]], int],
 ) -> tuple[int, bool]:
-    """Return the exit code as ``Popen`` says it, and whether the command was asked to end through us."""
+    """Return the exit code as ``Popen`` says it, and whether the command was asked to end
+    through us.
+    """
     try:
         child = subprocess.Popen(command, env=dict(environment))
     except OSError as error:
@@ -115,10 +123,12 @@ def _shell_code(code: int) -> int:
 
 @contextmanager
 def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
-    """Pass SIGTERM and SIGINT on; yield those that came. What is typed at the terminal reaches the child without us.
+    """Pass SIGTERM and SIGINT on; yield those that came.
+    What is typed at the terminal reaches the child without us.
 
-    So does what `timeout` or a scheduler sends to the whole group, and nothing tells that from a signal to us alone: the
-    child gets time to end by itself, because a second one would interrupt it while it saves its work.
+    So does what `timeout` or a scheduler sends to the whole group, and nothing tells that from a
+    signal to us alone: the child gets time to end by itself, because a second one would interrupt
+    it while it saves its work.
     """
     pending: dict[int, Timer] = {}
 
@@ -140,7 +150,9 @@ def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
 
 
 def _typed() -> bool:
-    """Return whether a SIGINT now comes from the terminal, which sends it to the whole foreground group."""
+    """Return whether a SIGINT now comes from the terminal, which sends it to the whole
+    foreground group.
+    """
     if not hasattr(os, "tcgetpgrp"):  # Windows: Ctrl-C reaches every process of the console
         return True
     try:
@@ -150,7 +162,9 @@ def _typed() -> bool:
 
 
 def _summary_so_far(store: Store) -> Summary:
-    """Return what the run's processes have written; an empty summary if nothing of it was ever watched."""
+    """Return what the run's processes have written;
+    an empty summary if nothing of it was ever watched.
+    """
     try:
         return store.present_summary()
     except NanstopError:

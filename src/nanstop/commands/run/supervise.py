@@ -1,7 +1,8 @@
 """The parent of a training: waits for it, notices that it stands still, and says how it ended.
 
-A death that leaves no Python exception (a signal, the out-of-memory killer, a hang) becomes an incident like any other,
-told from the flight file, Python's own report of a fatal signal and the counters of the kernel.
+A death that leaves no Python exception (a signal, the out-of-memory killer, a hang) becomes an
+incident like any other, told from the flight file, Python's own report of a fatal signal and the
+counters of the kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from nanstop.store.files import write_whole
 from nanstop.store.incidents import Store
 
 ARMED = "record-next-run"
-"""A file of this name in the incident folder: a run died without a word, and the next one is recorded."""
+"""A file of this name in the incident folder:
+a run died without a word, and the next one is recorded.
+"""
 STACKS = "stacks.txt"
 
 _FOR_GOOD = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -39,9 +42,11 @@ MIN_STEPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """A run hangs when no step was completed for ``steps`` times the median step time, ``seconds`` at least.
+    """A run hangs when no step was completed for ``steps`` times the median step time, ``seconds``
+    at least.
 
-    ``poll``: seconds between two looks. ``grace``: seconds from asking a process to end to ending it.
+    ``poll``: seconds between two looks.
+    ``grace``: seconds from asking a process to end to ending it.
     """
 
     steps: float
@@ -92,9 +97,11 @@ class Supervisor:
         failed: bool = False,
         stopped: bool = False,
     ) -> tuple[ProcessEnd, Report | None]:
-        """Return how the command ended and, where no exception tells the story, the report of it, written.
+        """Return how the command ended and, where no exception tells the story, the report of it,
+        written.
 
-        ``interrupted``, ``failed`` and ``stopped`` as in ``classify``. A run that died is recorded from its next start on, until one ends cleanly.
+        ``interrupted``, ``failed`` and ``stopped`` as in ``classify``. A run that died is recorded
+        from its next start on, until one ends cleanly.
         """
         processes = collect(self._folder) if self._folder is not None else ()
         evidence = self._memory_evidence(processes, code)
@@ -139,7 +146,9 @@ class Supervisor:
         return report
 
     def _memory_evidence(self, processes: Sequence[ProcessFiles], code: int) -> tuple[str, ...]:
-        """Return what says that the kernel killed a process for want of memory; nothing for an orderly end."""
+        """Return what says that the kernel killed a process for want of memory;
+        nothing for an orderly end.
+        """
         if code == 0:
             return ()
         found = []
@@ -194,8 +203,8 @@ def supervised(
 ) -> Iterator[Supervisor]:
     """Yield the supervisor of one command; what its processes leave is deleted at the end.
 
-    ``record``: note every operation, which costs time. ``patience``: None never calls a run hung. Without a folder for
-    temporary files only the exit code tells how the command ended.
+    ``record``: note every operation, which costs time. ``patience``: None never calls a run hung.
+    Without a folder for temporary files only the exit code tells how the command ended.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="nanstop-live-"))
@@ -225,7 +234,9 @@ def _alive(pid: int) -> bool:
 
 
 def _ask_for_stacks(pid: int, folder: Path) -> None:
-    """Have a process write the stack of every thread; by py-spy, where it is installed, if Python does not answer."""
+    """Have a process write the stack of every thread;
+    by py-spy, where it is installed, if Python does not answer.
+    """
     file = folder / f"{pid}.stacks"
     if process_files.STACKS_SIGNAL > 0:
         with suppress(OSError):

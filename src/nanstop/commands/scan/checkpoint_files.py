@@ -50,12 +50,16 @@ _FORMATS: dict[str, torch.dtype] = {
 }
 
 Reader = Callable[[int, int], Tensor]
-"""``read(start, stop)``: those values, flat and contiguous, in memory that the next call may write again."""
+"""``read(start, stop)``: those values, flat and contiguous, in memory that the next call may
+write again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class InSafetensors:
-    """A tensor of a safetensors file, read into memory of ours: a file that shrinks meanwhile is an error and no crash."""
+    """A tensor of a safetensors file, read into memory of ours:
+    a file that shrinks meanwhile is an error and no crash.
+    """
 
     name: str
     file: Path
@@ -116,12 +120,16 @@ class InPickle:
 
 
 Stored = InSafetensors | InPickle
-"""A tensor in a file: ``dtype`` is None for one that cannot be read as plain values; ``opened(buffer)`` gives a ``Reader``."""
+"""A tensor in a file: ``dtype`` is None for one that cannot be read as plain values;
+``opened(buffer)`` gives a ``Reader``.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What was found at a path. ``config`` and ``adapter``: the JSON beside the weights, empty where there is none."""
+    """What was found at a path. ``config`` and ``adapter``: the JSON beside the weights, empty
+    where there is none.
+    """
 
     path: Path
     kind: Literal["model", "adapter"]
@@ -159,7 +167,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _weight_files(path: Path) -> tuple[tuple[Path, ...], Mapping[str, str], tuple[str, ...]]:
-    """Return the files with weights, the index (tensor -> file name), and what is to be said of their choice."""
+    """Return the files with weights, the index (tensor -> file name), and what is to be said of
+    their choice.
+    """
     if path.name.endswith(".index.json"):
         return _indexed(path)
     if path.is_file():
@@ -240,7 +250,9 @@ def _against_index(index: Mapping[str, str], tensors: tuple[Stored, ...]) -> tup
 
 
 def _json_of(file: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, empty where there is no file. Links are followed: the Hub's cache is made of them."""
+    """Return the JSON object of a file, empty where there is no file. Links are followed:
+    the Hub's cache is made of them.
+    """
     if not file.is_file():
         return {}
     try:
@@ -259,7 +271,9 @@ def _tensors(file: Path) -> tuple[Stored, ...]:
 
 
 def _in_safetensors(file: Path) -> Iterator[InSafetensors]:
-    """Yield the tensors of a file that safetensors itself found sound: offsets, sizes and shapes agree."""
+    """Yield the tensors of a file that safetensors itself found sound:
+    offsets, sizes and shapes agree.
+    """
     try:
         with safe_open(file, "pt"):
             pass
@@ -294,7 +308,9 @@ def _in_pickle(file: Path) -> Iterator[InPickle]:
 
 
 def _unpickled(file: Path) -> Any:
-    """Return what ``torch.save`` wrote, by the unpickler that builds tensors and plain containers only."""
+    """Return what ``torch.save`` wrote, by the unpickler that builds tensors and plain
+    containers only.
+    """
     try:
         try:
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)

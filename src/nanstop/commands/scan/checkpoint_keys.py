@@ -1,7 +1,8 @@
 """What a config.json tells of the tensors that a checkpoint must hold, without the model's code.
 
-Only what holds for every architecture is claimed: layer numbers, tied or separate heads, the two sizes of the token
-table, a score head, and layers that lack what all their neighbours have. What a config leaves to its class is unknown.
+Only what holds for every architecture is claimed: layer numbers, tied or separate heads, the two
+sizes of the token table, a score head, and layers that lack what all their neighbours have. What a
+config leaves to its class is unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def tied(config: Mapping[str, Any]) -> bool | None:
 
 
 def table_of(shapes: Shapes, names: Sequence[str]) -> str | None:
-    """Return the one matrix ``...NAME.weight`` with a name of ``names``, None for none and for several."""
+    """Return the one matrix ``...NAME.weight`` with a name of ``names``, None for none and for
+    several.
+    """
     found = [
         name
         for name, shape in shapes.items()
@@ -58,7 +61,9 @@ def table_of(shapes: Shapes, names: Sequence[str]) -> str | None:
 
 
 def key_problems(shapes: Shapes, config: Mapping[str, Any]) -> tuple[KeyProblem, ...]:
-    """Return what a model's config expects and the tensors contradict, in the order: layers, tables, heads."""
+    """Return what a model's config expects and the tensors contradict, in the order:
+    layers, tables, heads.
+    """
     if not config:
         return ()
     return (
@@ -70,7 +75,9 @@ def key_problems(shapes: Shapes, config: Mapping[str, Any]) -> tuple[KeyProblem,
 
 
 def adapter_problems(shapes: Shapes, adapter: Mapping[str, Any]) -> tuple[KeyProblem, ...]:
-    """Return halves of LoRA pairs that stand alone, and modules that adapter_config.json says are saved and are not."""
+    """Return halves of LoRA pairs that stand alone, and modules that adapter_config.json says
+    are saved and are not.
+    """
     lost = [
         partner
         for name in shapes
@@ -132,9 +139,11 @@ def _layer_numbers(shapes: Shapes, config: Mapping[str, Any]) -> Iterator[KeyPro
 
 
 def _layer_parts(shapes: Shapes) -> Iterator[KeyProblem]:
-    """Yield what one layer lacks and every other has, where that layer has nothing of its own instead.
+    """Yield what one layer lacks and every other has, where that layer has nothing of its own
+    instead.
 
-    First and last layers are often of another make (ModernBERT's first has no norm before attention).
+    First and last layers are often of another make (ModernBERT's first has no norm before
+    attention).
     """
     for stack, layers in _stacks(shapes).items():
         for number, parts in layers.items():
@@ -154,8 +163,8 @@ def _layer_parts(shapes: Shapes) -> Iterator[KeyProblem]:
 def _table_sizes(shapes: Shapes, config: Mapping[str, Any]) -> Iterator[KeyProblem]:
     """Yield sizes of the token table that the config contradicts.
 
-    More rows than the vocabulary are padding, or tokens of another kind. A width that is some other size of the config
-    is one: tables may be narrower than layers (OPT, RemBERT).
+    More rows than the vocabulary are padding, or tokens of another kind. A width that is some other
+    size of the config is one: tables may be narrower than layers (OPT, RemBERT).
     """
     text, name = text_config(config), table_of(shapes, TABLES)
     if name is None:

@@ -1,8 +1,9 @@
-"""One cheap pass over the values of a large tensor, chunk by chunk, on the integers behind the floats.
+"""One cheap pass over the values of a large tensor, in chunks, on the integers behind floats.
 
-The bits of an IEEE float without its sign are an integer that grows with the magnitude, and whatever is not finite lies
-above all that is. So one ``&`` and one ``aminmax`` tell of a chunk its range and whether all of it is finite, in less
-time than ``abs().max()``; more is looked at only in the chunks where these two say that there is something to see.
+The bits of an IEEE float without its sign are an integer that grows with the magnitude, and
+whatever is not finite lies above all that is. So one ``&`` and one ``aminmax`` tell of a chunk its
+range and whether all of it is finite, in less time than ``abs().max()``; more is looked at only in
+the chunks where these two say that there is something to see.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ from nanstop.numerics.tensors import format_limit, format_name
 from nanstop.records import FormatFit, TensorStats
 
 CHUNK_BYTES = 1920 * 2**10
-"""A chunk and its magnitudes stay in a core's caches; with larger ones each pass would go to memory, with smaller ones
-threads wait for each other's lines of Python."""
+"""A chunk and its magnitudes stay in a core's caches; with larger ones each pass would go to
+memory, with smaller ones threads wait for each other's lines of Python.
+"""
 
 _SUMMED_WORDS = 2**16 - 1
 
 _ROW, _FEW, _ROWS_WITH_ZEROS = 2048, 2**16, 16
-"""Zeros are looked for in rows of so many magnitudes, where there are more than a few magnitudes, unless more than one row in
-so many holds a zero: random weights of 16 bits have one in a chunk now and then."""
+"""Zeros are looked for in rows of so many magnitudes, where there are more than a few, unless more
+than one row in so many holds a zero: random weights of 16 bits have one in a chunk now and then.
+"""
 
 TARGETS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 _RARE = 1e-30
-"""Weights below this are rare: most formats' subnormals are, those of float16 and of 8 bits are not."""
+"""Weights below this are rare: so are most subnormals, but for those of float16 and of 8 bits."""
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory that chunks are measured in, used again and again: CHUNK_BYTES each. One for each thread.
+    """Memory of one thread that chunks are measured in, again and again: CHUNK_BYTES each.
 
     ``spare`` may be the memory of the chunk itself, whose values are then gone after its tally.
     """
@@ -54,9 +57,10 @@ class Scratch:
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted in some of the values of a tensor. Magnitudes are bit patterns without sign, -1 for none.
+    """What was counted in some values of a tensor. Magnitudes: bits without sign, -1 for none.
 
-    ``at_most``: threshold -> how many of ``num`` magnitudes are not above it; ``at_most_in_part``: of ``num_part``.
+    ``at_most``: threshold -> how many of ``num`` magnitudes are not above it;
+    ``at_most_in_part``: of ``num_part``.
     """
 
     num: int = 0
@@ -89,10 +93,10 @@ def _add_counts(mine: dict[int, int], theirs: dict[int, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Magnitudes (bit patterns of the source) at which a cast changes its nature; each is the last on its side.
+    """The last magnitudes (bits of the source) before a cast changes its nature.
 
-    ``zero``: still rounds to zero. ``subnormal``: still below the target's smallest normal number. ``finite``: still
-    rounds to a finite number.
+    ``zero``: still rounds to zero. ``subnormal``: still below the target's smallest normal number.
+    ``finite``: still rounds to a finite number.
     """
 
     zero: int
@@ -101,7 +105,7 @@ class Cast:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype | None:
-    """Return the format in which values of ``dtype`` are counted: itself, float32 for 8 bits, None for no float."""
+    """Return the format that values are counted in: their own, float32 for 8 bits, or None."""
     if not dtype.is_floating_point:
         return None
     return dtype if dtype.itemsize in _INTEGERS else torch.float32
@@ -109,10 +113,11 @@ def computed_in(dtype: torch.dtype) -> torch.dtype | None:
 
 @cache
 def cast(source: torch.dtype, target: torch.dtype) -> Cast:
-    """Return what becomes of magnitudes of ``source`` in ``target``: rounding to nearest, ties to even.
+    """Return what becomes of magnitudes of ``source`` in ``target``: rounding to nearest, ties to
+    even.
 
-    float8_e4m3fn has no infinity and ends at 448 = 1.75 * 2**8: 464 still rounds down to it, as its last bit is even;
-    what lies above is NaN or cut to 448, depending on the version of torch.
+    float8_e4m3fn has no infinity and ends at 448 = 1.75 * 2**8: 464 still rounds down to it, as its
+    last bit is even; what lies above is NaN or cut to 448, depending on the version of torch.
     """
     info, top = torch.finfo(target), format_limit(target)
     half_unit = 2.0 ** math.floor(math.log2(top)) * info.eps / 2
@@ -130,13 +135,16 @@ def cast(source: torch.dtype, target: torch.dtype) -> Cast:
 class Meter:
     """Counts the values of one tensor, chunk after chunk.
 
-    To count magnitudes up to a threshold t without a mask of them, they are clamped to [t, t + 1] and summed as 64-bit
-    words of several magnitudes each, modulo 2**64. The difference to "none counts" holds a count in each lane of a word;
-    none overflows its lane, as less than 2**16 words are summed at a time.
+    To count magnitudes up to a threshold t without a mask of them, they are clamped to [t, t + 1]
+    and summed as 64-bit words of several magnitudes each, modulo 2**64. The difference to "none
+    counts" holds a count in each lane of a word; none overflows its lane, as less than 2**16 words
+    are summed at a time.
     """
 
     def __init__(self, stored: torch.dtype, scratch: Scratch) -> None:
-        """``stored``: the format of the tensor; chunks come in the format ``computed_in(stored)``."""
+        """``stored``: the format of the tensor;
+        chunks come in the format ``computed_in(stored)``.
+        """
         self._asked = _asked(_source(stored), stored)
         kind = self._asked.kind
         self._magnitudes, self._spare = scratch.magnitudes.view(kind), scratch.spare.view(kind)
@@ -151,8 +159,8 @@ class Meter:
     def take(self, values: Tensor, *, start: int, part: int) -> None:
         """Count a flat, contiguous chunk of at most CHUNK_BYTES in the host's memory.
 
-        ``start``: position of its first value in the tensor. ``part``: in how many of its first values to count also what
-        costs most, the small values; where that is not all, a few less.
+        ``start``: position of its first value in the tensor. ``part``: in how many of its first
+        values to count also what costs most, the small values; where that is not all, a few less.
         """
         asked, found, num = self._asked, self._found, values.numel()
         if values is not self._values:
@@ -217,7 +225,9 @@ class Meter:
         return count
 
     def _zeros(self, num: int) -> int:
-        """Return how many magnitudes are zero: the rows that hold one are found without writing, and alone counted."""
+        """Return how many magnitudes are zero:
+        the rows that hold one are found without writing, and alone counted.
+        """
         in_rows = num - num % _ROW
         rows = self._magnitudes[:in_rows].view(-1, _ROW)
         # NumPy from here on: its short calls do not hand the interpreter to the other threads.
@@ -237,10 +247,11 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is counted in values of one format: ``always`` what is rare in weights, ``in_part`` what is not.
+    """What is counted in values of one format:
+    ``always`` what is rare in weights, ``in_part`` what is not.
 
-    ``kind``: the integers behind them, ``lanes`` to a 64-bit word; ``shifts`` and ``lane`` take a word apart, ``ones``
-    is a word with 1 in each lane.
+    ``kind``: the integers behind them, ``lanes`` to a 64-bit word; ``shifts`` and ``lane`` take a
+    word apart, ``ones`` is a word with 1 in each lane.
     """
 
     kind: torch.dtype
@@ -327,7 +338,9 @@ def stats_of(found: Tally, shape: tuple[int, ...], stored: torch.dtype, name: st
 
 
 def subnormal_count(found: Tally, stored: torch.dtype) -> tuple[int, bool]:
-    """Return how many values are subnormal in the tensor's own format, and whether all of them were counted."""
+    """Return how many values are subnormal in the tensor's own format, and whether all of them
+    were counted.
+    """
     if not found.num:
         return 0, True
     count, exact = _counted(found, _last_subnormal(_source(stored), stored))
@@ -335,7 +348,9 @@ def subnormal_count(found: Tally, stored: torch.dtype) -> tuple[int, bool]:
 
 
 def fits_of(found: Tally, stored: torch.dtype) -> tuple[FormatFit, ...]:
-    """Return what casting the tensor to each narrow format would do, from the tally of all its values."""
+    """Return what casting the tensor to each narrow format would do, from the tally of all its
+    values.
+    """
     return tuple(_fit(found, _source(stored), target) for target in TARGETS) if found.num else ()
 
 
@@ -355,7 +370,9 @@ def _fit(found: Tally, source: torch.dtype, target: torch.dtype) -> FormatFit:
 
 
 def _counted(found: Tally, threshold: int) -> tuple[int, bool]:
-    """Return how many magnitudes are not above ``threshold``, and whether that was counted in all or in a part."""
+    """Return how many magnitudes are not above ``threshold``, and whether that was counted in
+    all or in a part.
+    """
     if threshold in found.at_most:
         return found.at_most[threshold], True
     if found.smallest < 0 or found.smallest > threshold:

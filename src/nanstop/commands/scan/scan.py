@@ -1,7 +1,7 @@
 """``nanstop scan``: what is wrong with the numbers of a checkpoint, in one pass over its bytes.
 
-Chunks are read into a buffer of a core's cache and counted there, on as many threads as torch would use. Memory does not
-grow with the checkpoint.
+Chunks are read into a buffer of a core's cache and counted there, on as many threads as torch would
+use. Memory does not grow with the checkpoint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ from nanstop.records import (
 PIECE_BYTES = 16 * 2**20
 """What one thread takes on at a time."""
 _ONE_IN, _OF_CHUNK = 8, 4
-"""Of a large tensor, small values are counted in one chunk of so many, and in so small a part of it: 1 value in 32."""
+"""Of a large tensor, small values are counted in one chunk of so many, and in so small a part of
+it: 1 value in 32.
+"""
 _WHOLE_CHUNKS = 2
 """A tensor of no more chunks is counted completely."""
 
@@ -83,9 +85,11 @@ class _Found:
 
 
 def scan(path: Path, *, full: bool = False) -> CheckpointScan:
-    """Return what the weights at ``path`` hold. Reads every value once; runs no code of the checkpoint.
+    """Return what the weights at ``path`` hold. Reads every value once;
+    runs no code of the checkpoint.
 
-    ``full``: count everything in every chunk. Errors: ``NanstopError`` for what cannot be read whole.
+    ``full``: count everything in every chunk. Errors:
+    ``NanstopError`` for what cannot be read whole.
     """
     began = time.perf_counter()
     opened = open_checkpoint(path)
@@ -131,7 +135,9 @@ def findings(found: CheckpointScan) -> tuple[Diagnosis, ...]:
 
 
 def facts_of(found: CheckpointScan) -> RunFacts:
-    """Return the standing facts that a checkpoint tells of any run that starts from it; nothing of it is trained yet."""
+    """Return the standing facts that a checkpoint tells of any run that starts from it;
+    nothing of it is trained yet.
+    """
     groups: dict[str, list[TensorScan]] = {}
     for tensor in found.tensors:
         groups.setdefault(tensor.stats.dtype, []).append(tensor)
@@ -207,7 +213,9 @@ def _measured(
 
 
 def _in_threads(pieces: Sequence[_Piece]) -> Iterator[_Found]:
-    """Yield what each piece holds, in order, counted on as many threads as torch would use for one operation."""
+    """Yield what each piece holds, in order, counted on as many threads as torch would use for
+    one operation.
+    """
     threads, memory = torch.get_num_threads(), threading.local()
 
     def count(piece: _Piece) -> _Found:
@@ -219,7 +227,8 @@ def _in_threads(pieces: Sequence[_Piece]) -> Iterator[_Found]:
         yield from map(count, pieces)
         return
     try:
-        # Each thread works on chunks of its own; a second level of threads inside an operation would only wait.
+        # Each thread works on chunks of its own;
+        # a second level of threads inside an operation would only wait.
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield from pool.map(count, pieces)
     finally:
@@ -244,7 +253,9 @@ def _counted(piece: _Piece, scratch: Scratch) -> _Found:
 
 
 def _part(number: int, num: int, piece: _Piece) -> int:
-    """Return in how many values of a chunk, the ``number``-th of its piece, small ones are counted."""
+    """Return in how many values of a chunk, the ``number``-th of its piece, small ones are
+    counted.
+    """
     if piece.full:
         return num
     return num // _OF_CHUNK if number % _ONE_IN == 0 else 0
@@ -261,7 +272,9 @@ def _largest(values: Tensor) -> float:
 
 
 def _scanned(stored: Stored, found: _Found | None) -> TensorScan:
-    """Return a tensor's row; shape and format alone for what has no values or none that can be counted."""
+    """Return a tensor's row; shape and format alone for what has no values or none that can be
+    counted.
+    """
     file, dtype = stored.file.name, stored.dtype
     if found is None or dtype is None:
         empty = 0 in stored.shape
@@ -313,7 +326,9 @@ class _Blocks:
 def _duplicates(
     tensors: Sequence[Stored], rows: Sequence[TensorScan]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return groups of equal tensors: those of one shape, format and range are compared byte by byte."""
+    """Return groups of equal tensors:
+    those of one shape, format and range are compared byte by byte.
+    """
     alike: dict[Any, list[Stored]] = {}
     for stored, row in zip(tensors, rows, strict=True):
         stats = row.stats
@@ -340,7 +355,9 @@ def _duplicates(
 
 
 def _constant(stats: TensorStats) -> bool:
-    """Return whether all magnitudes are one: fresh norms and biases are equal without being one tensor."""
+    """Return whether all magnitudes are one:
+    fresh norms and biases are equal without being one tensor.
+    """
     return stats.absmax == 0.0 or (stats.absmax == stats.absmin_nonzero and not stats.zeros)
 
 
@@ -365,7 +382,9 @@ def _architecture(opened: Checkpoint) -> str | None:
 
 
 def _declared(config: Any) -> str | None:
-    """Return the format that the config says it was trained in: ``dtype``, or ``torch_dtype`` of older versions."""
+    """Return the format that the config says it was trained in:
+    ``dtype``, or ``torch_dtype`` of older versions.
+    """
     for one in (config, text_config(config)):
         for key in ("dtype", "torch_dtype"):
             if isinstance(one.get(key), str):

@@ -1,4 +1,6 @@
-"""A scanned checkpoint as text: what it is, its ranges, which formats it fits, what is equal, what is missing."""
+"""A scanned checkpoint as text:
+what it is, its ranges, which formats it fits, what is equal, what is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What every kind of raw loop shares: one session, and what is done about the ends of its windows."""
+"""What every kind of raw loop shares:
+one session, and what is done about the ends of its windows.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from nanstop.session.watched_run import OpenSession, WatchedRun
 
 
 class LoopController:
-    """One session of raw loops: opens it late, numbers the updates. See ``hosts.window_end.WindowHost``."""
+    """One session of raw loops: opens it late, numbers the updates. See
+    ``hosts.window_end.WindowHost``.
+    """
 
     def __init__(self, open_session: OpenSession) -> None:
         self.session = cast("WatchedRun", None)  # until a training has begun
@@ -70,10 +74,12 @@ class LoopController:
         *,
         can_redo: bool = True,
     ) -> Ending:
-        """Read the window's flag and carry out what the session resolves. One device synchronisation.
+        """Read the window's flag and carry out what the session resolves.
+        One device synchronisation.
 
-        Without ``can_redo`` the update is left out where it would be redone: its gradients are already in use.
-        Errors: ``TrainingStopped`` where that is resolved; the update may not be applied then.
+        Without ``can_redo`` the update is left out where it would be redone: its gradients are
+        already in use. Errors: ``TrainingStopped`` where that is resolved; the update may not be
+        applied then.
         """
         given = [(norm, found_inf)]
 
@@ -89,12 +95,15 @@ class LoopController:
         return ending
 
     def raised(self, step: LoopStep, error: Exception) -> None:
-        """Report an exception that says that a number was bad; the caller raises it again unchanged."""
+        """Report an exception that says that a number was bad;
+        the caller raises it again unchanged.
+        """
         at = self.step_id(len(step.micros) - 1)
         self.ends.ask(step, alarm_of_exception(step.view, at, error, phase_of(error)))
 
     def given_up(self, step: LoopStep) -> None:
-        """Report a micro-batch, the last of ``step``, that the script left out because its loss is not finite.
+        """Report a micro-batch, the last of ``step``, that the script left out because its loss is
+        not finite.
 
         Errors: ``TrainingStopped`` where that is resolved.
         """
@@ -114,7 +123,9 @@ class LoopController:
         self.num_updates += 1
 
     def finish(self, exit_code: int = 0) -> None:
-        """Finish the session, once. Errors: ``TrainingStopped`` where the last update broke weights and that is resolved."""
+        """Finish the session, once. Errors: ``TrainingStopped`` where the last update broke
+        weights and that is resolved.
+        """
         if self.session is None or self._finished:
             return
         self._finished = True
@@ -143,7 +154,9 @@ class LoopController:
             apply_update(step)
 
     def leave_out(self, step: LoopStep) -> None:
-        """Put buffers back where a bad forward has left NaN in them: running statistics would keep it for good."""
+        """Put buffers back where a bad forward has left NaN in them:
+        running statistics would keep it for good.
+        """
         if nonfinite(dict(step.view.root.named_buffers())):
             with step.buffers.rewritten(step.start):
                 step.buffers.restore(step.start)
@@ -162,9 +175,11 @@ def _norm_anew(step: LoopStep) -> Tensor:
 
 
 def _is_scalers_own(step: LoopStep) -> bool:
-    """Return whether gradients overflow only because of the loss scale, which the scaler then lowers by itself.
+    """Return whether gradients overflow only because of the loss scale, which the scaler then
+    lowers by itself.
 
-    The window is run again at scale 1, undone. Where it cannot be, a scale above 1 is taken as the cause.
+    The window is run again at scale 1, undone.
+    Where it cannot be, a scale above 1 is taken as the cause.
     """
     scaler = step.view.scaler
     if scaler is None or not scaler.is_enabled():

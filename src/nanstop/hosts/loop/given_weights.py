@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 WEIGHTS = "parameters_and_buffers"
-"""The keyword under which a recorded call has them: arguments like any other, but no part of the batch."""
+"""The keyword under which a recorded call has them:
+arguments like any other, but no part of the batch.
+"""
 
 
 class GivenWeights:
-    """Calls a module with weights that are an argument. ``forward``: the module's, which names the other ones.
+    """Calls a module with weights that are an argument.
+    ``forward``: the module's, which names the other ones.
 
     ``call`` takes the module, the weights, a tuple of arguments and a dict of further ones.
     """
@@ -41,7 +44,9 @@ def given_weights(
     kwargs: Any = None,
     **options: Any,
 ) -> tuple[GivenWeights, tuple[Any, ...], dict[str, Any]]:
-    """Return a call of ``original``, torch's ``_functional_call``, and the arguments that it has as a model call."""
+    """Return a call of ``original``, torch's ``_functional_call``, and the arguments that it has
+    as a model call.
+    """
     inputs = () if args is None else args if isinstance(args, tuple) else (args,)
     return (
         GivenWeights(partial(original, **options), module),
@@ -51,5 +56,7 @@ def given_weights(
 
 
 def inside_transform() -> bool:
-    """Return whether ``vmap``, ``grad`` or another transform is at work: its tensors mean nothing outside of it."""
+    """Return whether ``vmap``, ``grad`` or another transform is at work:
+    its tensors mean nothing outside of it.
+    """
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,8 +1,10 @@
-"""Which micro-batches of a window are pieces of one batch, and which are several losses of one step.
+"""Which micro-batches of a window are pieces of one batch, and which are several losses of one
+step.
 
-Pieces of a batch go through the same program, with other numbers of the same kind: what comes back is one objective,
-added up. The real and the fake pass of a GAN, or two losses of two heads, are no pieces: their programs differ, or what
-they are given says so (targets that are all 1 here and all 0 there).
+Pieces of a batch go through the same program, with other numbers of the same kind: what comes back
+is one objective, added up. The real and the fake pass of a GAN, or two losses of two heads, are no
+pieces: their programs differ, or what they are given says so (targets that are all 1 here and all 0
+there).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from nanstop.hosts.loop.tape_calls import Call, Constant, History, Slot
 from nanstop.hosts.loop.taped_micro import TapedMicro
 
 LEAST_ROWS = 4
-"""Rows in both micro-batches from which values of one without any among those of the other are no accident (3 %)."""
+"""Rows in both micro-batches from which values of one without any among those of the other are
+no accident (3 %).
+"""
 
 T = TypeVar("T")
 
@@ -28,7 +32,8 @@ T = TypeVar("T")
 class Program:
     """What a micro-batch was: ``key`` is equal for those that do the same, with other numbers.
 
-    ``given``: the tensors that it did it with, in order, without parameters. ``modules``: those that the script called.
+    ``given``: the tensors that it did it with, in order, without parameters.
+    ``modules``: those that the script called.
     """
 
     key: Hashable
@@ -59,7 +64,9 @@ def _are_alike(one: Program, other: Program) -> bool:
 
 
 def _of_one_kind(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors may be rows of one: not each all of one number, nor one's all above the other's."""
+    """Return whether two tensors may be rows of one:
+    not each all of one number, nor one's all above the other's.
+    """
     if one.dtype != other.dtype or one.dim() != other.dim() or not one.numel() or not other.numel():
         return one.dtype == other.dtype and one.dim() == other.dim()
     rows = min(len(one), len(other))
@@ -107,7 +114,8 @@ class _Reading:
         if call.outer:
             call.play(self._made, {})
             return
-        # A factor that makes one number of another is a weight: how large it is makes no other objective.
+        # A factor that makes one number of another is a weight:
+        # how large it is makes no other objective.
         operands = list(_operands((call.args, call.kwargs)))
         weighs = call.keep or (call.scalar and all(map(self._is_number, operands)))
         self.key.append((_known(call.function), self._of((call.args, call.kwargs), weighs=weighs)))
@@ -153,7 +161,9 @@ def _operands(value: Any) -> Iterator[Any]:
 
 
 def _of_number(value: Any, *, weighs: bool) -> Hashable:
-    """Return what of an argument must be equal: whole numbers beyond 1 are sizes, of a weight only the sign counts."""
+    """Return what of an argument must be equal:
+    whole numbers beyond 1 are sizes, of a weight only the sign counts.
+    """
     if isinstance(value, bool | str | type(None) | torch.dtype | torch.device | type):
         return value
     if isinstance(value, int | float):
@@ -171,7 +181,9 @@ def _known(function: Any) -> Hashable:
 
 
 def program_of_function(function: Any, batch: Mapping[str, Any]) -> Program:
-    """Return the program of a loss function that was called with a batch; what it holds is a part of it."""
+    """Return the program of a loss function that was called with a batch;
+    what it holds is a part of it.
+    """
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     held = (*cells, *(getattr(function, "__defaults__", None) or ()))
     key = getattr(function, "__code__", None) or _known(function), tuple(map(id, held))

@@ -1,4 +1,6 @@
-"""A window of a raw training loop that can be run again: the ``Step`` of loops without a trainer."""
+"""A window of a raw training loop that can be run again:
+the ``Step`` of loops without a trainer.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
 
 
 class Micro(Protocol):
-    """A micro-batch: what it was given, the raw loss it gave (None where it raised), and how to run it again."""
+    """A micro-batch: what it was given, the raw loss it gave (None where it raised), and how to
+    run it again.
+    """
 
     batch: Batch
     loss: Tensor | None
@@ -40,12 +44,16 @@ class Micro(Protocol):
         ...
 
     def leaves(self) -> Iterable[Tensor]:
-        """Return tensors of the script, parameters or not, that its backward may give a gradient."""
+        """Return tensors of the script, parameters or not, that its backward may give a
+        gradient.
+        """
         ...
 
 
 class UnseenMicro:
-    """Stands for gradients whose making was not seen: ``autograd.grad``, a loss without a model call."""
+    """Stands for gradients whose making was not seen:
+    ``autograd.grad``, a loss without a model call.
+    """
 
     def __init__(self, reason: str, loss: Tensor | None = None) -> None:
         self.batch: Batch = {}
@@ -65,10 +73,12 @@ class UnseenMicro:
 
 @dataclass(slots=True)
 class LoopStep:
-    """See ``replay.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run again.
+    """See ``replay.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run
+    again.
 
-    ``start``: the buffers as they were when the window began. ``apply``: the update as the loop makes it. ``rates``:
-    the learning rates of this window, one for each group; ``usual``: those that windows of the run have had.
+    ``start``: the buffers as they were when the window began. ``apply``: the update as the loop
+    makes it. ``rates``: the learning rates of this window, one for each group; ``usual``: those
+    that windows of the run have had.
     """
 
     id: StepId
@@ -92,7 +102,9 @@ class LoopStep:
 
     @property
     def is_local(self) -> bool:
-        """A model inside DDP is run without it; one whose weights lie on several processes cannot be."""
+        """A model inside DDP is run without it;
+        one whose weights lie on several processes cannot be.
+        """
         kinds = {kind for m in self.view.root.modules() for kind in type(m).__mro__}
         return not any(kind.__module__.startswith(_SHARDING) for kind in kinds)
 
@@ -151,8 +163,9 @@ class LoopStep:
     def redo(self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack) -> None:
         """Make the window's gradients again, each micro-batch under its remedies.
 
-        The random state stays as it is. Where it goes wrong, gradients and buffers are as before. Gradients keep their
-        storage. Remedies that act on the update are entered on ``until_update``, which the caller closes after it.
+        The random state stays as it is. Where it goes wrong, gradients and buffers are as before.
+        Gradients keep their storage. Remedies that act on the update are entered on
+        ``until_update``, which the caller closes after it.
         """
         before = [(p, p.grad) for p in self._leaves()]
         tensors = [t for pair in before for t in pair]
@@ -185,7 +198,9 @@ def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
 
 
 def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:
-    """Give each group its learning rate; those that were added after the rates were noted keep theirs."""
+    """Give each group its learning rate;
+    those that were added after the rates were noted keep theirs.
+    """
     if optimizer is not None:
         for group, rate in zip(optimizer.param_groups, rates, strict=False):
             group["lr"] = rate

@@ -1,7 +1,8 @@
-"""One micro-batch of an unchanged loop as a list of calls: model calls, the ops between them and ``backward``.
+"""One micro-batch of an unchanged loop as a list of calls:
+model calls, the ops between them and ``backward``.
 
-A tape holds functions and inputs, never results: an input that is an earlier result is a ``Slot``. It is played again
-from the first model call; what the loss does not need is left out.
+A tape holds functions and inputs, never results: an input that is an earlier result is a ``Slot``.
+It is played again from the first model call; what the loss does not need is left out.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from nanstop.tracebacks import passes_through
 __tracebackhide__ = passes_through
 
 MAX_CALLS = 4096
-"""Length at which a tape is given up: a loop that never calls ``backward`` must not fill the memory."""
+"""Length at which a tape is given up:
+a loop that never calls ``backward`` must not fill the memory.
+"""
 _MAX_HELD_BYTES = 2**20
-"""Larger tensors from outside are not held for what the script makes of them: logits of another model, say."""
+"""Larger tensors from outside are not held for what the script makes of them:
+logits of another model, say.
+"""
 
 _MAX_ALL_BYTES = 2**24
 """More than this is not held in all."""
@@ -57,7 +62,9 @@ _NOT_REPEATED = frozenset(
         cast("Any", Tensor).grad.__set__,
     }
 )
-"""On tensors from outside alone: what draws numbers (its place in the stream is not known), what training changes."""
+"""On tensors from outside alone:
+what draws numbers (its place in the stream is not known), what training changes.
+"""
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
 )
@@ -67,14 +74,16 @@ Operand = tuple[Tensor, int, Slot | None]
 
 
 class Tape(TorchFunctionMode):
-    """Records while it is on the stack of function modes; model calls and ``backward`` are added by ``call``.
+    """Records while it is on the stack of function modes;
+    model calls and ``backward`` are added by ``call``.
 
-    Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a batch's rewards is
-    part of the loss. What they make before the first model call is taken as it is, and made again only where it is not
-    finite. ``num_ops``: how many ops on the model's results it recorded. ``num_outer``: how many others, and whatever
-    it saw before a model call. ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises. ``looked_at``: the
-    last scalar whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be replayed.
-    ``problem``: why it records nothing any more.
+    Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a
+    batch's rewards is part of the loss. What they make before the first model call is taken as it
+    is, and made again only where it is not finite. ``num_ops``: how many ops on the model's results
+    it recorded. ``num_outer``: how many others, and whatever it saw before a model call.
+    ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises.
+    ``looked_at``: the last scalar whose value, or whether it is finite, the script asked for.
+    ``losses``: slots of what is to be replayed. ``problem``: why it records nothing any more.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
@@ -133,7 +142,9 @@ class Tape(TorchFunctionMode):
         rng: RngState | None = None,
         keep: bool = False,
     ) -> Any:
-        """Return what ``function`` returns and add the call (of ``recorded``, if another one is to be repeated)."""
+        """Return what ``function`` returns and add the call (of ``recorded``, if another one is
+        to be repeated).
+        """
         operands: list[Operand] = []
         if rng is not None and self._first_of_model is None:
             self._first_of_model = self._count
@@ -156,7 +167,9 @@ class Tape(TorchFunctionMode):
         *,
         always: bool = False,
     ) -> Call | None:
-        """Note a call that is about to be made; None for an op that is not recorded, or where that fails."""
+        """Note a call that is about to be made;
+        None for an op that is not recorded, or where that fails.
+        """
         try:
             with by_torch_alone():
                 noted = self._note(args, operands), self._note(kwargs, operands)
@@ -194,7 +207,9 @@ class Tape(TorchFunctionMode):
         return known[1].index if known is not None and known[0]() is tensor else None
 
     def _may_hold(self, function: Any, operands: list[Operand]) -> bool:
-        """Return whether an op on tensors from outside can be repeated, and holds nothing large but parameters."""
+        """Return whether an op on tensors from outside can be repeated, and holds nothing large
+        but parameters.
+        """
         if not operands or function in _NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
             return False
         outside = [tensor for tensor, _, slot in operands if slot is None]
@@ -231,7 +246,9 @@ class Tape(TorchFunctionMode):
         call.scalar = isinstance(result, Tensor) and result.dim() == 0
 
     def _prepares(self, operands: list[Operand], result: Any) -> bool:
-        """Return whether an outer op wrote in place or made nothing new: its operands are taken as they are later."""
+        """Return whether an outer op wrote in place or made nothing new:
+        its operands are taken as they are later.
+        """
         written = [tensor for tensor, before, _ in operands if version(tensor) != before]
         if any(tensor.grad_fn is not None for tensor in written):
             return False
@@ -247,7 +264,9 @@ class Tape(TorchFunctionMode):
         return bool(written) or any(result is tensor for tensor, _, _ in operands)
 
     def _note(self, value: Any, operands: list[Operand]) -> Any:
-        """Return ``value`` with its tensors replaced by slots and constants, and append these to ``operands``."""
+        """Return ``value`` with its tensors replaced by slots and constants, and append these to
+        ``operands``.
+        """
         if isinstance(value, Tensor):
             known = self._slots.get(id(value))
             slot = known[1] if known is not None and known[0]() is value else None
@@ -279,7 +298,8 @@ class Tape(TorchFunctionMode):
         for place in range(last, -1, -1):
             call = self.calls[place]
             results = range(call.first, call.first + call.count)
-            # A write may reach the loss through a view of its target: none but foreign ones is left out.
+            # A write may reach the loss through a view of its target:
+            # none but foreign ones is left out.
             if call.keep or call.writes or place == last or wanted.intersection(results):
                 chosen.append(call)
                 wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
@@ -288,7 +308,9 @@ class Tape(TorchFunctionMode):
         return chosen[::-1]
 
     def _made_again(self, constants: Iterable[Constant]) -> Iterator[int]:
-        """Yield the slots of constants that are not finite, as long as they can be made again from what is left."""
+        """Yield the slots of constants that are not finite, as long as they can be made again
+        from what is left.
+        """
         for constant in constants:
             if constant.origin is None or not has_bad(constant.tensor):
                 continue
@@ -303,8 +325,11 @@ class Tape(TorchFunctionMode):
                 yield constant.origin
 
     def start(self) -> bool:
-        """Record ops from here on; False where the script has a function mode of its own (its order must hold)."""
-        # Modes leave the stack by its top, whoever is there; only that of set_default_device stays where it is.
+        """Record ops from here on; False where the script has a function mode of its own (its
+        order must hold).
+        """
+        # Modes leave the stack by its top, whoever is there;
+        # only that of set_default_device stays where it is.
         default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
         if any(mode is not default for mode in _modes()):
             return False
@@ -313,10 +338,11 @@ class Tape(TorchFunctionMode):
         return True
 
     def stop(self) -> bool:
-        """Take the tape off the stack of function modes, wherever in it it is; return whether it was there.
+        """Take the tape off the stack of function modes, wherever in it it is;
+        return whether it was there.
 
-        Inside an op that raised it cannot be taken off: torch holds it and puts it back. It ``lingers`` then, records
-        nothing any more, and a later ``stop`` succeeds.
+        Inside an op that raised it cannot be taken off: torch holds it and puts it back. It
+        ``lingers`` then, records nothing any more, and a later ``stop`` succeeds.
         """
         if not any(mode is self for mode in _modes()):
             self.lingers = self._started

@@ -1,4 +1,6 @@
-"""A call that can be made again: its function, and its arguments with what must not be held replaced by stand-ins."""
+"""A call that can be made again:
+its function, and its arguments with what must not be held replaced by stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __tracebackhide__ = passes_through
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for the ``index``-th tensor that the calls so far have returned. ``outer``: see ``Call``."""
+    """Stands for the ``index``-th tensor that the calls so far have returned.
+    ``outer``: see ``Call``.
+    """
 
     index: int
     outer: bool = False
@@ -33,7 +37,8 @@ class Slot:
 class Constant:
     """A tensor from outside, by reference, with the version of its values at the call.
 
-    ``origin``: its slot, if the script made it before the first model call and the tape knows of what.
+    ``origin``: its slot, if the script made it before the first model call and the tape knows of
+    what.
     """
 
     tensor: Tensor
@@ -54,10 +59,12 @@ HISTORY = History()
 
 @dataclass(slots=True)
 class Call:
-    """One call. ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in place.
+    """One call. ``first`` and ``count``: slots of its results.
+    ``writes``: slots of the operands it changed in place.
 
-    ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results (``backward``).
-    ``outer``: no result of a model is among its operands, nor anything made of one. ``scalar``: its result is one number.
+    ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results
+    (``backward``). ``outer``: no result of a model is among its operands, nor anything made of one.
+    ``scalar``: its result is one number.
     """
 
     function: Callable[..., Any]
@@ -134,7 +141,9 @@ def user_line() -> tuple[CodeType, int] | None:
 
 
 def variable_names() -> dict[int, str]:
-    """Return what the script calls its tensors: ids of the tensors in its variables and dicts, innermost frame first."""
+    """Return what the script calls its tensors:
+    ids of the tensors in its variables and dicts, innermost frame first.
+    """
     found: dict[int, str] = {}
     frame = sys._getframe(1)
     while frame is not None:
@@ -146,14 +155,17 @@ def variable_names() -> dict[int, str]:
                     if isinstance(key, str) and isinstance(entry, Tensor):
                         found.setdefault(id(entry), key)
             if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
-                # A function's variables are a copy that its frame keeps: it would hold the step's graph (PEP 667).
+                # A function's variables are a copy that its frame keeps: it would hold the step's
+                # graph (PEP 667).
                 variables.clear()
         frame = frame.f_back
     return found
 
 
 def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:
-    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds it."""
+    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds
+    it.
+    """
     if line is None:
         return _plain_relay
     code, number = line

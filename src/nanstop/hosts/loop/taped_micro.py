@@ -22,9 +22,11 @@ __tracebackhide__ = passes_through
 
 
 class TapedMicro:
-    """See ``hosts.loop.step.Micro``. ``batch``: the first model call's inputs and the tensors that the loss alone uses.
+    """See ``hosts.loop.step.Micro``. ``batch``: the first model call's inputs and the tensors that
+    the loss alone uses.
 
-    The latter have the names of the script's variables, as they are when the batch is first asked for.
+    The latter have the names of the script's variables, as they are when the batch is first asked
+    for.
     """
 
     def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
@@ -44,7 +46,9 @@ class TapedMicro:
         self._at_backward = self._marks.of(self._models())
 
     def has_moved(self) -> bool:
-        """Return whether the models that it called have other weights than at its backward. No device work."""
+        """Return whether the models that it called have other weights than at its backward.
+        No device work.
+        """
         return self._marks.of(self._models()) != self._at_backward
 
     def _models(self) -> list[nn.Module]:
@@ -52,7 +56,8 @@ class TapedMicro:
         return [function for function in called if isinstance(function, nn.Module)]
 
     def given_up(self) -> bool:
-        """Return whether the script looked at a loss that is not finite and went on without a backward.
+        """Return whether the script looked at a loss that is not finite and went on without a
+        backward.
 
         Synchronises the device where it looked at one.
         """
@@ -93,7 +98,9 @@ class TapedMicro:
         return [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf]
 
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
-        """Yield names and tensors: the model's inputs as its forward calls them, those of the loss as the script does."""
+        """Yield names and tensors: the model's inputs as its forward calls them, those of the
+        loss as the script does.
+        """
         needed = self.tape.needed()
         first = next((call for call in needed if call.rng is not None), None)
         made = {i for c in needed if c.outer for i in range(c.first, c.first + c.count)}
@@ -138,7 +145,9 @@ def _named(call: Call) -> Iterator[tuple[str, Constant]]:
 
 
 def _parameter_names(function: Any, count: int) -> list[str]:
-    """Return what a model's forward calls its first positional arguments; ``arg0``, ``arg1``, ... where it does not say."""
+    """Return what a model's forward calls its first positional arguments;
+    ``arg0``, ``arg1``, ... where it does not say.
+    """
     numbered = [f"arg{place}" for place in range(count)]
     forward = getattr(function, "forward", None)
     if not inspect.ismethod(forward):

@@ -17,7 +17,8 @@ by_torch_alone = torch._C.DisableTorchFunction
 def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a result or an argument list, always in the same order.
 
-    A mapping that is neither a dict nor a ``UserDict`` is left alone: reading one may load or draw its values.
+    A mapping that is neither a dict nor a ``UserDict`` is left alone:
+    reading one may load or draw its values.
     """
     if isinstance(value, Tensor):
         yield value

@@ -81,8 +81,9 @@ def _like(given: Any, batch: Batch) -> Any:
 class LoopWatch:
     """The manual interface: ``step`` for each micro-batch, ``update`` for each optimizer step.
 
-    Losses are divided by the number of micro-batches of a window: ``accumulation``, or the number in the window
-    before; where a window turns out longer or shorter its gradients are corrected before they are used.
+    Losses are divided by the number of micro-batches of a window: ``accumulation``, or the number
+    in the window before; where a window turns out longer or shorter its gradients are corrected
+    before they are used.
     """
 
     def __init__(
@@ -118,7 +119,8 @@ class LoopWatch:
         return self.controller.session
 
     def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
-        """Call ``loss_fn(batch)`` and backward; return the detached loss, not divided. No synchronisation.
+        """Call ``loss_fn(batch)`` and backward; return the detached loss, not divided.
+        No synchronisation.
 
         Errors: what ``loss_fn`` raises, after it was reported where it says that a number was bad.
         """
@@ -151,9 +153,11 @@ class LoopWatch:
     def update(
         self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
     ) -> Tensor | None:
-        """Read the flag, clip, step the optimizer and the scheduler, zero the gradients; return the gradient norm.
+        """Read the flag, clip, step the optimizer and the scheduler, zero the gradients;
+        return the gradient norm.
 
-        None if the update was left out. One device synchronisation, before the update. Errors: ``TrainingStopped``.
+        None if the update was left out. One device synchronisation, before the update.
+        Errors: ``TrainingStopped``.
         """
         if not self._micros:
             raise NanstopError("update() without step()", hint="call w.step(loss_fn, batch) first")
@@ -194,7 +198,9 @@ class LoopWatch:
 
     @contextmanager
     def _first_look(self) -> Iterator[None]:
-        """In the first micro-batch, note the autocast that the loss function runs the model under."""
+        """In the first micro-batch, note the autocast that the loss function runs the model
+        under.
+        """
         if self.controller.session is not None or self._autocast is not None:
             yield
             return
@@ -233,7 +239,9 @@ class LoopWatch:
         )
 
     def _settle(self, scaler: Any) -> None:
-        """Correct gradients whose number of micro-batches, or whose scaler, was not known at their backward."""
+        """Correct gradients whose number of micro-batches, or whose scaler, was not known at
+        their backward.
+        """
         wanted = self.accumulation or len(self._micros)
         factor = self._divisor / wanted
         enabled = scaler if scaler is not None and scaler.is_enabled() else None
@@ -303,7 +311,8 @@ def watch_loop(
     accumulation: int | None = None,
     pause: Pause = nullcontext,
 ) -> LoopWatch:
-    """Return a watch on a raw loop: ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``.
+    """Return a watch on a raw loop:
+    ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``.
 
     ``pause``: makes a context in which no other watch of this process minds what is trained.
     """

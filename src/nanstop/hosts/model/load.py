@@ -1,4 +1,6 @@
-"""A language model from a folder on the disk, and token ids from a file, for a plan without a script."""
+"""A language model from a folder on the disk, and token ids from a file, for a plan without a
+script.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ RANDOM = "random tokens: real ones may reach further"
 
 
 def load_model(folder: Path) -> nn.Module:
-    """Return the language model of a local checkpoint folder, in float32 and training mode; none of its code is run.
+    """Return the language model of a local checkpoint folder, in float32 and training mode;
+    none of its code is run.
 
-    Of an adapter's folder: its base with the adapter on it, which alone is trainable. Errors: ``NanstopError`` for a folder
-    that transformers can't build a language model from, and where a part of it would be drawn at random.
+    Of an adapter's folder: its base with the adapter on it, which alone is trainable. Errors:
+    ``NanstopError`` for a folder that transformers can't build a language model from, and where a
+    part of it would be drawn at random.
     """
     if (folder / "adapter_config.json").is_file():
         return _with_adapter(folder)
@@ -49,7 +53,9 @@ def load_model(folder: Path) -> nn.Module:
 
 
 def _class_for(folder: Path) -> Any:
-    """Return the class that builds a language model of the folder's kind: an encoder may stand before its decoder."""
+    """Return the class that builds a language model of the folder's kind:
+    an encoder may stand before its decoder.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -78,7 +84,9 @@ def _with_adapter(folder: Path) -> nn.Module:
 
 @contextmanager
 def as_one_error(folder: Path, what: str) -> Iterator[None]:
-    """Make one error of whatever a library makes of damaged files and unknown kinds, and let it say nothing else."""
+    """Make one error of whatever a library makes of damaged files and unknown kinds, and let it
+    say nothing else.
+    """
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -1,4 +1,6 @@
-"""What a model was made into before its first step: packed, adapted, given a head; and which weights can learn."""
+"""What a model was made into before its first step: packed, adapted, given a head;
+and which weights can learn.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def adapter_of(root: nn.Module) -> AdapterFacts | None:
 
 
 def head_of(view: ModelView, model: nn.Module, task: str | None, *, pads: bool) -> HeadFacts | None:
-    """Return the head of a classifier, None for other models. ``pads``: whether the host knows a padding token."""
+    """Return the head of a classifier, None for other models.
+    ``pads``: whether the host knows a padding token.
+    """
     name = view.head() if task in _CLASSIFIES else None
     if name is None:
         return None
@@ -105,7 +109,9 @@ def gradient_path_of(view: ModelView, *, reentrant: bool, will_require: bool) ->
 
 
 def is_reentrant(root: nn.Module) -> bool:
-    """Return whether blocks are recomputed by reentrant checkpointing now, as transformers sets it up."""
+    """Return whether blocks are recomputed by reentrant checkpointing now, as transformers sets
+    it up.
+    """
     for module in root.modules():
         if getattr(module, "gradient_checkpointing", False):
             function = getattr(module, "_gradient_checkpointing_func", None)
@@ -115,7 +121,9 @@ def is_reentrant(root: nn.Module) -> bool:
 
 
 def _embeds_with_gradient(view: ModelView) -> bool:
-    """Return whether the embedding's output requires gradients, by embedding one token: hooks may see to it."""
+    """Return whether the embedding's output requires gradients, by embedding one token:
+    hooks may see to it.
+    """
     name = view.embedding()
     table = view.root.get_submodule(name) if name is not None else None
     weight = getattr(table, "weight", None)

@@ -47,10 +47,11 @@ def structure(
 ) -> dict[str, Any]:
     """Return fields of ``RunFacts``. ``model``: the one that carries the config, under any wrapper.
 
-    ``pads``: the host knows a padding token. ``reentrant``: it will switch on reentrant checkpointing, and with
-    ``will_require`` make the embedding's output require gradients for it. ``warms_up``: its learning rates rise to those
-    that its schedule multiplies. Reads every weight once for its range, embedding and head once more for their rows'
-    norms, and moments of a restored optimizer: 0.2 to 0.5 ns an element each, on one core.
+    ``pads``: the host knows a padding token. ``reentrant``: it will switch on reentrant
+    checkpointing, and with ``will_require`` make the embedding's output require gradients for it.
+    ``warms_up``: its learning rates rise to those that its schedule multiplies. Reads every weight
+    once for its range, embedding and head once more for their rows' norms, and moments of a
+    restored optimizer: 0.2 to 0.5 ns an element each, on one core.
     """
     config = getattr(model, "config", None)
     rows, task = _table_rows(view), _task(model)
@@ -142,7 +143,9 @@ def _number(value: Any) -> float | None:
 
 
 def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
-    """``padding``: the row that the model's config names; a table may have one of its own (``padding_idx``)."""
+    """``padding``: the row that the model's config names;
+    a table may have one of its own (``padding_idx``).
+    """
     found: list[TokenRows] = []
     modules = dict(view.root.named_modules())
     tied = {name for group in view.tied_groups() for name in group}

@@ -1,4 +1,6 @@
-"""Facts of what an update rests on: restored state, hooks that update by themselves, the sum over micro-batches."""
+"""Facts of what an update rests on:
+restored state, hooks that update by themselves, the sum over micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def veto_of(root: nn.Module) -> str:
 
 
 def resumed_state(optimizer: Optimizer | None) -> ResumeFacts | None:
-    """Return what the optimizer's own state tells of earlier steps, None for a fresh one. Reads its second moments."""
+    """Return what the optimizer's own state tells of earlier steps, None for a fresh one.
+    Reads its second moments.
+    """
     if optimizer is None or not optimizer.state:
         return None
     steps = [int(entry["step"]) for entry in optimizer.state.values() if "step" in entry]
@@ -53,7 +57,9 @@ def _second(entry: Mapping[str, Any]) -> Tensor | None:
 def resumed_from(
     folder: str | None, optimizer: Optimizer | None, *, scaled: bool
 ) -> ResumeFacts | None:
-    """Return what a checkpoint of transformers holds of a run's state; ``scaled``: this run has a loss scaler."""
+    """Return what a checkpoint of transformers holds of a run's state;
+    ``scaled``: this run has a loss scaler.
+    """
     own = resumed_state(optimizer)
     if folder is None or not Path(folder).is_dir():
         return own
@@ -83,16 +89,20 @@ def _step_of(place: Path) -> int:
 
 
 def accumulation_of(*roots: nn.Module) -> AccumulationFacts | None:
-    """Return what of the models that are called depends on how a batch is split, None where nothing does."""
+    """Return what of the models that are called depends on how a batch is split, None where
+    nothing does.
+    """
     kinds = nn.modules.batchnorm._BatchNorm
     norms = {m for root in roots for m in root.modules() if isinstance(m, kinds) and m.training}
     return AccumulationFacts(batch_norms=len(norms)) if norms else None
 
 
 def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
-    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch: undone. Reads two losses.
+    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch:
+    undone. Reads two losses.
 
-    A loss that is divided by the tokens of the window is half of itself when it is told of twice as many.
+    A loss that is divided by the tokens of the window is half of itself when it is told of twice as
+    many.
     """
     norms = accumulation_of(step.view.root)
     declared, takes = trainer.loss_is_scaled_for_ga, trainer.model_accepts_loss_kwargs
@@ -112,7 +122,8 @@ def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
 
 
 def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
-    """Return the half format that every one of some gradients fits exactly: float32 sums of many do not.
+    """Return the half format that every one of some gradients fits exactly:
+    float32 sums of many do not.
 
     Looks at some thousand elements of the first matrices. Synchronises.
     """
@@ -125,7 +136,9 @@ def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
 
 
 def _sample(gradient: Tensor) -> Tensor:
-    """Return up to ``_MOST_SUMMED`` elements that are not 0: a batch reaches a few rows of an embedding."""
+    """Return up to ``_MOST_SUMMED`` elements that are not 0:
+    a batch reaches a few rows of an embedding.
+    """
     flat = gradient.detach().reshape(-1)
     # An odd distance: an even one may meet the same column of every row.
     spread = flat[:: max(1, flat.numel() // _MOST_SUMMED) | 1]
@@ -138,11 +151,14 @@ def seen_accumulation(
     losses: Sequence[float],
     gradients: Iterable[Tensor | None] = (),
 ) -> AccumulationFacts | None:
-    """Return how a loop's own losses are divided, as far as those of one window tell; None where nothing does.
+    """Return how a loop's own losses are divided, as far as those of one window tell;
+    None where nothing does.
 
-    ``roots``: the modules that it called on pieces of one batch, ``batches``; ``gradients``: of the whole window.
+    ``roots``: the modules that it called on pieces of one batch, ``batches``; ``gradients``: of the
+    whole window.
 
-    Means over tokens are alike however many tokens there are; shares of the window's tokens grow with them.
+    Means over tokens are alike however many tokens there are;
+    shares of the window's tokens grow with them.
     """
     norms = accumulation_of(*roots)
     half = sum_format(gradients)
@@ -167,9 +183,11 @@ def seen_accumulation(
 
 
 def _labels(batches: Sequence[Batch]) -> list[Tensor]:
-    """Return each batch's labels: those of that name, else integers of which some are what torch's losses ignore.
+    """Return each batch's labels: those of that name, else integers of which some are what torch's
+    losses ignore.
 
-    What the script's own loss reads has the name of a variable in the last batch only, and the same place in all.
+    What the script's own loss reads has the name of a variable in the last batch only, and the same
+    place in all.
     """
     named = [b["labels"] for b in batches if isinstance(b.get("labels"), Tensor)]
     alike = len({len(batch) for batch in batches}) == 1
@@ -183,7 +201,9 @@ def _labels(batches: Sequence[Batch]) -> list[Tensor]:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return how many doublings lie between the smallest and the largest of some positive numbers."""
+    """Return how many doublings lie between the smallest and the largest of some positive
+    numbers.
+    """
     return math.log2(max(values) / min(values))
 
 
@@ -197,5 +217,7 @@ def _loss(trainer: Any, step: Any, count: int) -> float:
 
 
 def _supervised(labels: Tensor) -> int:
-    """Return how many labels are trained on; of sequences, without the first, which nothing predicts."""
+    """Return how many labels are trained on;
+    of sequences, without the first, which nothing predicts.
+    """
     return int(((labels[..., 1:] if labels.dim() > 1 else labels) != IGNORED).sum())

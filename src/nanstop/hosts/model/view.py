@@ -18,7 +18,9 @@ _KERNELS = ("eager", "sdpa")
 
 
 class PlainView:
-    """See ``replay.step.ModelView``. Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config."""
+    """See ``replay.step.ModelView``. Wrappers (DDP, compiled modules, PEFT) are looked through
+    for the model's config.
+    """
 
     def __init__(
         self, root: nn.Module, optimizer: Optimizer | None = None, scaler: Any = None
@@ -64,7 +66,9 @@ class PlainView:
         return tuple(n for n, m in self.root.named_modules() if type(m).__name__ in _PACKED)
 
     def decoder_layers(self) -> tuple[str, ...]:
-        """Return the members of the largest list whose modules are all of one class with parameters."""
+        """Return the members of the largest list whose modules are all of one class with
+        parameters.
+        """
         best: tuple[str, ...] = ()
         for name, module in self.root.named_modules():
             if not isinstance(module, (nn.ModuleList, nn.Sequential)):
@@ -76,7 +80,9 @@ class PlainView:
         return best
 
     def head(self) -> str | None:
-        """Return the linear layer whose width is the embedding's number of rows, else the last one outside the blocks."""
+        """Return the linear layer whose width is the embedding's number of rows, else the last
+        one outside the blocks.
+        """
         declared = self._declared("get_output_embeddings")
         if declared is not None:
             return declared
@@ -138,7 +144,9 @@ class PlainView:
         return getattr(self.model, "set_attn_implementation", None)
 
     def _declared(self, getter: str) -> str | None:
-        """Return the name of the module that the model itself points at through ``getter``, if it has one."""
+        """Return the name of the module that the model itself points at through ``getter``, if
+        it has one.
+        """
         ask = getattr(self.model, getter, None)
         try:
             found = ask() if callable(ask) else None

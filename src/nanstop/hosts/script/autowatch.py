@@ -1,7 +1,8 @@
-"""Watches whatever a script trains with, without a call of nanstop in it. The only global state of nanstop is here.
+"""Watches whatever a script trains with, without a call of nanstop in it.
+The only global state of nanstop is here.
 
-What is replaced stands in one table: ``transformers.Trainer.train`` and, for raw loops, a few functions of torch (see
-``sinks``). ``unwatch`` puts everything back.
+What is replaced stands in one table: ``transformers.Trainer.train`` and, for raw loops, a few
+functions of torch (see ``sinks``). ``unwatch`` puts everything back.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ _heard_by: list[Callable[[Any], None]] = []
 _num_pauses = 0
 _compiles_functions = False
 _KERNELS = "bitsandbytes"
-"""Compiles kernels of its own operations when it is imported; inside one operation no tape is seen."""
+"""Compiles kernels of its own operations when it is imported;
+inside one operation no tape is seen.
+"""
 
 
 def install(open_session: OpenSession) -> None:
     """Watch trainers and loops from here on, as far as torch and transformers are imported.
 
-    Called again after another import it adds what that import makes possible; ``open_session`` stays the first.
+    Called again after another import it adds what that import makes possible;
+    ``open_session`` stays the first.
     """
     global _open_session  # noqa: PLW0603  (the one place for it)
     if _open_session is None:
@@ -83,7 +87,9 @@ def opened(session: Any) -> None:
 
 
 def unwatch() -> None:
-    """Put every replaced function back and finish what is being watched; without ``install`` before, do nothing."""
+    """Put every replaced function back and finish what is being watched;
+    without ``install`` before, do nothing.
+    """
     global _open_session, _loops  # noqa: PLW0603
     table.undo()
     if _open_session is not None:
@@ -111,7 +117,9 @@ def is_paused() -> bool:
 
 
 def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for ``Optimizer.__init__``: with the first one a loop may begin, and what watches it is imported."""
+    """Stand in for ``Optimizer.__init__``: with the first one a loop may begin, and what watches
+    it is imported.
+    """
     global _loops  # noqa: PLW0603
     original(optimizer, *args, **kwargs)
     if _num_pauses or _open_session is None:
@@ -126,7 +134,9 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
 
 
 def _compile(original: Any, model: Any = None, **options: Any) -> Any:
-    """Stand in for ``torch.compile``: a compiled function must not see a tape, a compiled module never does."""
+    """Stand in for ``torch.compile``: a compiled function must not see a tape, a compiled module
+    never does.
+    """
     global _compiles_functions  # noqa: PLW0603
     is_function = model is not None and not isinstance(model, sys.modules["torch"].nn.Module)
     if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] != _KERNELS:
@@ -150,7 +160,8 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     with paused(), ExitStack() as scope:
         if "train" in own:  # the script watches this trainer itself
             return original(trainer, *args, **kwargs)
-        # The watch takes over the train() that it finds: a subclass's, through which the call came, must not run twice.
+        # The watch takes over the train() that it finds:
+        # a subclass's, through which the call came, must not run twice.
         own["train"] = partial(original, trainer)
         scope.callback(own.pop, "train", None)
         try:
@@ -165,7 +176,9 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) -> None:
-    """Stand in for ``sys.excepthook``: a traceback of the script shows none of the frames that stand in for torch's."""
+    """Stand in for ``sys.excepthook``: a traceback of the script shows none of the frames that
+    stand in for torch's.
+    """
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -181,7 +194,9 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
 
 
 def _uncaught_in_thread(original: Any, died: Any) -> None:
-    """Stand in for ``threading.excepthook``: a stop that nobody in a thread caught is the end of the training all the same."""
+    """Stand in for ``threading.excepthook``: a stop that nobody in a thread caught is the end of
+    the training all the same.
+    """
     if isinstance(died.exc_value, TrainingStopped):
         sys.last_value = died.exc_value  # as the interpreter does for the main thread
     original(died)
@@ -199,7 +214,9 @@ def _without_own(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _finish() -> None:
-    """Finish the session of raw loops; the exit code of a script that calls ``sys.exit`` is its parent's to know."""
+    """Finish the session of raw loops;
+    the exit code of a script that calls ``sys.exit`` is its parent's to know.
+    """
     if _loops is not None:
         _loops.end()
         try:

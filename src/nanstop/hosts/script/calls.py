@@ -1,4 +1,6 @@
-"""Model calls, ops and backwards of an unchanged loop, collected into the micro-batches of a window."""
+"""Model calls, ops and backwards of an unchanged loop, collected into the micro-batches of a
+window.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Calls:
     # ---- model calls
 
     def discover(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for ``nn.Module.__call__`` until the first update: a trainable module called by the loop is a root."""
+        """Stand in for ``nn.Module.__call__`` until the first update:
+        a trainable module called by the loop is a root.
+        """
         if self._state.idle and torch.is_grad_enabled() and is_trainable(module):
             self._state.thread = threading.get_ident()
             self._table.replace(type(module), "__call__", self.call)
@@ -104,7 +108,9 @@ class Calls:
         return result
 
     def _begun(self, module: nn.Module) -> TapedMicro | None:
-        """Return the micro-batch that a model call belongs to; None for a module that holds no parameter."""
+        """Return the micro-batch that a model call belongs to;
+        None for a module that holds no parameter.
+        """
         try:
             with by_torch_alone():
                 if not has_parameters(module):
@@ -134,7 +140,9 @@ class Calls:
     # ---- losses
 
     def apply_function(self, original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for ``autograd.Function.apply``, which no function mode sees: a tape gets it as one call."""
+        """Stand in for ``autograd.Function.apply``, which no function mode sees:
+        a tape gets it as one call.
+        """
         micro = self._state.micro
         if not self._state.idle or micro is None or not micro.tape.stop():
             return original(kind, *args, **kwargs)
@@ -161,7 +169,9 @@ class Calls:
         return scaled
 
     def backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: closes a micro-batch."""
+        """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: closes a
+        micro-batch.
+        """
         if not self._state.idle:
             return original(loss, *args, **kwargs)
         micro = self._state.micro

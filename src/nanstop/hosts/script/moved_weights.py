@@ -1,7 +1,8 @@
-"""Weights that a loop changes between a backward and the update: noise that is taken off again, a step up and back.
+"""Weights that a loop changes between a backward and the update:
+noise that is taken off again, a step up and back.
 
-A replay has the weights of the update, not those of the forward. What fails there all the same is found; what comes out
-clean proves nothing, and gradients made anew would be those of other weights.
+A replay has the weights of the update, not those of the forward. What fails there all the same is
+found; what comes out clean proves nothing, and gradients made anew would be those of other weights.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _MOVED = "the weights were changed after the backward, and with those that there
 def has_moved(step: LoopStep, norm: Tensor | None) -> bool:
     """Return whether weights were changed since a backward of the window.
 
-    One that has failed is run again then, undone: where it comes out clean, it counts as not replayable from here on.
-    That synchronises the device.
+    One that has failed is run again then, undone: where it comes out clean, it counts as not
+    replayable from here on. That synchronises the device.
     """
     taped = [micro for micro in step.micros if isinstance(micro, TapedMicro)]
     moved = [micro for micro in taped if micro.has_moved()]

@@ -21,7 +21,9 @@ from nanstop.session.watched_run import OpenSession
 
 
 class RawLoops:
-    """``sinks`` has what stands in for functions that scripts may import before there is an optimizer."""
+    """``sinks`` has what stands in for functions that scripts may import before there is an
+    optimizer.
+    """
 
     def __init__(
         self, open_session: OpenSession, table: Table, *, compiles_functions: bool = False

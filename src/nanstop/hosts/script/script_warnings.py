@@ -1,4 +1,6 @@
-"""A warning that torch gives inside a recorded op is shown at the script's own line, as it would be unwatched."""
+"""A warning that torch gives inside a recorded op is shown at the script's own line, as it would
+be unwatched.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,17 @@ def show_at_script(
 ) -> None:
     """Stand in for ``warnings.showwarning``; ``shown`` is what it was.
 
-    C code warns at the innermost Python frame: that of the recorder, which hands the op on. The warning is given once
-    more at the script's frame before it, under the filters and the registry of the module there.
+    C code warns at the innermost Python frame: that of the recorder, which hands the op on. The
+    warning is given once more at the script's frame before it, under the filters and the registry
+    of the module there.
     """
     warned = _innermost(sys._getframe(1), filename.__eq__) if is_own(filename) else None
     frame = _innermost(warned, lambda file: not is_own(file))
     if warned is None or frame is None:
         shown(message, category, filename, lineno, *rest, **options)
         return
-    # What was shown once at the recorder's line has not been shown at every line that it stands for.
+    # What was shown once at the recorder's line has not been shown at every line that it stands
+    # for.
     warned.f_globals.get("__warningregistry__", {}).clear()
     warnings.warn_explicit(
         message,

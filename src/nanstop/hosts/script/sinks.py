@@ -1,8 +1,10 @@
-"""Watches an unchanged training loop: what stands in for torch's own functions while nanstop watches a script.
+"""Watches an unchanged training loop:
+what stands in for torch's own functions while nanstop watches a script.
 
-A window is what lies between two optimizer updates. Its *first sink* (``GradScaler.unscale_`` or ``step``,
-``clip_grad_norm_``, ``clip_grad_value_``, else the optimizer's step) is where the flag is read and a decision carried
-out: the optimizer alone is too late, it is never called for a step that the scaler leaves out.
+A window is what lies between two optimizer updates. Its *first sink* (``GradScaler.unscale_`` or
+``step``, ``clip_grad_norm_``, ``clip_grad_value_``, else the optimizer's step) is where the flag is
+read and a decision carried out: the optimizer alone is too late, it is never called for a step that
+the scaler leaves out.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ __tracebackhide__ = passes_through
 class Sinks:
     """Stands in for the functions of torch in which a window's gradients end.
 
-    ``clip_norm`` and ``clip_value`` are called by whoever has replaced torch's, the others are put into the table.
+    ``clip_norm`` and ``clip_value`` are called by whoever has replaced torch's, the others are put
+    into the table.
     """
 
     def __init__(self, state: LoopState, judge: Judge, table: Table) -> None:
@@ -88,7 +91,9 @@ class Sinks:
         return original(parameters, *args, **kwargs)
 
     def empty_gradients(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
-        """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no update."""
+        """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no
+        update.
+        """
         with self._state.untaped():
             original(owner, *args, **kwargs)
         window = self._state.window
@@ -136,7 +141,9 @@ class Sinks:
             self._judge.ended(optimizer)
 
     def before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Look at gradients that no earlier sink saw, and hold back a vetoed update; an optimizer's pre-hook."""
+        """Look at gradients that no earlier sink saw, and hold back a vetoed update;
+        an optimizer's pre-hook.
+        """
         if not self._state.idle:
             return None
         self._state.stop_expecting()

@@ -1,4 +1,6 @@
-"""What the stand-ins of an unchanged loop share: its window, the micro-batch that is open, and what is recorded of it."""
+"""What the stand-ins of an unchanged loop share:
+its window, the micro-batch that is open, and what is recorded of it.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,19 @@ from nanstop.tracebacks import passes_through
 __tracebackhide__ = passes_through
 
 MAX_MICROS = 256
-"""Micro-batches of a window that are kept: a loop whose updates are not seen must not fill the memory."""
+"""Micro-batches of a window that are kept:
+a loop whose updates are not seen must not fill the memory.
+"""
 _log = logging.getLogger("nanstop")
 
 
 class LoopState:
-    """``on_error`` is told what the script's own ops raise. ``paused`` above 0: every function is torch's own.
+    """``on_error`` is told what the script's own ops raise. ``paused`` above 0:
+    every function is torch's own.
 
-    ``met_failure``: from then on every op is recorded, unless the script compiles functions. ``thread``: the one that
-    trains. ``updated_inside``: optimizers that hooks on gradients have called inside the last backward.
+    ``met_failure``: from then on every op is recorded, unless the script compiles functions.
+    ``thread``: the one that trains. ``updated_inside``: optimizers that hooks on gradients have
+    called inside the last backward.
     """
 
     def __init__(self, table: Table, *, compiles_functions: bool = False) -> None:
@@ -57,7 +63,9 @@ class LoopState:
 
     @property
     def idle(self) -> bool:
-        """Whether a call now is the loop's own: not paused, not in a model call, a backward, a transform or a worker."""
+        """Whether a call now is the loop's own:
+        not paused, not in a model call, a backward, a transform or a worker.
+        """
         return (
             not self.paused
             and self.thread in (None, threading.get_ident())
@@ -107,7 +115,9 @@ class LoopState:
             self.drop()
 
     def expect_micro(self) -> None:
-        """Record what the script makes of its own tensors before the next model call: see ``Tape``."""
+        """Record what the script makes of its own tensors before the next model call:
+        see ``Tape``.
+        """
         wanted = self._takes_outer and not self.compiles_functions
         if self._tape is None and wanted and self.idle:
             tape = Tape("cpu", self.on_error)
@@ -121,7 +131,9 @@ class LoopState:
         return self.window
 
     def begin(self, module: nn.Module) -> TapedMicro:
-        """Return the micro-batch that a call of ``module`` belongs to: the one that is open, or a new one."""
+        """Return the micro-batch that a call of ``module`` belongs to:
+        the one that is open, or a new one.
+        """
         if self.window.closed and self.micro is not None:
             self.drop()
         window, inner = self.begin_window(), inner_module(module)
@@ -138,7 +150,9 @@ class LoopState:
         return self.micro
 
     def _begun_tape(self, device: str) -> Tape:
-        """Return the tape of a micro-batch that begins now: the one that has recorded since the last, or a new one."""
+        """Return the tape of a micro-batch that begins now:
+        the one that has recorded since the last, or a new one.
+        """
         tape, self._early = self._early, None
         if tape is not None:
             tape.stop()
@@ -164,7 +178,9 @@ class LoopState:
 
     @contextmanager
     def inside_backward(self) -> Iterator[None]:
-        """Leave everything to torch inside; ``updated_inside`` are optimizers that hooks on gradients call there."""
+        """Leave everything to torch inside;
+        ``updated_inside`` are optimizers that hooks on gradients call there.
+        """
         self.updated_inside.clear()
         self.in_backward = True
         try:
@@ -175,7 +191,9 @@ class LoopState:
 
 
 class RootSearch:
-    """Looks at every model call until it ends: those that the loop itself makes are roots. ``stand_in`` looks."""
+    """Looks at every model call until it ends:
+    those that the loop itself makes are roots. ``stand_in`` looks.
+    """
 
     def __init__(self, table: Table) -> None:
         self.stand_in: Callable[..., Any]

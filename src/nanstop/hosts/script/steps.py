@@ -1,4 +1,6 @@
-"""A window of a raw loop as a step that can be run again, and the session that it is the first to open."""
+"""A window of a raw loop as a step that can be run again, and the session that it is the first
+to open.
+"""
 
 from __future__ import annotations
 

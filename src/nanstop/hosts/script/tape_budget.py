@@ -9,7 +9,9 @@ from nanstop.hosts.loop.tape import Tape
 _OP_SECONDS = 6e-6
 _TIME_SHARE = 0.01
 _FREE_SECONDS = 250e-6
-"""Recording the ops outside the model costs about 6 us each. It stays on while that is below 1 % or unnoticeable."""
+"""Recording the ops outside the model costs about 6 us each.
+It stays on while that is below 1 % or unnoticeable.
+"""
 
 
 class TapeBudget:

@@ -28,7 +28,9 @@ LEAST_SCALE = 8.0
 
 
 class BufferGroup:
-    """Buffers of several modules, noted and restored together; see ``replay.snapshot.BufferNotes``."""
+    """Buffers of several modules, noted and restored together; see
+    ``replay.snapshot.BufferNotes``.
+    """
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[nn.Module, BufferNotes] = WeakKeyDictionary()
@@ -72,7 +74,9 @@ class Held:
         self._held: list[tuple[Tensor, Tensor | None]] = []
 
     def take(self, parameters: Sequence[Tensor]) -> None:
-        """Take them away: those of None are the only ones that every optimizer leaves out, moments and step counts too."""
+        """Take them away: those of None are the only ones that every optimizer leaves out,
+        moments and step counts too.
+        """
         self._held += [(p, p.grad) for p in parameters if p.grad is not None]
         for parameter, _ in self._held:
             parameter.grad = None
@@ -86,11 +90,12 @@ class Held:
 
 @dataclass(slots=True)
 class ScriptWindow:
-    """``judged``: ids of parameters whose gradients were looked at. ``closed``: an update has ended it.
+    """``judged``: ids of parameters whose gradients were looked at.
+    ``closed``: an update has ended it.
 
-    ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see ``RunFacts``. ``arrived``: of a
-    scaled loss, a gradient as the last backward left it and its version. ``applied_scale``: the loss scale that was on the
-    gradients of an update.
+    ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see
+    ``RunFacts``. ``arrived``: of a scaled loss, a gradient as the last backward left it and its
+    version. ``applied_scale``: the loss scale that was on the gradients of an update.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -114,14 +119,17 @@ class ScriptWindow:
         self.arrived = (gradient, gradient._version) if gradient is not None else None
 
     def is_still_scaled(self, parameters: Sequence[Tensor]) -> bool:
-        """Return whether nothing has touched the gradients of ``parameters`` since the backward of a scaled loss."""
+        """Return whether nothing has touched the gradients of ``parameters`` since the backward
+        of a scaled loss.
+        """
         if self.scaler is None or self.arrived is None or self.sinks:
             return False
         gradient, version = self.arrived
         return gradient._version == version and any(p.grad is gradient for p in parameters)
 
     def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> None:
-        """Forget the scaler where an update takes gradients that are still scaled: it has no part in that.
+        """Forget the scaler where an update takes gradients that are still scaled:
+        it has no part in that.
 
         It leaves out none, and a replay must not go through it.
         """
@@ -136,7 +144,9 @@ class ScriptWindow:
 
 
 def is_scaled_by_hand(losses: Sequence[Tensor]) -> bool:
-    """Return whether a loss was last of all multiplied by a large number. Asked before its backward; no device work."""
+    """Return whether a loss was last of all multiplied by a large number.
+    Asked before its backward; no device work.
+    """
     for loss in losses:
         node = loss.grad_fn
         if node is None or node.name() != "MulBackward0":
@@ -167,7 +177,9 @@ def on_one_rank(module: nn.Module) -> nn.Module:
 
 
 def inner_module(module: nn.Module) -> nn.Module:
-    """Return the module that the script wrote, inside DDP and ``torch.compile``: findings name its parts."""
+    """Return the module that the script wrote, inside DDP and ``torch.compile``: findings name
+    its parts.
+    """
     module = on_one_rank(module)
     return module._modules.get("_orig_mod") or module
 

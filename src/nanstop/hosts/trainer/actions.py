@@ -1,4 +1,6 @@
-"""Carries out what was resolved about a window: redo, skip or rollback, with the host's books kept right."""
+"""Carries out what was resolved about a window:
+redo, skip or rollback, with the host's books kept right.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ class Carrier:
     def redo(self, step: HfStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
         """Run the window again from zero gradients, each micro-batch under its remedies.
 
-        Afterwards gradients, losses, random state and the trainer's books are those of a run that met no fault.
-        Remedies of an earlier redo of this window stay.
+        Afterwards gradients, losses, random state and the trainer's books are those of a run that
+        met no fault. Remedies of an earlier redo of this window stay.
         """
         window = step.window
         notes = [micro.buffers for micro in window.micros]
@@ -69,7 +71,9 @@ class Carrier:
                 self.after_update(stack.pop_all().close)
 
     def skip(self, step: HfStep) -> None:
-        """Let the host take this step without an update: no moment, no weight and no learning rate moves."""
+        """Let the host take this step without an update:
+        no moment, no weight and no learning rate moves.
+        """
         scaler = compat.run_scaler(self.trainer)
         self._mend_buffers(step.window)
         if not self.trainer.args.logging_nan_inf_filter:
@@ -94,7 +98,9 @@ class Carrier:
                 clear_gradients(parameters_of(view).values())
 
     def begin_window(self) -> None:
-        """Take back the overflow flag of a skipped step, or the learning rate would wait for good."""
+        """Take back the overflow flag of a skipped step, or the learning rate would wait for
+        good.
+        """
         self._until_update = ExitStack()
         for optimizer in self._overflow_set:
             optimizer._is_overflow = False
@@ -103,13 +109,17 @@ class Carrier:
         self._summed_anew = None
 
     def after_update(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, when the host's next optimizer step is over, or at ``close`` if none comes."""
+        """Call ``callback`` once, when the host's next optimizer step is over, or at ``close``
+        if none comes.
+        """
         self._until_update.callback(_once(self.trainer.optimizer, "step", callback))
 
     def mend_sum(self, total: Tensor) -> None:
-        """Bring the loop's running sum of losses up to what was redone or skipped: in its order, by its rule for bad ones.
+        """Bring the loop's running sum of losses up to what was redone or skipped:
+        in its order, by its rule for bad ones.
 
-        ``total`` is what the loop is about to log from, once it has added every loss of the window. Changed in place.
+        ``total`` is what the loop is about to log from, once it has added every loss of the window.
+        Changed in place.
         """
         window, self._summed_anew = self._summed_anew, None
         if window is None:
@@ -127,16 +137,20 @@ class Carrier:
         total.copy_(mended)
 
     def mend_reset(self, total: Tensor) -> None:
-        """Bring the sum that the host has just logged and reset to 0, where its own reset, ``x -= x``, has left NaN.
+        """Bring the sum that the host has just logged and reset to 0, where its own reset, ``x -=
+        x``, has left NaN.
 
-        A bad loss of a skipped step is logged as the host logs it; what is summed after that entry is without it.
+        A bad loss of a skipped step is logged as the host logs it;
+        what is summed after that entry is without it.
         """
         if self._sum_is_spoilt:
             total.zero_()
             self._sum_is_spoilt = False
 
     def close(self) -> None:
-        """Undo what was to last until an update that does not come any more: training was broken off."""
+        """Undo what was to last until an update that does not come any more:
+        training was broken off.
+        """
         self._until_update.close()
 
     def _mend_buffers(self, window: TrainerWindow) -> None:
@@ -158,7 +172,8 @@ class Carrier:
 
 
 def _once(owner: Any, name: str, callback: Callable[[], None]) -> Callable[[], None]:
-    """Replace a method on the instance for its next call; afterwards put back what was there and call ``callback``.
+    """Replace a method on the instance for its next call;
+    afterwards put back what was there and call ``callback``.
 
     Returns what does both without that call, should it not come.
     """

@@ -1,4 +1,6 @@
-"""Callbacks of transformers and TRL: the classes that others build on, and which of them only report."""
+"""Callbacks of transformers and TRL:
+the classes that others build on, and which of them only report.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from transformers.trainer_callback import (
 __all__ = ["TrainerCallback", "is_reporting", "is_users"]
 
 _SHOWN_ELSEWHERE = ("NotebookProgressCallback", "RichProgressCallback")
-"""Progress by means that need a notebook or `rich`: importing their modules would need them, too."""
+"""Progress by means that need a notebook or `rich`: importing their modules would need them,
+too.
+"""
 
 
 def is_reporting(callback: Any) -> bool:

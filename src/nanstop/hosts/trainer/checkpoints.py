@@ -21,7 +21,9 @@ PLAN = "nanstop-plan.yaml"
 
 
 def plan_of(checkpoint: str | None) -> PrecisionPlan:
-    """Return the plan that a checkpoint was saved under, an empty one without. Errors: ``NanstopError`` if damaged."""
+    """Return the plan that a checkpoint was saved under, an empty one without.
+    Errors: ``NanstopError`` if damaged.
+    """
     path = Path(checkpoint or "", PLAN)
     return load_plan(path) if checkpoint and path.is_file() else PrecisionPlan()
 
@@ -29,8 +31,9 @@ def plan_of(checkpoint: str | None) -> PrecisionPlan:
 class CheckpointGuard:
     """Scans parameters before each save: saving reads all of them anyway.
 
-    A bad state is not written. What is kept instead is the last good checkpoint, or the last snapshot, written beside
-    the refused path with ``-last-good`` at its end. The session is told, and resolves whether the run goes on.
+    A bad state is not written. What is kept instead is the last good checkpoint, or the last
+    snapshot, written beside the refused path with ``-last-good`` at its end. The session is told,
+    and resolves whether the run goes on.
     """
 
     def __init__(self, watch: WatchedTrainer, ends: WindowEnds) -> None:

@@ -1,4 +1,6 @@
-"""Watches a trainer's evaluation: exceptions with a numeric signature, and losses that are not finite."""
+"""Watches a trainer's evaluation:
+exceptions with a numeric signature, and losses that are not finite.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ __tracebackhide__ = passes_through
 
 
 class EvaluationGuard:
-    """On the CPU each batch's loss is read at once and its batch can be replayed; elsewhere the mean is, at the end."""
+    """On the CPU each batch's loss is read at once and its batch can be replayed;
+    elsewhere the mean is, at the end.
+    """
 
     def __init__(self, watch: WatchedTrainer, ends: WindowEnds) -> None:
         self._watch = watch
@@ -96,7 +100,9 @@ class EvaluationGuard:
 
 @dataclass(slots=True)
 class EvalStep:
-    """One evaluation batch as a step of one micro-batch: forward and loss only, no gradient, no update."""
+    """One evaluation batch as a step of one micro-batch:
+    forward and loss only, no gradient, no update.
+    """
 
     id: StepId
     view: ModelView

@@ -17,7 +17,9 @@ from nanstop.records.formats import BY_SHORT_NAME
 
 
 def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFacts:
-    """Return everything that is known of a trainer's run before its first step; ``resumed``: from which checkpoint."""
+    """Return everything that is known of a trainer's run before its first step;
+    ``resumed``: from which checkpoint.
+    """
     args, model, processor = trainer.args, view.model, _tokenizer(trainer)
     schedule = schedule_of(args, trainer.train_dataset, compat.world_size(trainer))
     known = structure(
@@ -56,7 +58,9 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
 
 
 def _autocast(trainer: Any) -> str | None:
-    """Return autocast's format inside the loss, whether the trainer or accelerate's wrapped forward enters it."""
+    """Return autocast's format inside the loss, whether the trainer or accelerate's wrapped
+    forward enters it.
+    """
     kind = trainer.args.device.type
     with trainer.compute_loss_context_manager():
         if torch.is_autocast_enabled(kind):
@@ -86,7 +90,9 @@ def _vocab(tokenizer: Any) -> int | None:
 
 
 def _zero_loss(args: Any) -> str | None:
-    """Return why GRPO and RLOO log a loss of 0: each group's advantages add up to 0 while the policy is its own."""
+    """Return why GRPO and RLOO log a loss of 0:
+    each group's advantages add up to 0 while the policy is its own.
+    """
     if not hasattr(args, "num_generations") or getattr(args, "beta", None) != 0.0:
         return None
     if args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps:

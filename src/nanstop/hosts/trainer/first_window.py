@@ -1,4 +1,6 @@
-"""The first window of a trainer that has been built: made as training makes it, used, and undone."""
+"""The first window of a trainer that has been built:
+made as training makes it, used, and undone.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ T = TypeVar("T")
 def first_step(
     trainer: Any, job: Callable[[Step], T], *, train: Callable[[], Any] | None = None
 ) -> T:
-    """Return what ``job`` returns of the first window that ``trainer`` would train on, before any update.
+    """Return what ``job`` returns of the first window that ``trainer`` would train on, before any
+    update.
 
-    The trainer's own ``train()`` (or ``train``, with the arguments of the user) runs up to the first update with the
-    user's data, collator and objective; GRPO generates and is rewarded. It is then broken off: weights, gradients,
-    buffers, random state, the trainer, its optimizer, schedule and accelerator are as they were. Callbacks of logging
-    services are left out; other callbacks see the beginning of a training. What a data set or a reward function of the
-    user's keeps for itself is out of reach. The step lives only inside ``job``.
+    The trainer's own ``train()`` (or ``train``, with the arguments of the user) runs up to the
+    first update with the user's data, collator and objective; GRPO generates and is rewarded. It is
+    then broken off: weights, gradients, buffers, random state, the trainer, its optimizer, schedule
+    and accelerator are as they were. Callbacks of logging services are left out; other callbacks
+    see the beginning of a training. What a data set or a reward function of the user's keeps for
+    itself is out of reach. The step lives only inside ``job``.
 
     Raises NanstopError where the window cannot be run again, and what the first window raises.
     """
@@ -56,7 +60,9 @@ def first_step(
 
 @contextmanager
 def put_back(trainer: Any) -> Iterator[None]:
-    """Put everything back on exit that the beginning of a training changes; weights are not copied."""
+    """Put everything back on exit that the beginning of a training changes;
+    weights are not copied.
+    """
     root: nn.Module = compat.unwrapped(trainer.model)
     hosts = [trainer, trainer.args, trainer.control, trainer.state, trainer.callback_handler]
     hosts += [trainer.accelerator, trainer.accelerator.gradient_state, *root.modules()]
@@ -73,7 +79,9 @@ def put_back(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet(trainer: Any) -> Iterator[None]:
-    """Inside, the trainer reports to no service, shows no progress, evaluates nothing first and pushes nothing."""
+    """Inside, the trainer reports to no service, shows no progress, evaluates nothing first and
+    pushes nothing.
+    """
     kept = list(trainer.callback_handler.callbacks)
     trainer.callback_handler.callbacks[:] = [c for c in kept if not is_reporting(c)]
     trainer.args.eval_on_start = False

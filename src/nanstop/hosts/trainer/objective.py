@@ -1,4 +1,6 @@
-"""What trainers of policies show beside their loss: rewards as they came back, and how far two policies are apart."""
+"""What trainers of policies show beside their loss:
+rewards as they came back, and how far two policies are apart.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ Note = Callable[[str, Any], None]
 
 
 class Objective:
-    """Looks on while a trainer of TRL scores completions and computes log-probabilities; other trainers have neither.
+    """Looks on while a trainer of TRL scores completions and computes log-probabilities;
+    other trainers have neither.
 
-    ``note(name, value)`` takes what there is to remember of the present step. The rewards are read where the trainer has
-    just read them itself; ratios stay on the device.
+    ``note(name, value)`` takes what there is to remember of the present step. The rewards are read
+    where the trainer has just read them itself; ratios stay on the device.
     """
 
     def __init__(self, trainer: Any, note: Note) -> None:
@@ -53,7 +56,9 @@ class Objective:
         )
 
     def compare(self, batch: Any) -> None:
-        """Note how far the policy is from the one that generated ``batch``, after its loss. No synchronisation."""
+        """Note how far the policy is from the one that generated ``batch``, after its loss.
+        No synchronisation.
+        """
         logps, self._logps = self._logps, None
         if logps is None or not isinstance(batch, Mapping):
             return
@@ -95,7 +100,9 @@ class Objective:
         return rewards
 
     def _judge(self, rows: list[list[float]], num_none: Mapping[int, int | None]) -> None:
-        """Note the share of rewards that are not numbers; a None that stands for "not mine" is none of them."""
+        """Note the share of rewards that are not numbers;
+        a None that stands for "not mine" is none of them.
+        """
         self._signals = ()
         for place, name in enumerate(self._trainer.reward_func_names):
             column = [row[place] for row in rows]
@@ -115,10 +122,11 @@ class Objective:
 
 
 def _counted(function: Any, place: int, counts: dict[int, int | None]) -> Any:
-    """Return the reward function with its None counted: None, too, becomes NaN, and says something else.
+    """Return the reward function with its None counted:
+    None, too, becomes NaN, and says something else.
 
-    A model, and a function that answers later, stay as they are; of an answer that can be read once only, as of one
-    that comes later, it is not known.
+    A model, and a function that answers later, stay as they are; of an answer that can be read once
+    only, as of one that comes later, it is not known.
     """
     if isinstance(function, torch.nn.Module):
         return function

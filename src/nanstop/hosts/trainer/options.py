@@ -1,4 +1,6 @@
-"""What ``TrainingArguments`` and TRL's configs ask for, as records. Nothing of the model is looked at."""
+"""What ``TrainingArguments`` and TRL's configs ask for, as records.
+Nothing of the model is looked at.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def _micros_per_epoch(args: Any, data: Any, world_size: int) -> int | None:
 
 
 def planned_optimizer(args: Any, model: Any = None) -> OptimizerFacts | None:
-    """Return the optimizer that a trainer will make, None where that cannot be told without making it."""
+    """Return the optimizer that a trainer will make, None where that cannot be told without
+    making it.
+    """
     from transformers import Trainer
 
     try:

@@ -29,10 +29,12 @@ __tracebackhide__ = passes_through
 
 @dataclass(slots=True)
 class Micro:
-    """One call of ``training_step``. Noted between its ``_prepare_inputs`` and its loss: replays start there.
+    """One call of ``training_step``. Noted between its ``_prepare_inputs`` and its loss:
+    replays start there.
 
-    ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch`` is a shallow copy of
-    what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it moved on to the next buffered slice as well.
+    ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch``
+    is a shallow copy of what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it
+    moved on to the next buffered slice as well.
     """
 
     model: nn.Module
@@ -50,7 +52,9 @@ class Micro:
 
 @dataclass(slots=True)
 class TrainerWindow:
-    """The micro-batches of one optimizer step. ``logged``: the trainer's running loss before the first of them."""
+    """The micro-batches of one optimizer step.
+    ``logged``: the trainer's running loss before the first of them.
+    """
 
     index: int
     lrs: tuple[float, ...]
@@ -65,7 +69,9 @@ class TrainerWindow:
 
     @property
     def replayable(self) -> bool:
-        """Whether every micro-batch went through ``_prepare_inputs``: trainers with a loop of their own may not."""
+        """Whether every micro-batch went through ``_prepare_inputs``: trainers with a loop of
+        their own may not.
+        """
         return all(m.batch is not None for m in self.micros)
 
     def touched(self) -> set[str]:
@@ -81,7 +87,9 @@ class TrainerWindow:
 
 
 class Reentry:
-    """The way back into a trainer's own ``training_step``, with inputs and random state as they were."""
+    """The way back into a trainer's own ``training_step``, with inputs and random state as they
+    were.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -149,20 +157,26 @@ class Reentry:
         return prepared
 
     def leave_out(self, micro: Micro) -> Tensor:
-        """Return the loss of a micro-batch that is not run, or not to its end; the next one has its own inputs."""
+        """Return the loss of a micro-batch that is not run, or not to its end;
+        the next one has its own inputs.
+        """
         if not micro.advanced:
             compat.advance_position(self.trainer)
         return torch.zeros((), device=self.trainer.args.device)
 
     def _noted_rng(self) -> RngState:
-        """Return the random state; Python's, 20 KB of numbers that seldom change, is shared between notes."""
+        """Return the random state; Python's, 20 KB of numbers that seldom change, is shared
+        between notes.
+        """
         noted = note_rng()
         if self._python_rng != noted.python:
             self._python_rng = noted.python
         return replace(noted, python=self._python_rng)
 
     def replay(self, micro: Micro, batch: Batch | None) -> Tensor:
-        """Run a recorded micro-batch again. Gradients are added; bookkeeping of the trainer goes on from where it is."""
+        """Run a recorded micro-batch again. Gradients are added;
+        bookkeeping of the trainer goes on from where it is.
+        """
         state = self.trainer.accelerator.gradient_state
         sync = state.sync_gradients
         given = micro.batch if batch is None else _given(batch)
@@ -194,7 +208,9 @@ def _given(batch: Batch) -> Any:
 
 @dataclass(slots=True)
 class HfStep:
-    """See ``replay.step.Step``. Two micro-batches run in order inside one ``isolated`` go on from each other."""
+    """See ``replay.step.Step``. Two micro-batches run in order inside one ``isolated`` go on
+    from each other.
+    """
 
     id: StepId
     view: ModelView

@@ -1,4 +1,6 @@
-"""A config file of ``trl sft|dpo|grpo|...`` read as TRL itself reads it, and the facts of the run that it describes."""
+"""A config file of ``trl sft|dpo|grpo|...`` read as TRL itself reads it, and the facts of the
+run that it describes.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ _MAX_BYTES = 4 * 2**20
 
 
 def read_config(path: Path) -> tuple[RunFacts, str]:
-    """Return the facts of the run that a config file describes, and what was unclear in it; no model is loaded.
+    """Return the facts of the run that a config file describes, and what was unclear in it;
+    no model is loaded.
 
-    Which command it is for is told by its keys; where several fit, the first of ``COMMANDS``, and that is said.
-    Errors: ``NanstopError`` NS001 for a file that is no mapping, a key that no command knows (with its line), or
-    values that TRL refuses.
+    Which command it is for is told by its keys; where several fit, the first of ``COMMANDS``, and
+    that is said. Errors: ``NanstopError`` NS001 for a file that is no mapping, a key that no
+    command knows (with its line), or values that TRL refuses.
     """
     if find_spec("trl") is None:
         raise NanstopError("a config file is read with TRL's own parser", hint="pip install trl")

@@ -1,4 +1,6 @@
-"""What remedies and the tracer must know of a transformers model: the ``ModelView`` of this host."""
+"""What remedies and the tracer must know of a transformers model:
+the ``ModelView`` of this host.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _HEADS = ("score", "classifier", "qa_outputs", "v_head", "reward_head")
 
 
 class HfView:
-    """See ``replay.step.ModelView``. Reads the trainer each time: ``train()`` makes its optimizer and may wrap its model."""
+    """See ``replay.step.ModelView``. Reads the trainer each time: ``train()`` makes its
+    optimizer and may wrap its model.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -100,7 +104,9 @@ class HfView:
         return self._name(self._ask("get_input_embeddings"))
 
     def token_ids(self, batch: Batch) -> Tensor | None:
-        """Return ``input_ids`` (SFT, DPO, KTO, Reward: chosen rows before rejected) or prompt and completion (GRPO)."""
+        """Return ``input_ids`` (SFT, DPO, KTO, Reward:
+        chosen rows before rejected) or prompt and completion (GRPO).
+        """
         ids = batch.get("input_ids")
         if isinstance(ids, Tensor):
             return ids if ids.dim() == 2 else None

@@ -1,8 +1,10 @@
-"""Watches a transformers or TRL trainer: every patch is on the instance, stands in one table and is undone by ``close``.
+"""Watches a transformers or TRL trainer:
+every patch is on the instance, stands in one table and is undone by ``close``.
 
-Two seams carry it: ``_prepare_inputs``, whose output a replay starts from, and ``accelerator.clip_grad_norm_``, the
-window's end, where the losses and the norm are read before the update and a window can be redone or skipped. A trainer
-that clips by means of its own, or not at all, comes to that end when its callbacks hear of the update.
+Two seams carry it: ``_prepare_inputs``, whose output a replay starts from, and
+``accelerator.clip_grad_norm_``, the window's end, where the losses and the norm are read before the
+update and a window can be redone or skipped. A trainer that clips by means of its own, or not at
+all, comes to that end when its callbacks hear of the update.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ _log = logging.getLogger("nanstop")
 def watch_trainer(trainer: Any, open_session: OpenSession) -> TrainerWatch:
     """Watch ``trainer`` from its next ``train()`` on and return the watch, which ``close()`` ends.
 
-    ``open_session(view, facts)`` is called once, when the optimizer exists. Nothing is attached to the model.
-    Errors: ``NanstopError`` for a trainer that lacks what a watch holds on to; it is left as it was.
+    ``open_session(view, facts)`` is called once, when the optimizer exists. Nothing is attached to
+    the model. Errors: ``NanstopError`` for a trainer that lacks what a watch holds on to; it is
+    left as it was.
     """
     missing = compat.missing_seams(trainer)
     if missing:
@@ -98,7 +101,9 @@ class TrainerWatch:
         self.patches.undo()
 
     def open(self) -> None:
-        """Open the session, or begin it anew: once a training, when model and optimizer are those that train."""
+        """Open the session, or begin it anew:
+        once a training, when model and optimizer are those that train.
+        """
         if self._attached:
             return
         self._attached = True
@@ -117,7 +122,9 @@ class TrainerWatch:
             _log.warning("the plan of the checkpoint is not used: %s", error)
 
     def _opened(self) -> bool:
-        """Open the session; where that fails, end the watch, say so, and let the training go on without it."""
+        """Open the session; where that fails, end the watch, say so, and let the training go on
+        without it.
+        """
         try:
             self.open()
         except NanstopError:
@@ -136,7 +143,9 @@ class TrainerWatch:
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
 
     def stop(self, decision: Decision) -> None:
-        """Have the host end training as early stopping does; ``train()`` then raises, if the policy says so."""
+        """Have the host end training as early stopping does;
+        ``train()`` then raises, if the policy says so.
+        """
         self._stop = decision
         self.trainer.control.should_training_stop = True
 
@@ -208,7 +217,8 @@ class TrainerWatch:
                 self.windows.ends.observe(step, read)
             return norm
         norm = self.windows.close(window, parameters, norm_type)
-        # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be NaN, for every gradient.
+        # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be
+        # NaN, for every gradient.
         if not math.isfinite(max_norm):
             self._clip_as_the_host(window)
         elif window.ending.apply:
@@ -227,10 +237,13 @@ class TrainerWatch:
         return tell(*args)
 
     def _clip_as_the_host(self, window: TrainerWindow) -> None:
-        """Clip the gradients of a window that was redone by the trainer's own means, where it has such."""
+        """Clip the gradients of a window that was redone by the trainer's own means, where it
+        has such.
+        """
         clip = compat.own_clip(self.trainer)
         if clip is not None and window.ending.redone and window.ending.apply:
-            # Reading the new gradients has unscaled them, which the trainer's own method does as well, and may do once.
+            # Reading the new gradients has unscaled them, which the trainer's own method does as
+            # well, and may do once.
             self.carrier.redo(self.windows.step(window), {})
             self._norm_anew = clip(window.micros[-1].model)
 
@@ -259,7 +272,9 @@ class TrainerWatch:
         self.session.series.add(name, self.trainer.state.global_step, value)
 
     def _refused(self, window: TrainerWindow, error: Exception) -> None:
-        """Have the set-up looked at anew where a micro-batch raised what is no failure of numbers."""
+        """Have the set-up looked at anew where a micro-batch raised what is no failure of
+        numbers.
+        """
         try:
             at = self.step_id(step=window.index, micro=len(window.micros) - 1)
             self.session.raised(at, error)
@@ -267,7 +282,9 @@ class TrainerWatch:
             _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
 
     def _raised(self, window: TrainerWindow, error: Exception) -> bool:
-        """Return whether a micro-batch that raised was redone, or given up with its window's update."""
+        """Return whether a micro-batch that raised was redone, or given up with its window's
+        update.
+        """
         micro, ends = window.micros[-1], self.windows.ends
         at = self.step_id(step=window.index, micro=len(window.micros) - 1)
         phase = "generate" if micro.batch is None else phase_of(error)

@@ -1,4 +1,6 @@
-"""Where the trials of a bisect run: forked from a warm parent, spawned, or as tasks of a Ray cluster."""
+"""Where the trials of a bisect run:
+forked from a warm parent, spawned, or as tasks of a Ray cluster.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _LATE = ("NANSTOP_DIR", "NANSTOP_RUN")
 
 
 class Local:
-    """Starts jobs on this machine: the first ones by themselves, others as forks as far as their script allows it."""
+    """Starts jobs on this machine:
+    the first ones by themselves, others as forks as far as their script allows it.
+    """
 
     def __init__(self, *, forks: bool) -> None:
         self.why_not = "" if forks else "each trial is to be started by itself"
@@ -50,7 +54,9 @@ class Local:
             self._parent = None
 
     def _warm_parent(self, job: Job) -> WarmParent | None:
-        """Return the parent to fork from. It begins to import while jobs that have to be alone are running."""
+        """Return the parent to fork from.
+        It begins to import while jobs that have to be alone are running.
+        """
         if self._parent is None and self.forks:
             imports = _imports(job.command)
             self.why_not = imports.problem

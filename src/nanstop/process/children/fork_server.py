@@ -1,13 +1,15 @@
 """A process that has imported what a script will import, and forks a child for each run of it.
 
-Importing torch, transformers and trl takes longer than many a short training. A child forked here has them at once; all
-else is as if its command had been started by itself: environment, arguments, standard streams, limits, ``__main__``.
+Importing torch, transformers and trl takes longer than many a short training. A child forked here
+has them at once; all else is as if its command had been started by itself: environment, arguments,
+standard streams, limits, ``__main__``.
 
     with WarmParent(imports_of(script), environment=os.environ) as parent:
         child = parent.fork([sys.executable, "train.py", "--steps", "3"], folder=out, environment=os.environ)
 
-``child.poll()`` returns how it ended, as that of a spawned one. What holds only for a process that was started alone (a
-library that looks at the command line of its process, a thread that an import begins) is a reason to spawn.
+``child.poll()`` returns how it ended, as that of a spawned one. What holds only for a process that
+was started alone (a library that looks at the command line of its process, a thread that an import
+begins) is a reason to spawn.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ class CannotForkError(Exception):
 
 
 class WarmParent:
-    """Begins to import at once, in a process of its own that ends with this one, and all of its children with it.
+    """Begins to import at once, in a process of its own that ends with this one, and all of its
+    children with it.
 
-    ``environment``: that in which the imports happen. ``late``: names of variables that nothing reads while it is
-    imported, so that a child may have other values.
+    ``environment``: that in which the imports happen. ``late``: names of variables that nothing
+    reads while it is imported, so that a child may have other values.
     """
 
     def __init__(
@@ -79,9 +82,11 @@ class WarmParent:
         timeout: float | None = None,
         memory_bytes: int | None = None,
     ) -> Child:
-        """Return ``[python, SCRIPT, ...]`` as a running child, as ``isolate.spawn`` does. Waits for the imports.
+        """Return ``[python, SCRIPT, ...]`` as a running child, as ``isolate.spawn`` does.
+        Waits for the imports.
 
-        Errors: ``CannotForkError`` where it would not be the same as a command that was started by itself.
+        Errors: ``CannotForkError`` where it would not be the same as a command that was started by
+        itself.
         """
         require_bounds(memory_bytes)
         if len(command) < 2 or command[0] != sys.executable or not command[1].endswith(".py"):
@@ -144,7 +149,9 @@ class WarmParent:
             raise CannotForkError(self._lost()) from error
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        """Return the answer to what was asked last; ends of children that come before it are noted."""
+        """Return the answer to what was asked last;
+        ends of children that come before it are noted.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for message in self._messages(deadline - time.monotonic()):

@@ -1,7 +1,8 @@
 """The warm parent's own process: imports, then forks a child for each request (see ``warm``).
 
-Requests and answers are lines of JSON in two pipes. A fork copies one thread only, so that none may run beside the main
-one; and a device that is open in the parent cannot be used in its children. Either is a refusal, said with its reason.
+Requests and answers are lines of JSON in two pipes. A fork copies one thread only, so that none may
+run beside the main one; and a device that is open in the parent cannot be used in its children.
+Either is a refusal, said with its reason.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ STILL: Mapping[str, str] = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""While modules are imported: numpy and pyarrow start no thread, torch asks for devices without opening one.
+"""While modules are imported: numpy and pyarrow start no thread, torch asks for devices without
+opening one.
 
 https://docs.pytorch.org/docs/stable/notes/cuda.html#device-agnostic-code
 """
 
 _POLL_SECONDS = 0.01
 _OPENED = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/accel", "/dev/dri/render", "/dev/davinci")
-"""Beginnings of what a process has open once it has initialised an accelerator; asking how many there are does not."""
+"""Beginnings of what a process has open once it has initialised an accelerator;
+asking how many there are does not.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,8 @@ def main() -> None:
     modules, defaults, variables, folder = plan
     _search_as_in(folder)
     import_all(modules, {**STILL, **defaults, **os.environ, **variables})
-    # No child looks through what all of them share, which copies it and takes a second when each of them ends.
+    # No child looks through what all of them share, which copies it and takes a second when each of
+    # them ends.
     gc.freeze()
     job = _Server(requests, replies).serve()
     if job is not None:
@@ -72,7 +77,9 @@ class _Server:
         self._unread = b""
 
     def serve(self) -> Job | None:
-        """Return the job in a child; None in the parent, when nobody asks any more and all children are ended."""
+        """Return the job in a child;
+        None in the parent, when nobody asks any more and all children are ended.
+        """
         self._say(refused=reason) if (reason := cannot_fork()) else self._say(ready=True)
         while (request := self._next()) is not None:
             sys.stdout.flush()
@@ -126,7 +133,9 @@ def _search_as_in(folder: str) -> None:
 
 
 def import_all(modules: Iterable[tuple[str, list[str]]], environment: Mapping[str, str]) -> None:
-    """Import modules and the names that are taken from them; what cannot be imported is the script's to find out."""
+    """Import modules and the names that are taken from them;
+    what cannot be imported is the script's to find out.
+    """
     own = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -148,7 +157,9 @@ def _take(module: ModuleType, member: str) -> None:
 
 
 def cannot_fork() -> str:
-    """Return why a child of this process might not be what a process of its own is; empty where it would."""
+    """Return why a child of this process might not be what a process of its own is;
+    empty where it would.
+    """
     try:
         threads = [Path(place, "comm").read_text().strip() for place in _listed("/proc/self/task")]
         files = [str(place.readlink()) for place in _listed("/proc/self/fd") if place.is_symlink()]

@@ -1,4 +1,6 @@
-"""A command in a child process of its own group: bounded in time and memory, ended whole, its end classified."""
+"""A command in a child process of its own group:
+bounded in time and memory, ended whole, its end classified.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,24 @@ OUTPUT, ERRORS = "out.txt", "err.txt"
 _TAIL_BYTES = 64 * 1024
 _GRACE_SECONDS = 2.0
 _RSS_BYTES = 1 if sys.platform == "darwin" else 1024
-"""The unit of ``ru_maxrss``: https://developer.apple.com/library/archive/documentation/System/Conceptual/ManPages_iPhoneOS/man2/getrusage.2.html"""
+"""The unit of ``ru_maxrss``:
+https://developer.apple.com/library/archive/documentation/System/Conceptual/ManPages_iPhoneOS/man2/getrusage.2.html
+"""
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _TELLING = re.compile(r"abort|assert|error|fatal|terminate|what\(\)", re.IGNORECASE)
-"""In the last line before a death by signal: it says why. Other lines only happen to be the last."""
+"""In the last line before a death by signal: it says why.
+Other lines only happen to be the last.
+"""
 
 
 @record
 class End:
     """How a child ended.
 
-    ``name``: the signal ("SIGFPE"), the class of the exception, or "exit code 3". ``message``: the exception's own
-    line, or the last that was written to standard error. ``peak_bytes``: resident memory of the child itself.
-    "stopped": ended because what was asked is answered; "lost": nobody can tell. ``code`` is as a shell says it, 128 + n after signal n.
+    ``name``: the signal ("SIGFPE"), the class of the exception, or "exit code 3". ``message``: the
+    exception's own line, or the last that was written to standard error. ``peak_bytes``: resident
+    memory of the child itself. "stopped": ended because what was asked is answered; "lost": nobody
+    can tell. ``code`` is as a shell says it, 128 + n after signal n.
     """
 
     kind: EndKind
@@ -59,9 +66,11 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     def reaped(self, *, wait: bool) -> tuple[int, int] | None:
-        """Return its exit code (negative: a signal) and peak memory in bytes once it has ended, else None.
+        """Return its exit code (negative:
+        a signal) and peak memory in bytes once it has ended, else None.
 
-        What is left of its group is ended then. Errors: ``LostError`` where nobody can tell any more how it ended.
+        What is left of its group is ended then. Errors:
+        ``LostError`` where nobody can tell any more how it ended.
         """
         ...
 
@@ -71,7 +80,9 @@ class LostError(Exception):
 
 
 class Child:
-    """A running process that writes ``folder``/out.txt and err.txt, bounded in time, ended with all that it started."""
+    """A running process that writes ``folder``/out.txt and err.txt, bounded in time, ended with
+    all that it started.
+    """
 
     def __init__(
         self,
@@ -93,7 +104,9 @@ class Child:
         return self._process.pid
 
     def poll(self) -> End | None:
-        """Return how the child ended, or None while it runs; one that is over its time is ended now."""
+        """Return how the child ended, or None while it runs;
+        one that is over its time is ended now.
+        """
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return self.stop("timeout")
         return self._end(wait=False)
@@ -136,10 +149,11 @@ def spawn(
     timeout: float | None = None,
     memory_bytes: int | None = None,
 ) -> Child:
-    """Return a command as a running child. Should this process die, the child and all that it started are killed.
+    """Return a command as a running child.
+    Should this process die, the child and all that it started are killed.
 
-    ``memory_bytes`` bounds the private memory of each of its processes. Errors: ``NanstopError`` NS001 where the command
-    cannot be started or memory cannot be bounded.
+    ``memory_bytes`` bounds the private memory of each of its processes. Errors: ``NanstopError``
+    NS001 where the command cannot be started or memory cannot be bounded.
     """
     require_bounds(memory_bytes)
     if shutil.which(command[0], path=environment.get("PATH")) is None:
@@ -150,7 +164,9 @@ def spawn(
 
 
 def require_bounds(memory_bytes: int | None) -> None:
-    """Errors: ``NanstopError`` NS001 where a command cannot be ended whole, or memory is to be bounded and cannot be."""
+    """Errors: ``NanstopError`` NS001 where a command cannot be ended whole, or memory is to be
+    bounded and cannot be.
+    """
     if not hasattr(os, "fork"):
         raise NanstopError(
             "a trial cannot be ended with all that it started: this system has no process groups",
@@ -204,10 +220,11 @@ class _Spawned:
 
 
 def reap(pid: int, *, wait: bool) -> tuple[int, int] | None:
-    """Return exit code (negative: a signal) and peak resident bytes of a child once it has ended, else None.
+    """Return exit code (negative: a signal) and peak resident bytes of a child once it has ended,
+    else None.
 
-    What is left of its group is killed then: workers of a process that died may hold a device or a port that the next
-    trial needs.
+    What is left of its group is killed then:
+    workers of a process that died may hold a device or a port that the next trial needs.
     """
     found, status, usage = os.wait4(pid, 0 if wait else os.WNOHANG)
     if not found:
@@ -246,7 +263,9 @@ def end_of(code: int, errors: str, *, oom_killed: bool = False) -> End:
 
 
 def _exception(errors: str) -> tuple[str, str]:
-    """Return class and first line of the exception that the last traceback in ``errors`` ends with, or empty strings."""
+    """Return class and first line of the exception that the last traceback in ``errors`` ends
+    with, or empty strings.
+    """
     _, traceback, after = errors.rpartition("Traceback (most recent call last):")
     if not traceback:
         return "", ""

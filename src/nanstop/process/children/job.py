@@ -12,7 +12,9 @@ from nanstop.process.children.isolate import End, EndKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A command with its folder and bounds. ``alone``: it has to be a process that was started by itself."""
+    """A command with its folder and bounds.
+    ``alone``: it has to be a process that was started by itself.
+    """
 
     command: Sequence[str]
     folder: Path
@@ -38,7 +40,9 @@ class Running(Protocol):
 
 
 class Executor(Protocol):
-    """Starts jobs. ``forks``: some of them may be forks; ``why_not`` says why none is, where any could be."""
+    """Starts jobs. ``forks``: some of them may be forks;
+    ``why_not`` says why none is, where any could be.
+    """
 
     @property
     def forks(self) -> bool:

@@ -1,8 +1,8 @@
 """Trials as tasks of a Ray cluster: each worker bounds and ends its trial as this machine would.
 
-Every node sees the folder of the bisect, the script and this Python under the same paths, as on a shared file system.
-Ray connects to the cluster that ``RAY_ADDRESS`` names or that runs on this machine, else it starts one here.
-Source: https://docs.ray.io/en/latest/ray-core/tasks.html
+Every node sees the folder of the bisect, the script and this Python under the same paths, as on a
+shared file system. Ray connects to the cluster that ``RAY_ADDRESS`` names or that runs on this
+machine, else it starts one here. Source: https://docs.ray.io/en/latest/ray-core/tasks.html
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class _Task:
         self._began = time.monotonic()
 
     def poll(self) -> End | None:
-        """Return how the trial ended, or None while it waits or runs. Errors: ``NanstopError`` NS001 of the worker."""
+        """Return how the trial ended, or None while it waits or runs. Errors:
+        ``NanstopError`` NS001 of the worker.
+        """
         return self._end() if self._is_over(0.0) else None
 
     def stop(self, kind: EndKind = "stopped") -> End:
@@ -142,7 +144,9 @@ def _run(job: Job, folder: str) -> End | NanstopError:
 
 
 def _require_answer(address: str) -> None:
-    """Errors: ``NanstopError`` NS001 where nobody answers at an address; Ray itself tries for minutes."""
+    """Errors: ``NanstopError`` NS001 where nobody answers at an address;
+    Ray itself tries for minutes.
+    """
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host or not port.isdigit():
         return

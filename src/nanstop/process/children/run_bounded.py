@@ -1,7 +1,9 @@
-"""Run as a program: bounds itself, has its process group end with its owner, and becomes the command it was given.
+"""Run as a program: bounds itself, has its process group end with its owner, and becomes the
+command it was given.
 
-``python -I -S guard.py PIPE MEMORY COMMAND...``. Between the start of a process and the word about it to anybody else its
-owner may die, so the process itself has to see to its end. Nothing but the standard library is imported.
+``python -I -S guard.py PIPE MEMORY COMMAND...``. Between the start of a process and the word about
+it to anybody else its owner may die, so the process itself has to see to its end. Nothing but the
+standard library is imported.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import sys
 DONE = b"."
 """Written into the pipe: the process has ended and was waited for."""
 _SIGKILL = 9
-"""Every trial waits for what is imported here, and ``signal`` and ``contextlib`` take longer than all the rest."""
+"""Every trial waits for what is imported here, and ``signal`` and ``contextlib`` take longer
+than all the rest.
+"""
 
 
 def bound(memory_bytes: int | None) -> None:
-    """Bound the private memory of this process and of those it starts (``RLIMIT_DATA``); no core file is written.
+    """Bound the private memory of this process and of those it starts (``RLIMIT_DATA``);
+    no core file is written.
 
     Address space alone, which CUDA reserves far more of than it uses, is not counted.
     """
@@ -28,9 +33,11 @@ def bound(memory_bytes: int | None) -> None:
 
 
 def end_with_owner(pipe: int) -> None:
-    """Have this process's group killed once nobody holds the other end of ``pipe``; ``DONE`` in it calls that off.
+    """Have this process's group killed once nobody holds the other end of ``pipe``; ``DONE`` in it
+    calls that off.
 
-    The process that waits for this is no child of this one: a training may wait for all of its children.
+    The process that waits for this is no child of this one:
+    a training may wait for all of its children.
     """
     group = os.getpgrp()
     between = os.fork()

@@ -31,7 +31,9 @@ LIBRARIES = frozenset(
         "trl",
     )
 )
-"""Libraries that take time to import and do nothing else while they are: no thread, no device, no look at arguments."""
+"""Libraries that take time to import and do nothing else while they are:
+no thread, no device, no look at arguments.
+"""
 FIRST = frozenset(("unsloth", "unsloth_zoo", "intel_extension_for_pytorch", "jax", "tensorflow"))
 """Libraries that change those above when they are imported before them, or start threads."""
 
@@ -43,10 +45,11 @@ _MAX_FILES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imports:
-    """``modules``: each with the names taken from it, in the order of the text. ``folder``: where the script lies.
+    """``modules``: each with the names taken from it, in the order of the text.
+    ``folder``: where the script lies.
 
-    ``variables``: what the script sets of its environment; ``defaults``: what it sets where it is not set yet.
-    ``problem``: why the script has to be started by itself.
+    ``variables``: what the script sets of its environment; ``defaults``: what it sets where it is
+    not set yet. ``problem``: why the script has to be started by itself.
     """
 
     modules: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -57,7 +60,9 @@ class Imports:
 
 
 def imports_of(script: Path) -> Imports:
-    """Return what a script and the modules beside it import of ``LIBRARIES``, wherever the statement stands."""
+    """Return what a script and the modules beside it import of ``LIBRARIES``, wherever the
+    statement stands.
+    """
     found = _Reader(script.resolve().parent)
     try:
         found.read(script)
@@ -106,7 +111,9 @@ class _Reader:
                 self.modules.setdefault(module, []).extend(names)
 
     def _note_environment(self, tree: ast.Module) -> None:
-        """Note what is set always and to a text; what is set otherwise cannot be known without running the script."""
+        """Note what is set always and to a text;
+        what is set otherwise cannot be known without running the script.
+        """
         always = {id(node) for node in _always_run(tree)}
         for node in ast.walk(tree):
             if not _writes(node):
@@ -132,7 +139,9 @@ def _statements(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def _always_run(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the statements of a script that run whatever happens, and the expressions that are statements."""
+    """Yield the statements of a script that run whatever happens, and the expressions that are
+    statements.
+    """
     for statement in _top_level(tree.body):
         yield statement
         if isinstance(statement, ast.Expr):

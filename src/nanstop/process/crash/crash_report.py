@@ -53,8 +53,8 @@ def crash_report(
 ) -> Report:
     """Return the report of an end that no exception tells of of its own.
 
-    The last operations are ``localization.growth``, the fatal one last; ``evidence`` and the innermost frames of Python
-    are signals beside the one that names the end (source "exit").
+    The last operations are ``localization.growth``, the fatal one last; ``evidence`` and the
+    innermost frames of Python are signals beside the one that names the end (source "exit").
     """
     files = end.files
     flight = files.flight if files is not None else None

@@ -1,10 +1,12 @@
 """The flight file: what a training process was doing, kept where its death cannot reach it.
 
-One small memory-mapped file a process. What is written into the map survives SIGKILL, because the pages belong to the
-kernel. Every record carries its sequence number and a checksum over both, so that one that was cut off half-way is told
-from a whole one. Steps are always noted (one record a step); operations only while a recorder is switched on.
+One small memory-mapped file a process. What is written into the map survives SIGKILL, because the
+pages belong to the kernel. Every record carries its sequence number and a checksum over both, so
+that one that was cut off half-way is told from a whole one. Steps are always noted (one record a
+step); operations only while a recorder is switched on.
 
-Layout: a header, ``NUM_STEPS`` step records, one record of how the process ended, ``num_ops`` operation records.
+Layout: a header, ``NUM_STEPS`` step records, one record of how the process ended, ``num_ops``
+operation records.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ Operand = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRecord:
-    """One operation, written before it ran. ``done``: it returned. ``source``: "file:line function", or ""."""
+    """One operation, written before it ran. ``done``: it returned.
+    ``source``: "file:line function", or "".
+    """
 
     number: int
     step: int
@@ -63,9 +67,10 @@ class OpRecord:
 class Flight:
     """What is left of a process.
 
-    ``steps``: (optimizer step from 0, when it was completed on this machine's monotonic clock), oldest first, the last
-    ``NUM_STEPS`` of them. ``resting``: no training was under way. ``ended``: type and message of the exception that ended it, two empty strings for an orderly
-    end, None if it never came to that. ``torn``: records that were cut off half-way.
+    ``steps``: (optimizer step from 0, when it was completed on this machine's monotonic clock),
+    oldest first, the last ``NUM_STEPS`` of them. ``resting``: no training was under way. ``ended``:
+    type and message of the exception that ended it, two empty strings for an orderly end, None if
+    it never came to that. ``torn``: records that were cut off half-way.
     """
 
     pid: int
@@ -119,7 +124,9 @@ class FlightFile:
         self._write(at, self._num_steps_seen, _STEP.pack(step, time.monotonic()))
 
     def op(self, phase: str, op: str, module: str, source: str, operands: Sequence[Operand]) -> int:
-        """Note an operation that is about to run; return the place to give to ``done``, 0 if there is none."""
+        """Note an operation that is about to run;
+        return the place to give to ``done``, 0 if there is none.
+        """
         if not self._num_ops or os.getpid() != self._pid:
             return 0
         self._num_ops_seen += 1
@@ -140,7 +147,9 @@ class FlightFile:
             self._map[place + _OP_BYTES - 1] = 1
 
     def ended(self, kind: str = "", message: str = "") -> None:
-        """Note how this process ends: type and message of an exception, or nothing for an orderly end."""
+        """Note how this process ends:
+        type and message of an exception, or nothing for an orderly end.
+        """
         if os.getpid() == self._pid:
             text = f"{kind}{_FIELD}{message}".encode()
             self._write(_END_AT, 1, text[: _END_BYTES - _SEAL.size])
@@ -181,7 +190,9 @@ def read(path: str | os.PathLike[str]) -> Flight:
 
 
 def _header(file: Path, data: bytes) -> tuple[int, int]:
-    """Return (pid, number of operation records). Errors: ``NanstopError`` NS001 for a file of another kind."""
+    """Return (pid, number of operation records). Errors:
+    ``NanstopError`` NS001 for a file of another kind.
+    """
     wrong = NanstopError(f"{file}: not a flight file of this version")
     if len(data) < _OPS_AT:
         raise wrong
@@ -196,7 +207,9 @@ def _header(file: Path, data: bytes) -> tuple[int, int]:
 def _records(
     data: bytes, start: int, count: int, size: int
 ) -> tuple[list[tuple[int, bytes, bool]], int]:
-    """Return the whole records of an area, oldest first, as (number, body, last byte set), and how many are torn."""
+    """Return the whole records of an area, oldest first, as (number, body, last byte set), and
+    how many are torn.
+    """
     whole, torn = [], 0
     for place in range(count):
         slot = data[start + place * size : start + (place + 1) * size]

@@ -42,7 +42,9 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFiles:
-    """What one process left. ``stacks``: the report of a fatal signal, or the stacks it was asked for."""
+    """What one process left. ``stacks``: the report of a fatal signal, or the stacks it was
+    asked for.
+    """
 
     flight: Flight
     known: TrainingFacts | None = None
@@ -56,7 +58,9 @@ class ProcessFiles:
 
     @property
     def trained(self) -> bool:
-        """Whether it was more than a launcher: it trained, or its operations were recorded inside a model."""
+        """Whether it was more than a launcher:
+        it trained, or its operations were recorded inside a model.
+        """
         return self.known is not None or bool(self.flight.steps)
 
     @property
@@ -72,7 +76,9 @@ class ProcessFiles:
 
     @property
     def frames(self) -> tuple[tuple[str, int, str], ...]:
-        """(file, line, function) of the thread that failed, innermost first; of the main thread if it was asked."""
+        """(file, line, function) of the thread that failed, innermost first;
+        of the main thread if it was asked.
+        """
         threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", self.stacks, flags=re.MULTILINE)[
             1:
         ]
@@ -85,7 +91,9 @@ class ProcessFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """``signal``: name of the signal or of the exception, or "". ``message``: of what it was seen by. ``files``: those of the process to blame."""
+    """``signal``: name of the signal or of the exception, or "". ``message``: of what it was
+    seen by. ``files``: those of the process to blame.
+    """
 
     kind: EndKind
     signal: str = ""
@@ -94,7 +102,9 @@ class ProcessEnd:
 
 
 def collect(folder: Path) -> tuple[ProcessFiles, ...]:
-    """Return what the processes of a run left in its live folder; what cannot be read is left out."""
+    """Return what the processes of a run left in its live folder;
+    what cannot be read is left out.
+    """
     found = []
     for path in sorted(folder.glob("*.flight")):
         known, stacks = None, ""
@@ -123,9 +133,10 @@ def classify(
 ) -> ProcessEnd:
     """Return how a command ended. ``code``: as ``Popen`` says it, negative for a signal.
 
-    ``direct``: pid of the command itself. ``hung``: the process that stood still, and for how long, in words. ``interrupted``: it was asked to end through us. ``failed``: incidents were
-    recorded while it ran. ``stopped``: a training was stopped without an exception. A command that itself only reports the death of a child (torchrun, a shell) is judged by what
-    the child left.
+    ``direct``: pid of the command itself. ``hung``: the process that stood still, and for how long,
+    in words. ``interrupted``: it was asked to end through us. ``failed``: incidents were recorded
+    while it ran. ``stopped``: a training was stopped without an exception. A command that itself
+    only reports the death of a child (torchrun, a shell) is judged by what the child left.
     """
     if hung is not None:
         return ProcessEnd(kind="hang", files=hung[0], message=hung[1])
@@ -154,7 +165,9 @@ def classify(
 
 
 def _vanished(processes: Sequence[ProcessFiles]) -> ProcessFiles | None:
-    """Return the process that never came to an end of its own: of those that trained, the one silent for longest."""
+    """Return the process that never came to an end of its own:
+    of those that trained, the one silent for longest.
+    """
     gone = [one for one in processes if one.flight.ended is None]
     gone = [one for one in gone if one.trained] or gone
     return min(
@@ -163,7 +176,8 @@ def _vanished(processes: Sequence[ProcessFiles]) -> ProcessFiles | None:
 
 
 def _vanished_silently(processes: Sequence[ProcessFiles], direct: int) -> bool:
-    """Return whether a training process was killed, and no other raised an exception that explains the end.
+    """Return whether a training process was killed, and no other raised an exception that explains
+    the end.
 
     The command itself is none of them: it returned an exit code (``os._exit``).
     """

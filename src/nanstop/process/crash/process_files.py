@@ -1,8 +1,10 @@
-"""What a watched process leaves for the one above it while it lives, at no cost a step: its flight file and more.
+"""What a watched process leaves for the one above it while it lives, at no cost a step:
+its flight file and more.
 
-In the folder that ``nanstop run`` names in ``NANSTOP_LIVE``: ``PID.flight`` (see ``recorder_file``), ``PID.stacks``
-(Python's own report of a fatal signal, or the stacks that were asked for) and ``PID.facts.json`` (of the training that
-was begun). Until a training is begun nothing heavy is imported: many a process imports torch and trains nothing.
+In the folder that ``nanstop run`` names in ``NANSTOP_LIVE``: ``PID.flight`` (see
+``recorder_file``), ``PID.stacks`` (Python's own report of a fatal signal, or the stacks that were
+asked for) and ``PID.facts.json`` (of the training that was begun). Until a training is begun
+nothing heavy is imported: many a process imports torch and trains nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 FOLDER = "NANSTOP_LIVE"
 RECORD = "NANSTOP_RECORD"
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
-"""Asks a process for its stacks. A real-time signal: SIGUSR1 and 2 belong to schedulers and users."""
+"""Asks a process for its stacks. A real-time signal:
+SIGUSR1 and 2 belong to schedulers and users.
+"""
 
 MAX_MESSAGE = 800
 
@@ -71,7 +75,8 @@ class OwnFiles:
 
 
 def begin(given: Mapping[str, str] | None = None) -> OwnFiles | None:
-    """Return this process's live files, made where ``nanstop run`` asks for them, with the recorder on if it does.
+    """Return this process's live files, made where ``nanstop run`` asks for them, with the recorder
+    on if it does.
 
     Errors: ``OSError`` where the folder cannot be written.
     """

@@ -1,4 +1,6 @@
-"""``PID.facts.json`` of the live folder: what the process that trains knows and the one above it does not."""
+"""``PID.facts.json`` of the live folder:
+what the process that trains knows and the one above it does not.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from nanstop.records.record import record
 
 @record
 class TrainingFacts:
-    """Facts of a training and of its machine, and the rank of the process among those that train together."""
+    """Facts of a training and of its machine, and the rank of the process among those that train
+    together.
+    """
 
     schema: int = SCHEMA
     facts: RunFacts

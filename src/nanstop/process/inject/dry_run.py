@@ -1,4 +1,6 @@
-"""A script run up to its first training, in a child process, and a job done there in place of the training."""
+"""A script run up to its first training, in a child process, and a job done there in place of
+the training.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryPlan:
-    """``job``: the module that does it; ``options``: plain values for it; ``out``: where its answer goes.
+    """``job``: the module that does it; ``options``: plain values for it;
+    ``out``: where its answer goes.
 
-    ``keeps_watch``: whether the script's own watch of a trainer stays: to a doctor it is one of the guards.
+    ``keeps_watch``: whether the script's own watch of a trainer stays:
+    to a doctor it is one of the guards.
     """
 
     job: str
@@ -51,13 +55,15 @@ def dry_run(
     options: Mapping[str, Any] | None = None,
     keeps_watch: bool = False,
 ) -> T:
-    """Run a script up to its first training, have ``job`` done with what it built, and return the job's record.
+    """Run a script up to its first training, have ``job`` done with what it built, and return the
+    job's record.
 
-    The training itself never begins, and nothing of the script runs after it would have: nothing is saved or pushed. A
-    raw loop ends at its first optimizer step, unless the job needs more of it. The child's output goes to standard
-    error. ``job``: the module that offers it, see ``dry_run_child.Job``. ``kind``: class of the record.
-    Errors: ``NanstopError`` NS001 for a command that cannot be started or a script that ends before any training, and
-    whatever error the job itself ends with.
+    The training itself never begins, and nothing of the script runs after it would have: nothing is
+    saved or pushed. A raw loop ends at its first optimizer step, unless the job needs more of it.
+    The child's output goes to standard error. ``job``: the module that offers it, see
+    ``dry_run_child.Job``. ``kind``: class of the record. Errors: ``NanstopError`` NS001 for a
+    command that cannot be started or a script that ends before any training, and whatever error the
+    job itself ends with.
     """
     resolved = resolve_command(command)
     with TemporaryDirectory(prefix="nanstop-") as folder:
@@ -70,7 +76,9 @@ def dry_run(
 
 
 def answered(*, result: str = "", error: NanstopError | None = None, crash: str = "") -> bytes:
-    """Return what a job writes: its record as JSON, an error that the user can act on, or a traceback."""
+    """Return what a job writes: its record as JSON, an error that the user can act on, or a
+    traceback.
+    """
     said = (
         {"message": error.message, "code": error.code, "hint": error.hint}
         if error is not None

@@ -1,7 +1,8 @@
-"""In place of the training that a script asks for, one job on what the script has built; then the process ends.
+"""In place of the training that a script asks for, one job on what the script has built;
+then the process ends.
 
-The job gets a ``Target``. A trainer is met at its first ``train()``, before it trains; a raw loop at its first
-optimizer step, with the window that leads to it.
+The job gets a ``Target``. A trainer is met at its first ``train()``, before it trains; a raw loop
+at its first optimizer step, with the window that leads to it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Job(Protocol):
         ...
 
     def open_loop(self, plan: DryPlan, table: Table) -> OpenSession | None:
-        """Return what a raw loop opens in place of a session, None if this has seen to the loop by itself."""
+        """Return what a raw loop opens in place of a session, None if this has seen to the loop
+        by itself.
+        """
         ...
 
 
@@ -50,8 +53,9 @@ class Job(Protocol):
 class Target:
     """What a script was about to train.
 
-    ``trainer``: None for a raw loop. ``step``: the first window of a raw loop where it can be run again, else None; a
-    trainer has had no batch yet. ``train``: carries the training out, with the arguments that the script gave.
+    ``trainer``: None for a raw loop. ``step``: the first window of a raw loop where it can be run
+    again, else None; a trainer has had no batch yet. ``train``: carries the training out, with the
+    arguments that the script gave.
     """
 
     view: Any
@@ -63,13 +67,17 @@ class Target:
 
 
 def install(table: Table, trainer_class: Any, plan: DryPlan) -> None:
-    """Have the first ``train()`` of any trainer do the job, and no trainer create a repository to push to."""
+    """Have the first ``train()`` of any trainer do the job, and no trainer create a repository
+    to push to.
+    """
     table.replace(trainer_class, "train", partial(_train, plan, table, trainer_class))
     table.replace(trainer_class, "init_hf_repo", lambda *_args, **_options: None)
 
 
 def loop_opener(plan: DryPlan, table: Table) -> OpenSession | None:
-    """Return what raw loops open in place of a session: the job's own, else one that does the job at the first step."""
+    """Return what raw loops open in place of a session:
+    the job's own, else one that does the job at the first step.
+    """
     open_loop = getattr(_job(plan), "open_loop", None)
     if open_loop is not None:
         return open_loop(plan, table)
@@ -77,7 +85,9 @@ def loop_opener(plan: DryPlan, table: Table) -> OpenSession | None:
 
 
 def _job(plan: DryPlan) -> Job:
-    """Return the module of a planned job. What comes from the environment may name a verb's module and no other."""
+    """Return the module of a planned job.
+    What comes from the environment may name a verb's module and no other.
+    """
     verbs = f"{__name__.partition('.')[0]}.commands."
     if not plan.job.startswith(verbs):
         raise ValueError(f"no job of nanstop: {plan.job}")
@@ -93,7 +103,9 @@ def _train(
     *args: Any,
     **kwargs: Any,
 ) -> NoReturn:
-    """Stand in for ``Trainer.train``, for once; whatever the job has the trainer do, it saves nothing."""
+    """Stand in for ``Trainer.train``, for once;
+    whatever the job has the trainer do, it saves nothing.
+    """
     table.restore(trainer_class, "train")
     save_nothing(table, trainer)
 
@@ -117,7 +129,9 @@ def _train(
 
 
 def _first_window(plan: DryPlan) -> OpenSession:
-    """Return what opens a stand-in for the session of a raw loop, which ends the process in its first window."""
+    """Return what opens a stand-in for the session of a raw loop, which ends the process in its
+    first window.
+    """
 
     def meet(step: Any, _error: BaseException | None) -> NoReturn:
         window = None if step is None or step.obstacle() else step
@@ -128,8 +142,8 @@ def _first_window(plan: DryPlan) -> OpenSession:
 
 
 def _loop_target(session: FirstWindow, step: Any) -> Target:
-    """Return what a loop was about to train, its facts with what the update is about to use where its optimizer holds
-    nothing of the model.
+    """Return what a loop was about to train, its facts with what the update is about to use where
+    its optimizer holds nothing of the model.
 
     Copies that the script feeds have gradients by then, unless it clips before it feeds them.
     """
@@ -144,7 +158,9 @@ def _loop_target(session: FirstWindow, step: Any) -> Target:
 
 
 def _do(plan: DryPlan, target: Callable[[], Target], *, first_rank: bool) -> NoReturn:
-    """Write the job's answer, on the first of the ranks only, and end the process whatever happens."""
+    """Write the job's answer, on the first of the ranks only, and end the process whatever
+    happens.
+    """
     from nanstop.hosts.script import autowatch
 
     if first_rank or getattr(_job(plan), "ON_EVERY_RANK", False):
@@ -165,7 +181,8 @@ def _answer(plan: DryPlan, target: Callable[[], Target]) -> bytes:
 
 
 def end() -> NoReturn:
-    """End the process: neither an ``except`` nor a ``finally`` of the script may go on to save what was never trained.
+    """End the process: neither an ``except`` nor a ``finally`` of the script may go on to save what
+    was never trained.
 
     What libraries have left for the end (worker processes, temporary folders) is still tidied up.
     """

@@ -45,16 +45,17 @@ WRITERS = (
 )
 """(module, class or nothing, name); looked for where the module is imported.
 
-The lowest functions stand here beside those that call them: a script or a library may have bound ``torch.save`` or
-``save_file`` under a name of its own before.
+The lowest functions stand here beside those that call them: a script or a library may have bound
+``torch.save`` or ``save_file`` under a name of its own before.
 """
 
 
 def save_nothing(table: Table, trainer: Any = None) -> None:
-    """Have nothing that writes weights write any, until ``table`` is undone. Called again, it adds what was imported.
+    """Have nothing that writes weights write any, until ``table`` is undone.
+    Called again, it adds what was imported.
 
-    ``trainer``: neither do the methods of this one, whose class may have its own. To be called when a job begins, no
-    sooner: a script may save a tokenizer before it trains, and load it.
+    ``trainer``: neither do the methods of this one, whose class may have its own. To be called when
+    a job begins, no sooner: a script may save a tokenizer before it trains, and load it.
     """
     if "torch" in sys.modules:
         serialization = sys.modules["torch.serialization"]

@@ -1,7 +1,9 @@
-"""Found first on ``PYTHONPATH`` by every Python process below ``nanstop run``: has nanstop watch what is trained there.
+"""Found first on ``PYTHONPATH`` by every Python process below ``nanstop run``: has nanstop watch
+what is trained there.
 
-Nothing is imported here but the standard library. When the process imports torch or transformers' trainer by itself,
-nanstop follows; where nanstop cannot be imported nothing happens. A ``sitecustomize`` that this one hides is run, too.
+Nothing is imported here but the standard library. When the process imports torch or transformers'
+trainer by itself, nanstop follows; where nanstop cannot be imported nothing happens. A
+``sitecustomize`` that this one hides is run, too.
 """
 
 import importlib.machinery
@@ -13,7 +15,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (pat
 
 
 class _Following:
-    """Finds modules as the others do; after the first execution of a wanted one, nanstop is told."""
+    """Finds modules as the others do;
+    after the first execution of a wanted one, nanstop is told.
+    """
 
     def __init__(self, *wanted):
         self._wanted = set(wanted)

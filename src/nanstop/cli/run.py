@@ -53,8 +53,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> int:
     """Run any training command, unchanged, watched. Its output and exit code stay its own.
 
-    Only a training that nanstop stops makes it 3, unless the command catches
-    nanstop.TrainingStopped.
+    Only a training that nanstop stops makes it 3, unless the command catches TrainingStopped.
     """
     from nanstop.decide.policy import Policy
 

@@ -8,7 +8,6 @@ import sys
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 
 import pytest
 import torch
@@ -123,7 +122,9 @@ class Looks:
         """
         early, late = self.wanted
         assert max(self.work[early]) > 1000
-        assert median(self.work[late]) <= 1.02 * median(self.work[early])
+        # Steps that log cost a hundred times those that do not: each kind has its own middle.
+        for quarter in (NUM_LOOKS // 4, 3 * NUM_LOOKS // 4):
+            assert sorted(self.work[late])[quarter] <= 1.02 * sorted(self.work[early])[quarter]
         assert self.held[late] - self.held[early] < (late - early) / 10
 
 

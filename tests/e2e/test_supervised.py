@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -133,7 +134,7 @@ def test_recorded_operations_have_modules_and_phases(start, tmp_path):
 
 
 def test_a_launcher_reports_the_death_of_its_child(start):
-    shell = ("bash", "-c", f"{sys.executable} train.py; exit 3")
+    shell = ("bash", "-c", f"{shlex.quote(sys.executable)} train.py; exit 3")
     code, summary, report, _ = start("signal.raise_signal(signal.SIGFPE)", command=shell)
     assert (code, summary.ended) == (3, "signal")
     assert (summary.incidents[0].code, summary.incidents[0].step) == ("NS601", 5)

@@ -16,8 +16,19 @@ def kind() -> str | None:
     """
     if not torch.accelerator.is_available():
         return None
-    found = torch.accelerator.current_accelerator()
+    found = _present()
     return found.type if found is not None else None
+
+
+def _present() -> torch.device | None:
+    """Return the kind of accelerator that torch was built for, or None.
+
+    Where the machine has none, torch 2.6 raises; later ones return what they were built for.
+    """
+    try:
+        return torch.accelerator.current_accelerator()
+    except RuntimeError:
+        return None
 
 
 def in_use() -> Any:
@@ -26,7 +37,7 @@ def in_use() -> Any:
     """
     if torch.cuda.is_initialized():
         return torch.cuda
-    found = torch.accelerator.current_accelerator()
+    found = _present()
     if found is None or found.type == "cuda":
         return None
     module = torch.get_device_module(found)

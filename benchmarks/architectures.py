@@ -12,7 +12,8 @@ limited in time:
 
 Classes that are done are not repeated; the table is ``docs/architectures.md``.
 
-    python benchmarks/architectures.py [--only WORD ...] [--parts health,plants,plan] [--again] [--table]
+    python benchmarks/architectures.py [--only WORD ...] [--parts health,plants,plan]
+                                       [--again] [--table]
 """
 
 from __future__ import annotations

@@ -50,26 +50,45 @@ def _section(title: str, said: str, lines: Iterator[str]) -> list[str]:
 _ITSELF = (
     "Without nanstop, too. Without bfloat16 weights it is watched under bfloat16 autocast instead."
 )
+_HEADS = (
+    "model type",
+    "class",
+    "parameters",
+    "float32",
+    "bfloat16",
+    "overflow in float16 weights",
+    "float16 autocast",
+    "float32",
+    "float16 plan",
+    "watched with it",
+)
 _INTRODUCTION = """\
-Every class of transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`, built with a few layers of width 32, watched while it is healthy,
-broken at a place that is known, and given a float16 plan. `{command}` ({versions}; CPU, one thread)
-makes this page and repeats only what is missing; `make architectures` does the same.
+Every class of transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`, built with a few layers of width 32,
+watched while it is healthy, broken at a place that is known, and given a float16 plan.
+`{command}` ({versions}; CPU, one thread) makes this page and repeats only what is missing;
+`make architectures` does the same.
 """
 
 _HOW = """\
-- **Watched**: five AdamW steps (learning rate 1e-3; full batches, padded on the right, padded on the left) in a raw loop under
-  `nanstop.watch`, once in float32, once in bfloat16 weights, and in float16 under the class's plan with its loss scaler. An
-  incident where the same run unwatched has finite losses and gradients, a finding beyond those that `nanstop.check` states
-  before the run, or (without a scaler) a loss or weight that is not bitwise that of the same run unwatched is a false alarm.
-- **Overflow**: a layer, a module of it and a parameter of that are drawn (the seed is the class's name); the parameter is
-  scaled so that the module's output passes the largest number of the format by half, and loss or gradients fail. Hooks on all
-  modules, which know nothing of nanstop, say in which one the first value was not finite; nanstop has to name exactly
-  that module. Once in float16 weights, once under float16 autocast, once in float32.
-- **Plan**: `nanstop.plan` from three batches: full, padded on the right, padded on the left. Loss and gradients of the planned model
-  are then measured from outside. Parity is a loss within 1e-3 of float32 and a gradient cosine of at least 0.999 on those
-  batches; two more, which the plan has not seen, are counted apart: where a router chooses other experts for a token, the step is another function.
-- Sizes are shrunk by the names of a configuration's fields (`benchmarks/architectures_configs.py`); models are
-  initialised as transformers does and not trained, so that their values are small and most plans need no float32 region.
+- **Watched**: five AdamW steps (learning rate 1e-3; full batches, padded on the right, padded on
+  the left) in a raw loop under `nanstop.watch`, once in float32, once in bfloat16 weights, and in
+  float16 under the class's plan with its loss scaler. An incident where the same run unwatched
+  has finite losses and gradients, a finding beyond those that `nanstop.check` states before the
+  run, or (without a scaler) a loss or weight that is not bitwise that of the same run unwatched
+  is a false alarm.
+- **Overflow**: a layer, a module of it and a parameter of that are drawn (the seed is the class's
+  name); the parameter is scaled so that the module's output passes the largest number of the
+  format by half, and loss or gradients fail. Hooks on all modules, which know nothing of nanstop,
+  say in which one the first value was not finite; nanstop has to name exactly that module. Once
+  in float16 weights, once under float16 autocast, once in float32.
+- **Plan**: `nanstop.plan` from three batches: full, padded on the right, padded on the left. Loss
+  and gradients of the planned model are then measured from outside. Parity is a loss within 1e-3
+  of float32 and a gradient cosine of at least 0.999 on those batches; two more, which the plan
+  has not seen, are counted apart: where a router chooses other experts for a token, the step is
+  another function.
+- Sizes are shrunk by the names of a configuration's fields
+  (`benchmarks/architectures_configs.py`); models are initialised as transformers does and not
+  trained, so that their values are small and most plans need no float32 region.
 """
 
 
@@ -84,10 +103,18 @@ def rates(rows: Rows) -> list[str]:
         "|---|---|---|",
         _rate("classes built, of all tried", len(built), len(rows)),
         _rate("watched runs without a false alarm", sum(map(_silent, healths)), len(healths)),
-        _rate("overflows localized to exactly their module", sum(p["exact"] for p in plants), len(plants)),
-        _rate("classes with a float16 plan at parity", sum(p["parity"] for p in plans), len(plans)),
-        _rate("the same on batches that the plan has not seen", sum(p["unseen_parity"] for p in plans), len(plans)),
-    ]  # fmt: skip
+        _rate("overflows localized to exactly their module", _count(plants, "exact"), len(plants)),
+        _rate("classes with a float16 plan at parity", _count(plans, "parity"), len(plans)),
+        _rate(
+            "the same on batches that the plan has not seen",
+            _count(plans, "unseen_parity"),
+            len(plans),
+        ),
+    ]
+
+
+def _count(rows: list[Row], key: str) -> int:
+    return sum(row[key] for row in rows)
 
 
 def _rate(what: str, count: int, of: int) -> str:
@@ -146,7 +173,8 @@ def refusals(built: Rows) -> Iterator[str]:
             if health["sick"]:
                 yield f"- `{name}`, {health['form']}: {health['sick']}"
             if health.get("own_chance"):
-                yield f"- `{name}`, {health['form']}: two runs from one seed differ, so that none can be compared"
+                chance = "two runs from one seed differ, so that none can be compared"
+                yield f"- `{name}`, {health['form']}: {chance}"
         for plant in row.get("plants", ()):
             if not plant["truth"]:
                 yield f"- `{name}`, {plant['form']}: {plant['reason']}"
@@ -154,8 +182,8 @@ def refusals(built: Rows) -> Iterator[str]:
 
 def table(built: Rows) -> Iterator[str]:
     """Yield the lines of the table of all classes."""
-    yield "| model type | class | parameters | float32 | bfloat16 | overflow in float16 weights | float16 autocast | float32 | float16 plan | watched with it |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "| " + " | ".join(_HEADS) + " |"
+    yield "|---" * len(_HEADS) + "|"
     for name, row in built.items():
         cells = [name, row["class"], str(row.get("parameters", ""))]
         health = [h for h in row.get("health", ()) if not h["sick"]]

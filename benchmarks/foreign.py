@@ -1,6 +1,7 @@
 """Run training scripts that know nothing of nanstop plain and watched; write what differs.
 
-    python benchmarks/foreign.py [--script NAME ...] [--policy NAME ...] [--no-faults] [--no-cold] [--table]
+    python benchmarks/foreign.py [--script NAME ...] [--policy NAME ...]
+                                 [--no-faults] [--no-cold] [--table]
 
 Every script of ``foreign/`` in each of its precisions, healthy and with each of its faults, plain
 and under every policy. Runs are forked from a warm process (see ``scoreboard_warm.py``); one of

@@ -12,12 +12,14 @@ Row = Mapping[str, Any]
 
 _ABOUT = """# Foreign scripts
 
-Training scripts after the shape of well-known public ones, written for this (`benchmarks/foreign/`); not one knows of nanstop. Each is run
-plain and watched, in each precision that is natural for it, under every policy. In health the CRC32 of all weights and
-buffers and of the random state after every step, the losses, the outputs, stdout, stderr and the exit code must be those of
-the plain run, and nothing may be said. With a fault, `observe` must change nothing; under the other policies no exception
-may come that the plain run has not (but nanstop's own stop, exit 3), no weights may break that stay finite in the plain run,
-and the model at the end may not be worse (loss more than 5 % above).
+Training scripts after the shape of well-known public ones, written for this
+(`benchmarks/foreign/`); not one knows of nanstop. Each is run plain and watched, in each
+precision that is natural for it, under every policy. In health the CRC32 of all weights and
+buffers and of the random state after every step, the losses, the outputs, stdout, stderr and the
+exit code must be those of the plain run, and nothing may be said. With a fault, `observe` must
+change nothing; under the other policies no exception may come that the plain run has not (but
+nanstop's own stop, exit 3), no weights may break that stay finite in the plain run, and the model
+at the end may not be worse (loss more than 5 % above).
 
 Again: `make foreign`. What each run said: `benchmarks/results/foreign.json`.
 """
@@ -87,7 +89,8 @@ def _faults(rows: list[Row]) -> list[str]:
     lines = [
         "## With a fault",
         "",
-        "How a run ended: the loss of the model at its end, `nan` where that or a weight is not finite, else how it was cut off.",
+        "How a run ended: the loss of the model at its end, `nan` where that or a weight is not",
+        "finite, else how it was cut off.",
         "",
         "| script | fault | precision | plain | " + " | ".join(POLICIES) + " | said |",
         "|---" * (5 + len(POLICIES)) + "|",

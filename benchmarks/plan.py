@@ -54,7 +54,8 @@ def row(name: str, model: nn.Module) -> str:
     regions = "; ".join(", ".join(region.modules) for region in plan.regions) or "none"
     found = plan.agreement
     return (
-        f"{name:28} {regions}\n{'':28} loss {found.loss_gap:.1e}  1-cos {1 - found.grad_cosine:.1e}  "
+        f"{name:28} {regions}\n"
+        f"{'':28} loss {found.loss_gap:.1e}  1-cos {1 - found.grad_cosine:.1e}  "
         f"updates {found.update_loss_gap:.1e}  headroom {found.headroom_bits:.1f} bits  "
         f"casts {plan.cost.casts:+d}  bytes {plan.cost.bytes:+d}  {tail}"
     )

@@ -1,6 +1,7 @@
 """Run every case and its twin under nanstop and under other tools; write the table.
 
-    python benchmarks/scoreboard.py [--tool NAME ...] [--peers] [--case NAME ...] [--cold] [--no-healthy] [--no-overhead]
+    python benchmarks/scoreboard.py [--tool NAME ...] [--peers] [--case NAME ...] [--cold]
+                                    [--no-healthy] [--no-overhead]
 
 By default nanstop's own part: every case, every twin, more than 100 further healthy runs, and what
 watching costs. Each run is forked from a warm process that has imported torch, transformers and,

@@ -25,8 +25,8 @@ sys.path[:0] = [str(Path(__file__).parent / "cases"), str(Path(__file__).parent)
 STEPS = 8
 ARCHITECTURES = (
     "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text",
-    "gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "phi3", "falcon", "olmo2", "cohere", "granite",
-    "stablelm", "starcoder2", "smollm3", "glm", "deepseek_v3", "mamba", "biogpt",
+    "gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "phi3", "falcon", "olmo2", "cohere",
+    "granite", "stablelm", "starcoder2", "smollm3", "glm", "deepseek_v3", "mamba", "biogpt",
 )  # fmt: skip
 PRECISIONS = ("float32", "bf16", "bf16-weights", "fp16-scaler")
 TRAINERS = ("loop", "Trainer", "SFT", "DPO")
@@ -34,7 +34,8 @@ EXTRA = (
     ("llama", "float32", "GRPO"), ("qwen2", "bf16", "GRPO"), ("llama", "bf16", "KTO"),
     ("qwen2", "float32", "Reward"), ("gpt2", "float32", "GRPO"), ("mistral", "bf16", "Reward"),
     ("llama", "float32", "LoRA"), ("qwen3", "bf16", "LoRA"), ("qwen2", "fp16-scaler", "LoRA"),
-    ("phi3", "float32", "checkpointing"), ("qwen2", "bf16", "checkpointing"), ("llama", "fp16-scaler", "clipping"),
+    ("phi3", "float32", "checkpointing"), ("qwen2", "bf16", "checkpointing"),
+    ("llama", "fp16-scaler", "clipping"),
 )  # fmt: skip
 
 

@@ -27,12 +27,14 @@ _TITLES = {
 }
 
 _ABOUT = (
-    "Real failures of fine-tuning as runnable cases (`benchmarks/cases/`), each with its healthy twin, run under "
-    "nanstop and under other tools. Each column counts the cases to which it applies: those whose truth has an answer "
-    "of that kind. No answer is a wrong answer. A case that another tool cannot run is `n/a` for it and left out of its "
-    "row; a case that nanstop cannot run is a miss. A tool that names no cause is not asked for one; on a silent case "
-    "its alarm counts if its twin has none. `overhead`: median over a few healthy twins of the ratio of step times, "
-    "without imports (tiny models: fixed costs show; `benchmarks/overhead.py` has a model of ordinary shape)."
+    "Real failures of fine-tuning as runnable cases (`benchmarks/cases/`), each with its healthy "
+    "twin, run under nanstop and under other tools. Each column counts the cases to which it "
+    "applies: those whose truth has an answer of that kind. No answer is a wrong answer. A case "
+    "that another tool cannot run is `n/a` for it and left out of its row; a case that nanstop "
+    "cannot run is a miss. A tool that names no cause is not asked for one; on a silent case its "
+    "alarm counts if its twin has none. `overhead`: median over a few healthy twins of the ratio "
+    "of step times, without imports (tiny models: fixed costs show; `benchmarks/overhead.py` has "
+    "a model of ordinary shape)."
 )
 _AGAIN = (
     "Again: `make scoreboard` (nanstop), `make scoreboard-peers` (the others). "
@@ -210,8 +212,7 @@ def _not_run(boards: Mapping[str, Mapping[str, Row]], kept: Mapping[str, Kept]) 
             if run["said"]["failed"]:
                 last = run["said"]["failed"].strip().splitlines()[-1][:160].replace("|", "/")
                 reasons.setdefault(last, []).append(name)
-        lines += [
-            f"- {tool.replace('_', ' ')}: {why} ({len(names)}: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''})"
-            for why, names in reasons.items()
-        ]
+        for why, names in reasons.items():
+            some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            lines.append(f"- {tool.replace('_', ' ')}: {why} ({len(names)}: {some})")
     return ["## Runs that could not be judged", "", *lines] if lines else []

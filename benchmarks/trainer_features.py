@@ -1,7 +1,9 @@
 """What transformers' Trainer can do, each once plain and once watched:
 all that a run leaves must be bitwise the same.
 
-    python benchmarks/trainer_features.py [NAME ...]      writes docs/trainer-features.md when no name is given
+    python benchmarks/trainer_features.py [NAME ...]
+
+Without a name it writes docs/trainer-features.md.
 
 Compared are weights, optimizer state, the log without its times, counters, the random state, what
 callbacks and metrics were given, and every tensor and number of every file that was saved. Under
@@ -517,14 +519,16 @@ def table(results: list[tuple[Feature, Result]]) -> str:
     """Return docs/trainer-features.md."""
     ran = [one for _, one in results if not one.missing]
     equal = sum(not one.differences for one in ran)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     lines = [
         "# Features of transformers' Trainer under watch",
         "",
-        "Written by `python benchmarks/trainer_features.py`: each feature once plain and once under `nanstop.watch`, a tiny",
-        "Llama with dropout on the CPU. Compared are weights, gradients, optimizer state and groups, log, counters, control,",
-        "random state, whatever callbacks, metrics and losses of the user saw, and every tensor and number of every file.",
+        "Written by `python benchmarks/trainer_features.py`: each feature once plain and once",
+        "under `nanstop.watch`, a tiny Llama with dropout on the CPU. Compared are weights,",
+        "gradients, optimizer state and groups, log, counters, control, random state, whatever",
+        "callbacks, metrics and losses of the user saw, and every tensor and number of every file.",
         "",
-        f"torch {torch.__version__}, transformers {transformers.__version__}: {equal} of {len(ran)} bitwise equal.",
+        f"{versions}: {equal} of {len(ran)} bitwise equal.",
         "",
         "| feature | values and files compared | result |",
         "|---|---|---|",

@@ -38,15 +38,14 @@ class ReplayingSession(ScriptedSession):
         super().__init__(*answers, **options)
         self.found, self.refusals = [], []
 
-    def failed(self, step, signals, **details):
+    def failed(self, step, alarm, **details):
         try:
             for micro in range(len(step.batches)) if step is not None else ():
                 if attempt(step, micro).failed:
-                    raised = details.get("error") is not None
-                    self.found.append(finding(step, micro, raised=raised))
+                    self.found.append(finding(step, micro, raised=alarm.error is not None))
         except NanstopError as refusal:
             self.refusals.append(refusal.message)
-        return super().failed(step, signals, **details)
+        return super().failed(step, alarm, **details)
 
 
 def finding(step, micro, *, raised):

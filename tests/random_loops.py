@@ -185,16 +185,25 @@ BACKWARD, CLOSING = ("backward", -1, True, False), ("backward", -1, False, False
 
 def _rounds(a, b):
     """Return rounds of well-known loops over two networks (or one)."""
+    new_a, new_b = ("forward", a, "new"), ("forward", b, "new")
+    step_a, step_b = ("step", a), ("step", b)
+    zero_a, zero_b = ("zero", a, True), ("zero", b, True)
+    updates = (step_a, step_b, zero_a, zero_b)
+    accumulated = (new_a, CLOSING, new_a, CLOSING)
+    generator = (zero_a, ("forward", b, "earlier"), CLOSING, step_a)
     return {
-        "plain": [("zero", a, True), ("forward", a, "new"), CLOSING, ("step", a)],
-        "accumulated": [("forward", a, "new"), CLOSING, ("forward", a, "new"), CLOSING, ("clip", a), ("step", a), ("zero", a, False)],
-        "adversarial": [("forward", a, "new"), ("zero", b, True), ("forward", b, "detached"), CLOSING, ("step", b), ("zero", a, True), ("forward", b, "earlier"), CLOSING, ("step", a)],
-        "two losses": [("forward", a, "new"), ("forward", b, "new"), ("backward", -2, False, False), CLOSING, ("step", a), ("step", b), ("zero", a, True), ("zero", b, True)],
-        "retained": [("forward", a, "new"), BACKWARD, ("sum", -1, -1), CLOSING, ("step", a), ("zero", a, True)],
-        "penalty": [("forward", a, "leaf"), ("penalty", -1, a), CLOSING, ("step", a), ("zero", a, True)],
-        "twice": [("zero", a, True), ("forward", a, "new"), ("backward", -1, True, True), ("penalty", -1, a), CLOSING, ("step", a)],
-        "encoder": [("forward", a, "new"), ("forward", b, "through"), CLOSING, ("step", a), ("step", b), ("zero", a, True), ("zero", b, True)],
-    }  # fmt: skip
+        "plain": [zero_a, new_a, CLOSING, step_a],
+        "accumulated": [*accumulated, ("clip", a), step_a, ("zero", a, False)],
+        "adversarial": [new_a, zero_b, ("forward", b, "detached"), CLOSING, step_b, *generator],
+        "two losses": [new_a, new_b, ("backward", -2, False, False), CLOSING, *updates],
+        "retained": [new_a, BACKWARD, ("sum", -1, -1), CLOSING, step_a, zero_a],
+        "penalty": [("forward", a, "leaf"), ("penalty", -1, a), CLOSING, step_a, zero_a],
+        "twice": [
+            *(zero_a, new_a, ("backward", -1, True, True)),
+            *(("penalty", -1, a), CLOSING, step_a),
+        ],
+        "encoder": [new_a, ("forward", b, "through"), CLOSING, *updates],
+    }
 
 
 _KINDS = sorted(_rounds(0, 0))
@@ -255,7 +264,9 @@ class Outcome:
         """Return names of what is not the same bit for bit."""
         names = self.values.keys() | other.values.keys()
         found = sorted(n for n in names if self.values.get(n) != other.values.get(n))
-        return found + ([] if self.raised == other.raised else [f"raised {self.raised} {other.raised}"])  # fmt: skip
+        if self.raised != other.raised:
+            found.append(f"raised {self.raised} {other.raised}")
+        return found
 
 
 class Loop:
@@ -372,7 +383,10 @@ class Loop:
         if kind in ("input", "loss", "rate"):
             self.bad = kind, float(value)
             return
-        tensors = [p.grad for p in net.parameters()] if kind == "gradient" else net.parameters() if kind == "weight" else net.buffers()  # fmt: skip
+        if kind == "gradient":
+            tensors = [p.grad for p in net.parameters()]
+        else:
+            tensors = net.parameters() if kind == "weight" else net.buffers()
         floats = [t for t in tensors if t is not None and t.is_floating_point()]
         if floats:
             with torch.no_grad():
@@ -389,7 +403,8 @@ class Loop:
                 for key, value in vars(module).items():
                     if not key.startswith("_"):
                         seen = value.get_state() if isinstance(value, torch.Generator) else value
-                        note(f"{place}.{name}.{key}", seen if isinstance(seen, (torch.Tensor, int)) else repr(seen))  # fmt: skip
+                        kept = seen if isinstance(seen, (torch.Tensor, int)) else repr(seen)
+                        note(f"{place}.{name}.{key}", kept)
         for place, optimizer in enumerate(self.optimizers):
             for number, state in enumerate(optimizer.state.values()):
                 for key, value in state.items():

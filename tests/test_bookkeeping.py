@@ -225,14 +225,14 @@ def test_rollback_is_a_run_resumed_from_the_snapshot(tmp_path):
 def test_isolation_undoes_everything_a_replay_changes(tmp_path, kind):
     plain = cases.run(cases.build(kind, tmp_path))
 
-    def replay(step, details):
+    def replay(step, rewind):
         for with_update in (False, True):
             with step.isolated(with_update=with_update):
                 losses = [step.run(micro) for micro in range(len(step.batches))]
                 assert all(bool(loss.isfinite()) for loss in losses)
                 if with_update:
                     step.update()
-        with details["rewind"].rewound():
+        with rewind.rewound():
             pass
 
     session = cases.ScriptedSession("redo", inspect=replay)

@@ -110,6 +110,12 @@ def test_ctrl_c_is_no_bug(call, monkeypatch):
     assert call("env") == (cli.INTERRUPTED, "", "")
 
 
+def test_the_list_of_commands_has_one_sentence_or_two_on_each():
+    commands = typer.main.get_command(cli.app).commands
+    broken = [name for name, one in commands.items() if "\n" in one.help.partition("\n\n")[0]]
+    assert broken == []
+
+
 def test_version(call):
     assert call("--version") == (0, f"nanstop {nanstop.__version__}\n", "")
 

@@ -33,7 +33,8 @@ def zero(step):
 def grouped(step):
     # Four attempts at each of four tasks, all as good as the others.
     rewards = torch.arange(4.0).repeat_interleave(4).view(4, 4)
-    return ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
+    mean, spread = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True)
+    return ((rewards - mean) / (spread + 1e-4)).flatten()
 
 
 def sparse(step):

@@ -170,7 +170,8 @@ def test_an_english_page_would_be_noticed(rule):
     assert not all(map(is_chinese, paragraphs(pages.page(rule, "en").text)))
     assert not is_chinese("Clipping multiplies every gradient 裁剪")
     assert not is_chinese(
-        "损失是有限的。在反向传播中 an operation got finite inputs, 输出却是不对的，换用更宽的格式就有限"
+        "损失是有限的。在反向传播中 an operation got finite inputs, "
+        "输出却是不对的，换用更宽的格式就有限"
     )
 
 

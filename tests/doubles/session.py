@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 from nanstop.decide.decision import Decision
@@ -40,7 +41,7 @@ class ScriptedSession(OffSession):
     """Answers each failure with the next of ``answers``, the last one for good;
     with "skip" where there is none.
 
-    ``inspect``: called with the step and what else is said of each failure. ``gauge_at``: the step
+    ``inspect``: called with the step of each failure and the way back. ``gauge_at``: the step
     that is gauged; every other has a narrow look then.
     """
 
@@ -87,11 +88,11 @@ class ScriptedSession(OffSession):
     def start(self):
         self.finished = None
 
-    def failed(self, step, signals, **details):
-        about = {"error": None, "rewind": None, "bad_params": ()} | details
-        self.failures.append(SimpleNamespace(step=step, signals=signals, **about))
+    def failed(self, step, alarm, *, rewind=None, **_):
+        told = {one.name: getattr(alarm, one.name) for one in fields(alarm)}
+        self.failures.append(SimpleNamespace(step=step, rewind=rewind, **told))
         if self.inspect is not None:
-            self.inspect(step, details)
+            self.inspect(step, rewind)
         kind = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return Decision(kind=kind, reason="as told", atoms=self.atoms, on_stop=self.on_stop)
 

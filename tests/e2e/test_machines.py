@@ -81,8 +81,9 @@ import sys
 
 for name in ("resource", "fcntl", "pwd", "grp", "termios"):
     sys.modules[name] = None
-for name in ("fork", "forkpty", "wait3", "wait4", "killpg", "setsid", "getsid", "getpgrp", "getpgid",
-             "setpgid", "tcgetpgrp", "sysconf", "sched_getaffinity", "posix_spawn", "mkfifo"):
+for name in ("fork", "forkpty", "wait3", "wait4", "killpg", "setsid", "getsid", "getpgrp",
+             "getpgid", "setpgid", "tcgetpgrp", "sysconf", "sched_getaffinity", "posix_spawn",
+             "mkfifo"):
     vars(os).pop(name, None)
 EVERYWHERE = ("SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV")
 for name in [one for one in vars(signal) if one.startswith("SIG") and one[3:4].isalpha()]:
@@ -195,7 +196,8 @@ class Divided(Trainer):
         loss = super().compute_loss(model, inputs, **options)
         return loss / (self.state.global_step != 2)
 
-trainer = Divided(model=model, args=settings, train_dataset=[{{"input_ids": ids, "labels": ids}}] * 32)
+rows = [{{"input_ids": ids, "labels": ids}}] * 32
+trainer = Divided(model=model, args=settings, train_dataset=rows)
 {ELSEWHERE}
 trainer.train()
 print("trained", all(bool(p.isfinite().all()) for p in model.parameters()))

@@ -51,7 +51,8 @@ LORA = """
 from peft import LoraConfig, get_peft_model
 
 kind = Qwen2ForCausalLM if ALL_FROZEN else Qwen2ForSequenceClassification
-config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM" if ALL_FROZEN else "SEQ_CLS")
+task = "CAUSAL_LM" if ALL_FROZEN else "SEQ_CLS"
+config = LoraConfig(r=4, target_modules=["q_proj"], task_type=task)
 model = get_peft_model(kind(Qwen2Config(**SIZES)), config)
 recompute = getattr(model.base_model.model, "activation_checkpointing_enable", None)
 (recompute or model.base_model.model.gradient_checkpointing_enable)({"use_reentrant": BAD})

@@ -174,7 +174,8 @@ def test_what_comes_after_the_training_is_no_hang(start, tmp_path):
     patience = Patience(steps=2, seconds=0.3, poll=0.1)
     (tmp_path / "after.py").write_text(
         TRAINING.replace("{fatal}", "pass")
-        + "import nanstop.hosts.script.autowatch as own\nown._loops.controller.finish()\ntime.sleep(1.5)\n"
+        + "import nanstop.hosts.script.autowatch as own\n"
+        + "own._loops.controller.finish()\ntime.sleep(1.5)\n"
     )
     code, summary, _, _ = start("pass", command=("after.py",), patience=patience)
     assert (code, summary.ended) == (0, "clean")
@@ -290,7 +291,9 @@ model = Qwen2ForCausalLM(Qwen2Config(
     num_attention_heads=2, num_key_value_heads=2, pad_token_id=0,
 ))
 ids = torch.arange(3, 11)
-args = TrainingArguments(output_dir="out", max_steps=3, report_to=[], save_strategy="no", use_cpu=True)
+args = TrainingArguments(
+    output_dir="out", max_steps=3, report_to=[], save_strategy="no", use_cpu=True
+)
 rows = [{"input_ids": ids, "labels": ids}] * 8
 Trainer(model=model, args=args, train_dataset=rows, callbacks=[Killer()]).train()
 """

@@ -432,13 +432,13 @@ def test_an_interrupt_in_the_middle_of_an_investigation_ends_the_run_as_its_own(
     trainer = rare_overflow(tmp_path, (12,))
     seen = {}
 
-    def interrupted(case, *_args, **_details):
+    def interrupted(failing, *_args, **_details):
         seen.update(weights(trainer))
-        with case.step.isolated():
-            case.step.run(0)
+        with failing.step.isolated():
+            failing.step.run(0)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(investigation, "prove_case", interrupted)
+    monkeypatch.setattr(investigation, "prove_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(trainer)
     (row,) = rows_of(trainer._nanstop_watch)

@@ -12,8 +12,10 @@ from nanstop.records import Position
 from planted import NAN, located, op_of
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*deprecated:FutureWarning",  # transformers and peft call each other's old names
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",  # torch.compile looks at it
+    # transformers and peft call each other's old names
+    "ignore:.*deprecated:FutureWarning",
+    # torch.compile looks at it
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
 
 COMMON = {

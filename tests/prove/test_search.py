@@ -46,16 +46,12 @@ class Script:
 
 
 def run(trial, candidates, *, reference=REFERENCE, **options):
-    return prove(
-        "0001", BASELINE, candidates, trial, reference=reference, safety_of=safety_of, **options
-    )
+    return prove(BASELINE, candidates, trial, reference=reference, safety_of=safety_of, **options)
 
 
 def test_cost_is_not_told_of_a_device_without_memory_figures():
     quiet = replace(BASELINE, peak_bytes=None)
-    proof = prove(
-        "0001", quiet, [(A,)], Script({(A,): CLOSE}), reference=REFERENCE, safety_of=safety_of
-    )
+    proof = prove(quiet, [(A,)], Script({(A,): CLOSE}), reference=REFERENCE, safety_of=safety_of)
     assert (proof.verdict, proof.cost) == ("proven", "")
 
 
@@ -193,7 +189,7 @@ def test_none_found_names_what_was_tried():
 
 def test_not_reproduced():
     passing = Trial(atoms=(), outcome="pass")
-    proof = prove("0001", passing, [(A,)], Script({}), reference=REFERENCE, safety_of=safety_of)
+    proof = prove(passing, [(A,)], Script({}), reference=REFERENCE, safety_of=safety_of)
     assert proof.verdict == "none_found"
     assert "does not always end alike" in proof.next_experiment
     assert proof.chance

@@ -37,9 +37,9 @@ def trial(bend, batches):
     model.bend = bend
     failing = tuple(n for n, batch in enumerate(batches) if batch["x"].abs().max() > 1e3)
     step = FnStep(model, lambda net, batch: net(batch["x"]).square().sum(), batches)
-    case = FailingStep(step=step, micro=failing[0], failing=failing)
+    failing = FailingStep(step=step, micro=failing[0], micros=failing)
     key = FailureKey(kind="nan", phase="forward", op="aten.div.Tensor", module="")
-    return Trials(case, key).trial((Atom(remedy="attention", value="sdpa"),))
+    return Trials(failing, key).trial((Atom(remedy="attention", value="sdpa"),))
 
 
 SMALL, HUGE = {"x": torch.randn(3, 4)}, {"x": torch.full((3, 4), 1e4)}
@@ -67,7 +67,7 @@ def updating(lr, *, optimizer=torch.optim.SGD):
         batches,
         optimizer(model.parameters(), lr=lr),
     )
-    return FailingStep(step=step, micro=0, failing=(0,), phase="optimizer", update=True)
+    return FailingStep(step=step, micro=0, micros=(0,), phase="optimizer", update=True)
 
 
 KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", module="")
@@ -75,12 +75,12 @@ KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", modu
 
 @pytest.mark.parametrize(("lr", "outcome"), [(0.1, "pass"), (500.0, "other_failure")])
 def test_the_updates_that_follow_under_a_cure_must_not_run_away(lr, outcome):
-    case = updating(lr)
-    before = [p.detach().clone() for p in case.step.view.root.parameters()]
-    found = Trials(case, KEY).following(())
+    failing = updating(lr)
+    before = [p.detach().clone() for p in failing.step.view.root.parameters()]
+    found = Trials(failing, KEY).following(())
     assert found.outcome == outcome
     assert ("the loss goes from" in found.message) == (outcome != "pass")
-    after = case.step.view.root.parameters()
+    after = failing.step.view.root.parameters()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -95,15 +95,15 @@ def test_a_window_without_a_micro_batch_is_run():
     torch.manual_seed(0)
     step = FnStep(Attending(), loss, batches)
     drop = (Atom(remedy="drop_micro", target="1"),)
-    case = FailingStep(step=step, micro=1, failing=(1,))
-    assert Trials(case, KEY).trial(drop).outcome == "pass"
+    failing = FailingStep(step=step, micro=1, micros=(1,))
+    assert Trials(failing, KEY).trial(drop).outcome == "pass"
     assert calls[0] == "first"
     batches[0]["x"] = HUGE["x"]
-    assert Trials(case, KEY).trial(drop).outcome == "other_failure"
+    assert Trials(failing, KEY).trial(drop).outcome == "other_failure"
 
 
 def test_a_window_of_nothing_else_cannot_do_without_its_micro_batch():
     step = FnStep(Attending(), lambda net, batch: net(batch["x"]).sum(), [HUGE])
-    case = FailingStep(step=step, micro=0, failing=(0,))
-    found = Trials(case, KEY).trial((Atom(remedy="drop_micro", target="0"),))
+    failing = FailingStep(step=step, micro=0, micros=(0,))
+    found = Trials(failing, KEY).trial((Atom(remedy="drop_micro", target="0"),))
     assert found.outcome == "not_applicable"

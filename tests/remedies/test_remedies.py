@@ -84,5 +84,8 @@ def test_unknown_remedy():
 
 
 def test_no_torch():
-    code = "import sys, nanstop.records.remedies, nanstop.prove.search; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, nanstop.records.remedies, nanstop.prove.search; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,6 +16,7 @@ from torch import nn
 from fnstep import FnStep
 from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
+from nanstop.detect.signals import Alarm
 from nanstop.records import Atom, GradientPath, HeadFacts, RunFacts, Sighting, Signal, StepId
 from nanstop.session import investigation
 from nanstop.session.failures import Failures
@@ -121,9 +122,13 @@ def session_for(step, folder, *, clock=time.monotonic, **policy):
     return session
 
 
-def fail(session, step, **details):
+def fail(session, step, *, rewind=None, **details):
     signal = Signal(source="loss", value=float("nan"), at=replace(step.id, micro=0))
-    return session.failed(step, (signal,), **details)
+    return session.failed(step, alarm(signal, **details), rewind=rewind)
+
+
+def alarm(signal, *, phase="forward", **details):
+    return Alarm((signal,), phase, **details)
 
 
 def summary(folder):
@@ -168,8 +173,7 @@ def test_an_investigation_has_no_effect_and_its_records_get_their_id_at_the_end(
         policy=Policy(), view=step.view, facts=step.facts, series=History(), in_force=()
     )
     signal = Signal(source="loss", value=float("nan"), at=step.id)
-    about = {"phase": "forward", "error": None, "rewind": None, "can_skip": True}
-    end = Failures(run).met(step, (signal,), bad_params=(), bad_state=(), **about)
+    end = Failures(run).met(step, alarm(signal), rewind=None, can_skip=True)
     assert list(tmp_path.iterdir()) == []
     assert (end.is_new, end.action.kind, end.action.proof) == (True, "redo", "")
     report = end.named("0007").report
@@ -290,7 +294,8 @@ def test_samples_that_raise_by_themselves_are_left_out(tmp_path):
     assert step.losses == (None,)
     session = session_for(step, tmp_path, allow=("drop_sample",))
     signal = Signal(source="exception", name="IndexError", message="index 9 is out of bounds")
-    decision = session.failed(step, (signal,), error=IndexError("index 9 is out of bounds"))
+    error = IndexError("index 9 is out of bounds")
+    decision = session.failed(step, alarm(signal, error=error))
     assert decision.atoms == {0: dropped("0:1")}
     assert session.reports[0].diagnoses[0].code == "NS502"
 
@@ -317,7 +322,7 @@ def test_weights_that_an_observed_failure_broke_are_its_consequence_and_no_new_i
         assert fail(session, later, bad_params=("weight",)).kind == "proceed"
         session.completed(index)
     at_end = Signal(source="param", name="weight", at=StepId(run="test", step=7))
-    session.failed(None, (at_end,), phase="optimizer", bad_params=("weight",))
+    session.failed(None, alarm(at_end, phase="optimizer", bad_params=("weight",)))
     (report,) = session.reports
     assert report.count == 3
     assert [entry.at.step for entry in report.audit] == [4, 5, 6]
@@ -327,7 +332,7 @@ def test_weights_that_are_bad_at_the_end_without_a_cause_are_an_incident_of_thei
     step = data_step(bad_row(2))
     session = session_for(step, tmp_path)
     signal = Signal(source="param", name="weight", at=StepId(run="test", step=7))
-    decision = session.failed(None, (signal,), phase="optimizer", bad_params=("weight",))
+    decision = session.failed(None, alarm(signal, phase="optimizer", bad_params=("weight",)))
     assert decision.kind == "proceed"
     (report,) = session.reports
     assert (report.diagnoses[0].code, report.incident.at.step) == ("NS401", 7)
@@ -338,7 +343,7 @@ def test_an_update_can_be_left_out_where_nothing_can_be_run_again(tmp_path):
     session = session_for(data_step(bad_row(2)), tmp_path)
     for index in (3, 5):
         signal = Signal(source="loss", value=float("nan"), at=StepId(run="test", step=index))
-        assert session.failed(None, (signal,), can_skip=True).kind == "skip"
+        assert session.failed(None, alarm(signal), can_skip=True).kind == "skip"
         session.completed(index + 1)
     (report,) = session.reports
     assert (report.count, report.incident.at.step) == (2, 3)
@@ -425,7 +430,7 @@ def test_an_update_that_broke_the_weights_is_found_cured_and_rolled_back(tmp_pat
     assert not model.weight.isfinite().all()
 
 
-STAGES = ["batch_facts", "rerun", "localize", "environment", "prove_case", "examine"]
+STAGES = ["batch_facts", "rerun", "localize", "environment", "prove_step", "examine"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -458,7 +463,7 @@ def test_a_case_that_cannot_be_made_is_skipped(tmp_path):
     assert "out of memory" in " ".join(session.reports[0].failures)
 
 
-@pytest.mark.parametrize("stage", ["rerun", "localize", "prove_case"])
+@pytest.mark.parametrize("stage", ["rerun", "localize", "prove_step"])
 def test_an_interrupt_keeps_the_incident_and_the_weights(tmp_path, monkeypatch, stage):
     original, step = getattr(investigation, stage), half_step(GOOD, LARGE)
     session, before = session_for(step, tmp_path), weights(step)
@@ -592,7 +597,9 @@ def test_of_a_long_row_of_failures_ever_fewer_are_looked_into(tmp_path, monkeypa
     looked = []
     look = Investigation.look
     monkeypatch.setattr(
-        Investigation, "look", lambda self, case: looked.append(self.at.step) or look(self, case)
+        Investigation,
+        "look",
+        lambda self, failing: looked.append(self.at.step) or look(self, failing),
     )
     session = session_for(data_step(bad_row(2, 0)), tmp_path)
     kinds = [fail(session, data_step(bad_row(2, 0), index=i)).kind for i in range(33)]

@@ -50,7 +50,8 @@ def train(*, in_logarithms: bool) -> None:
         optimizer.step()
         optimizer.zero_grad()
         print(
-            f"step {number} T {temperature:.2f} loss {loss.item():.4f} {theirs.min().item():.3g} {theirs.max().item():.3g}"
+            f"step {number} T {temperature:.2f} loss {loss.item():.4f} "
+            f"{theirs.min().item():.3g} {theirs.max().item():.3g}"
         )
     finish(student, {"input_ids": ids, "labels": ids.flip(1)})
 

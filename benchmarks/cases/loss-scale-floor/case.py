@@ -20,7 +20,8 @@ class DynamicScale:
     def lower(self) -> None:
         if self.value <= self.floor:
             raise RuntimeError(
-                "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+                "Current loss scale already at minimum - cannot decrease scale anymore. "
+                "Exiting run."
             )
         self.value /= 2
 

@@ -39,8 +39,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Fine-tuning that does not stop for NaN.",
-    epilog="Exit codes: 0 ok, 1 findings, 2 usage, 3 incident unresolved (run: training was stopped), "
-    "70 a bug of nanstop.",
+    epilog="Exit codes: 0 ok, 1 findings, 2 usage, "
+    "3 incident unresolved (run: training was stopped), 70 a bug of nanstop.",
 )
 
 

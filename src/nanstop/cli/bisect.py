@@ -33,8 +33,9 @@ def bisect(  # noqa: PLR0913, PLR0917 - one for each option
     ] = "fork",
     as_json: AsJson = False,
 ) -> int:
-    """Find the smallest difference between a training that fails and one that does not, by
-    running both.
+    """Find the smallest difference between a training that fails and one that does not.
+
+    Both are run, and mixtures of the two.
     """
     from nanstop.commands.bisect.bisect import Limits, run_bisect
     from nanstop.commands.bisect.configs import read_pair

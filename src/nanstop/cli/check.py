@@ -30,6 +30,7 @@ def check(
     as_json: AsJson = False,
 ) -> int:
     """Say what will go wrong with a run, before its first step.
+
     Nothing is trained, saved or pushed.
     """
     from nanstop.commands.check import check

@@ -30,9 +30,7 @@ class Commands(TyperGroup):
 
 
 class RunCommand(TyperCommand):
-    """``nanstop run``: our options end where the user's command begins;
-    nothing after that is ours.
-    """
+    """``nanstop run``: our options end where the user's command begins."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put ``--`` before the first word that is neither an option of ours nor its value."""
@@ -47,8 +45,9 @@ class RunCommand(TyperCommand):
 
 
 class CheckCommand(RunCommand):
-    """``nanstop check``: our switches may also stand last, unless ``--`` says that all that
-    follows is the script's.
+    """``nanstop check``: our switches may also stand last.
+
+    Not where ``--`` says that all that follows is the script's.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

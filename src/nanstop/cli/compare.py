@@ -18,9 +18,7 @@ def compare(
     tolerance: Annotated[float, typer.Option(help="Relative difference that still agrees.")] = 0.01,
     as_json: AsJson = False,
 ) -> int:
-    """Lay two recorded runs side by side:
-    the first step at which they part, and the layer where it is known.
-    """
+    """Say where two recorded runs part: the first step, and the layer where it is known."""
     from nanstop.commands.compare import compare as runs
 
     found = runs.compare(runs.load_run(first), runs.load_run(second), tolerance=tolerance)

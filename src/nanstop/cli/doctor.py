@@ -15,8 +15,9 @@ def doctor(
     ],
     as_json: AsJson = False,
 ) -> int:
-    """Plant failures in a copy of a script's training:
-    which of its own NaN guards act? Nothing is saved.
+    """Plant failures in a copy of a script's training, and say which of its guards act.
+
+    Nothing is saved.
     """
     from nanstop.commands.doctor.doctor import doctor as audit
     from nanstop.commands.doctor.text import render

@@ -19,6 +19,7 @@ def lr_range(
     as_json: AsJson = False,
 ) -> int:
     """Try rising learning rates on a script's own training, and suggest a range.
+
     Nothing is saved.
     """
     from nanstop.commands.lr_range import lr_range as sweeps

@@ -31,6 +31,7 @@ def plan(
     as_json: AsJson = False,
 ) -> int:
     """Find the smallest float32 regions under which a narrow format trains as float32 does.
+
     Nothing is trained.
     """
     from nanstop.commands.plan.plan import plan_checkpoint, plan_script

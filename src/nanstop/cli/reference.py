@@ -31,8 +31,9 @@ def explain(
     ] = "en",
     as_json: AsJson = False,
 ) -> int:
-    """Print the page of a finding: what happened, why, and how to fix it.
-    Or list the findings that fit a log.
+    """Print the page of a finding, or list the findings that fit a log.
+
+    A page says what happened, why, and how to fix it.
     """
     from nanstop.diagnose import pages
 
@@ -59,8 +60,9 @@ def explain(
 
 
 def _fitting(symptom: str, lang: str, as_json: bool) -> int:
-    """List the findings that log a symptom:
-    the loss is the real one, which the log may show as 0 or a huge number.
+    """List the findings that log a symptom.
+
+    The loss is the real one, which the log may show as 0 or a huge number.
     """
     from nanstop.diagnose import pages, symptoms
 
@@ -80,8 +82,9 @@ def _fitting(symptom: str, lang: str, as_json: bool) -> int:
 
 
 def _exhibits(code: str) -> tuple[dict[str, Any], str]:
-    """Return what the planted fault and its healthy twin show when they are run:
-    as values, and as text.
+    """Return what the planted fault and its healthy twin show when they are run.
+
+    As values, and as text.
     """
     from nanstop.commands.explain.exhibit import exhibits
 

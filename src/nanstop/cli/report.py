@@ -16,8 +16,9 @@ def report(
     ],
     as_json: AsJson = False,
 ) -> int:
-    """Show an incident again, diagnosed by the rules of this version. With --json:
-    its report, or a list of a run's.
+    """Show an incident again, diagnosed by the rules of this version.
+
+    With --json: its report, or a list of a run's.
     """
     from nanstop.diagnose.diagnose import diagnose_anew
     from nanstop.records.codec import to_json

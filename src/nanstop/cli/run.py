@@ -46,7 +46,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(
             metavar="N",
             min=1.0,
-            help="End the run, with all stacks, after N median step times (60 s at least) without a step.",
+            help="End a run without a step for N median step times (60 s at least), with stacks.",
         ),
     ] = None,
     as_json: AsJson = False,

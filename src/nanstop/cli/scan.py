@@ -21,6 +21,7 @@ def scan(
     as_json: AsJson = False,
 ) -> int:
     """Read a checkpoint's weights: non-finite values, ranges, which formats they fit.
+
     None of its code is run.
     """
     from dataclasses import asdict

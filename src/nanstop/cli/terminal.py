@@ -1,6 +1,4 @@
-"""What every command shares: exit codes, what is printed and how, what is said when something
-fails.
-"""
+"""What every command shares: exit codes, what is printed, what is said when something fails."""
 
 from __future__ import annotations
 
@@ -27,17 +25,16 @@ def progress(line: str) -> None:
 
 
 def show(value: Any, text: str, as_json: bool) -> None:
-    """Print ``text``, or ``value`` as JSON with non-finite numbers as strings, as everywhere in
-    nanstop.
-    """
+    """Print ``text``, or ``value`` as JSON; non-finite numbers are strings, as everywhere."""
     from pydantic_core import to_json
 
     typer.echo(to_json(value, inf_nan_mode="strings").decode() if as_json else text)
 
 
 def printable(value: Any) -> Any:
-    """Return a record or text without control characters:
-    what strangers wrote must not steer the terminal.
+    """Return a record or text without control characters.
+
+    What strangers wrote must not steer the terminal.
     """
     if isinstance(value, str):
         return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in value)
@@ -57,9 +54,7 @@ def fail(error: NanstopError) -> int:
 
 
 def crashed(error: Exception) -> int:
-    """Say in one line that nanstop itself failed, and write the details where they can be sent
-    from.
-    """
+    """Say in one line that nanstop itself failed, and write the details to a file to send."""
     details = "".join(traceback.format_exception(error))
     try:
         handle, place = tempfile.mkstemp(prefix="nanstop-bug-", suffix=".txt")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nanstop.demo import data, tiny
-from nanstop.demo.half import in_float16, quiet_arguments
+from nanstop.demo.half import quiet_arguments, trainer_of
 from nanstop.demo.scenario import Setup
 
 PLANTED = "model.layers.1.post_feedforward_layernorm"
@@ -47,15 +47,9 @@ def build(setup: Setup) -> Any:
     from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer
 
-    settings = quiet_arguments(
-        output_dir=str(setup.out),
-        per_device_train_batch_size=4,
-        max_steps=setup.steps,
-        learning_rate=1e-3,
-        max_length=128,
-    )
+    settings = quiet_arguments(setup, learning_rate=1e-3, max_length=128)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    return (DPOTrainer if setup.float32 else in_float16(DPOTrainer))(
+    return trainer_of(setup, DPOTrainer)(
         model=massive_gemma3(),
         args=DPOConfig(**settings),
         train_dataset=data.preferences("train"),

@@ -7,6 +7,13 @@ from typing import Any
 
 import torch
 
+from nanstop.demo.scenario import Setup
+
+
+def trainer_of(setup: Setup, trainer_class: type[Any]) -> type[Any]:
+    """Return the class to train with: in mixed float16, but for the reference run."""
+    return trainer_class if setup.float32 else in_float16(trainer_class)
+
 
 def in_float16(trainer_class: type[Any]) -> type[Any]:
     """Return a subclass whose loss is computed under float16 autocast, as ``fp16=True`` does on a
@@ -26,11 +33,15 @@ def in_float16(trainer_class: type[Any]) -> type[Any]:
     return InFloat16
 
 
-def quiet_arguments(**settings: Any) -> dict[str, Any]:
-    """Return trainer arguments that every scenario shares:
-    CPU, fixed seed, nothing reported or saved on the way.
+def quiet_arguments(setup: Setup, **settings: Any) -> dict[str, Any]:
+    """Return trainer arguments that every scenario shares, and its own ``settings``.
+
+    They are trained on the CPU from a fixed seed; nothing is reported or saved on the way.
     """
     return {
+        "output_dir": str(setup.out),
+        "max_steps": setup.steps,
+        "per_device_train_batch_size": 4,
         "logging_steps": 1,
         "report_to": [],
         "save_strategy": "no",

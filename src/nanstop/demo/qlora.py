@@ -5,22 +5,20 @@ The thread named three suspects and never separated them.
 Here each variant has one that is really to blame:
 
 ``half-trainables``: the adapters are stored in float16 and updated by torch's AdamW, whose eps of
-1e-8 is 0 there.
-    The new rows are copies of trained ones, and no state is 8-bit.
+    1e-8 is 0 there. The new rows are copies of trained ones, and no state is 8-bit.
 ``zero-rows``: the new rows are zero, and from the seventh step on every other conversation begins
-with one. A first token
-    attends to itself alone and Gemma has no biases, so its hidden state stays zero through all layers, and each norm's
-    backward multiplies by 1 / sqrt(eps) = 1000: seventeen norms give 1e51, which no format holds, float32 included.
-    The adapters are float32, and too small for the 8-bit optimizer to keep 8-bit state of them.
+    with one. A first token attends to itself alone and Gemma has no biases, so its hidden state
+    stays zero through all layers, and each norm's backward multiplies by 1 / sqrt(eps) = 1000:
+    seventeen norms give 1e51, which no format holds, float32 included. The adapters are float32,
+    and too small for the 8-bit optimizer to keep 8-bit state of them.
 ``8bit-optimizer``: the map of the 8-bit second moment is displaced, so that small ones come back
-negative and their
-    square root is NaN (bitsandbytes 0.36 to 0.40 shipped a wrongly built map, issue 227, with the same symptom). The
-    adapters are float32, the new rows copies of trained ones.
+    negative and their square root is NaN (bitsandbytes 0.36 to 0.40 shipped a wrongly built map,
+    issue 227, with the same symptom). The adapters are float32, the new rows copies of trained
+    ones.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
@@ -126,7 +124,7 @@ def build(setup: Setup) -> Any:
     trainer: Any = Trainer(
         model=model,
         args=TrainingArguments(
-            **arguments(setup.out, setup.steps, bf16=not setup.float32),
+            **arguments(setup),
             optim="adamw_torch" if torch_adamw else "paged_adamw_8bit",
         ),
         train_dataset=cast("Any", examples(tokenizer, tag_first=variant == "zero-rows")),
@@ -141,17 +139,15 @@ def build(setup: Setup) -> Any:
     return trainer
 
 
-def arguments(out: Path, steps: int, *, bf16: bool) -> dict[str, Any]:
+def arguments(setup: Setup) -> dict[str, Any]:
     """Return the published settings: lr 2e-4, clipping at 0.3, gradient checkpointing;
     data in its own order.
     """
     return quiet_arguments(
-        output_dir=str(out),
-        per_device_train_batch_size=4,
-        max_steps=steps,
+        setup,
         learning_rate=2e-4,
         max_grad_norm=0.3,
-        bf16=bf16,
+        bf16=not setup.float32,
         gradient_checkpointing=True,
         gradient_checkpointing_kwargs={"use_reentrant": False},
     )

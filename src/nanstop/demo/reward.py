@@ -32,10 +32,9 @@ def build(setup: Setup) -> Any:
 
     model = tiny.qwen2_reward(num_hidden_layers=1, intermediate_size=32)
     settings = quiet_arguments(
-        output_dir=str(setup.out),
+        setup,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=ACCUMULATION,
-        max_steps=setup.steps,
         logging_steps=25,
         learning_rate=1e-3,
         max_length=64,

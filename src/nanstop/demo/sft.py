@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nanstop.demo import data, tiny
-from nanstop.demo.half import in_float16, quiet_arguments
+from nanstop.demo.half import quiet_arguments, trainer_of
 from nanstop.demo.scenario import Setup
 
 BIAS = 110.0
@@ -49,14 +49,8 @@ def build(setup: Setup) -> Any:
     """Return an SFTTrainer that trains every weight."""
     from trl import SFTConfig, SFTTrainer
 
-    settings = quiet_arguments(
-        output_dir=str(setup.out),
-        per_device_train_batch_size=4,
-        max_steps=setup.steps,
-        learning_rate=5e-4,
-        max_length=96,
-    )
-    return (SFTTrainer if setup.float32 else in_float16(SFTTrainer))(
+    settings = quiet_arguments(setup, learning_rate=5e-4, max_length=96)
+    return trainer_of(setup, SFTTrainer)(
         model=biased_qwen2(),
         args=SFTConfig(**settings),
         train_dataset=data.conversations("train"),

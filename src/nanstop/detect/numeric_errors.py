@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nanstop.records import Phase
+
 _SIGNATURES = (
     "probability tensor contains either",
     "index out of range in self",
@@ -37,7 +39,7 @@ def is_numeric(error: BaseException) -> bool:
     return any(signature in text for signature in _SIGNATURES)
 
 
-def phase_of(error: BaseException) -> str:
+def phase_of(error: BaseException) -> Phase:
     """Return ``backward`` if the exception passed through a backward call, else ``forward``."""
     traceback = error.__traceback__
     while traceback is not None:

@@ -71,8 +71,9 @@ def run_scaler(trainer: Any) -> Any:
 
 
 def unscale(trainer: Any) -> None:
-    """Unscale the gradients unless that has been done in this window:
-    the scaler refuses a second time.
+    """Unscale the gradients unless that has been done in this window.
+
+    The scaler refuses a second time.
     """
     scaler = run_scaler(trainer)
     states = scaler._per_optimizer_states.values() if scaler is not None else ()
@@ -81,8 +82,9 @@ def unscale(trainer: Any) -> None:
 
 
 def present_scale(scaler: Any) -> Tensor | None:
-    """Return a copy of the loss scale on its device, or None. No synchronisation, unlike
-    ``get_scale``.
+    """Return a copy of the loss scale on its device, or None.
+
+    No synchronisation, unlike ``get_scale``.
     """
     scale = scaler._get_scale_async() if scaler is not None else None
     return scale.clone() if scale is not None else None
@@ -119,7 +121,7 @@ def is_plain(trainer: Any) -> bool:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module under torch.compile's and DistributedDataParallel's wrappers."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
+        inner: Any = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
             inner = model.module
         if inner is None:
@@ -129,12 +131,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def base_model(model: nn.Module) -> nn.Module:
     """Return the transformers model inside a PEFT wrapper, or ``model`` itself."""
-    get = getattr(model, "get_base_model", None)
-    return get() if callable(get) else model
+    get: Any = getattr(model, "get_base_model", None)
+    return get() if get is not None else model
 
 
 def position(trainer: Any) -> int | None:
-    """Return which slice of its buffer a trainer takes next (GRPO, RLOO);
+    """Return which slice of its buffer a trainer takes next (GRPO, RLOO).
+
     None for one without a buffer.
     """
     step = getattr(trainer, "_step", None)
@@ -143,6 +146,7 @@ def position(trainer: Any) -> int | None:
 
 def advance_position(trainer: Any) -> None:
     """Move on to the next buffered slice.
+
     TRL does so in ``_prepare_inputs`` before 1.0, since then in ``training_step``.
     """
     if position(trainer) is not None:
@@ -165,8 +169,9 @@ def free_host_bytes() -> int:
 
 
 def declared_dtype(config: Any) -> str | None:
-    """Return the format of the checkpoint that a config came from:
-    loading overwrites the config's own note of it.
+    """Return the format of the checkpoint that a config came from.
+
+    Loading overwrites the config's own note of it.
 
     Looks at the saved ``config.json`` in the folder or the local hub cache (never the network),
     then at ``config``.
@@ -190,7 +195,8 @@ def dtype_of(saved: dict[str, Any]) -> str | None:
 
 
 def saved_config(name: str) -> dict[str, Any]:
-    """Return the ``config.json`` of a folder or of the local hub cache (never the network);
+    """Return the ``config.json`` of a folder or of the local hub cache (never the network).
+
     {} without one.
     """
     path = Path(name, "config.json") if name else None
@@ -218,8 +224,9 @@ def recomputes(args: Any, model: nn.Module) -> bool:
 
 
 def will_recompute_reentrantly(args: Any) -> bool:
-    """Return whether the options switch on reentrant checkpointing;
-    the default was reentrant before transformers 5.
+    """Return whether the options switch on reentrant checkpointing.
+
+    The default was reentrant before transformers 5.
     """
     asked, options = _checkpointing(args)
     return asked and bool(options.get("use_reentrant", _transformers_major() < 5))
@@ -254,7 +261,8 @@ def _checkpointing(args: Any) -> tuple[bool, dict[str, Any]]:
 
 
 def checkpoint_path(trainer: Any, given: Any) -> str | None:
-    """Return the checkpoint that ``train(resume_from_checkpoint=given)`` starts from;
+    """Return the checkpoint that ``train(resume_from_checkpoint=given)`` starts from.
+
     None for a fresh start.
     """
     if given is True:

@@ -21,8 +21,9 @@ class Table:
     def replace(
         self, owner: Any, name: str, stand_in: Callable[..., Any], *, also: tuple[Any, ...] = ()
     ) -> None:
-        """Have ``stand_in(original, *args)`` called for ``owner.name(*args)``; once for each
-        attribute.
+        """Have ``stand_in(original, *args)`` called for ``owner.name(*args)``.
+
+        Once for each attribute.
 
         Of a class method, both get the class as their first argument.
         ``also``: further owners of the same function, which get the same replacement.
@@ -66,8 +67,9 @@ class Table:
 
 
 def _inherited(owner: type, name: str) -> Callable[..., Any]:
-    """Return a function that calls what the class inherits, looked up at the call:
-    it may be replaced as well.
+    """Return a function that calls what the class inherits, looked up at the call.
+
+    It may be replaced as well.
     """
 
     def inherited(instance: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 class Patches:
     """Attributes that stand in for others.
+
     ``undo`` leaves every object as it was, also where there was none before.
     """
 

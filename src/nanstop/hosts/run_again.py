@@ -19,8 +19,9 @@ def run_again(
     compiled: bool,
     own: Iterable[Tensor] = (),
 ) -> Iterator[None]:
-    """Undo on exit what a run does beside gradients of ``leaves`` and buffers:
-    the script's own run has done it once.
+    """Undo on exit what a run does beside gradients of ``leaves`` and buffers.
+
+    The script's own run has done it once.
 
     Attributes of modules, tensors that it writes but did not make, gradients of others, private
     generators; not the tensors ``own``, which the host keeps. Compiled code is not looked into.

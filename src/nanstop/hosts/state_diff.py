@@ -1,5 +1,6 @@
-"""What running a step changes on the object that hosts it:
-noted, undone, and done again in a different order.
+"""What running a step changes on the object that hosts it.
+
+Noted, undone, and done again in a different order.
 
 A note holds each attribute by reference, the contents of plain containers (a few levels deep) and
 copies of small tensors. Nothing here knows which attributes a trainer class has: what changed is
@@ -61,8 +62,9 @@ class _Tensor:
 
 
 def note(host: object) -> Notes:
-    """Return the present attributes of ``host``. Small tensors are copied on their device,
-    nothing synchronises.
+    """Return the present attributes of ``host``.
+
+    Small tensors are copied on their device, nothing synchronises.
     """
     return {name: _note(value, 0) for name, value in vars(host).items()}
 
@@ -90,8 +92,9 @@ def restore(host: object, notes: Notes, names: Iterable[str]) -> None:
 
 @contextmanager
 def kept(hosts: Iterable[object], *, but: Collection[str] = ()) -> Iterator[None]:
-    """Undo on exit what changes on the hosts inside, versions of their tensors included;
-    not the attributes ``but``.
+    """Undo on exit what changes on the hosts inside, versions of their tensors included.
+
+    Not the attributes ``but``.
     """
     notes = [(host, note(host)) for host in hosts]
     with versions_kept(t for _, before in notes for t in tensors(before)):

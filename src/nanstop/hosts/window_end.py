@@ -1,5 +1,6 @@
-"""The end of a window, the same for every host:
-from its reading to an update that is applied, made anew or left out.
+"""The end of a window, the same for every host.
+
+From its reading to an update that is applied, made anew or left out.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
@@ -42,7 +43,8 @@ _log = logging.getLogger("nanstop")
 class HostStep(Step, Protocol):
     """A window of a host."""
 
-    remedies: WindowRemedies
+    @property
+    def remedies(self) -> WindowRemedies: ...
 
     def obstacle(self) -> str:
         """Return why it cannot be run again as a whole, or ""."""
@@ -68,6 +70,7 @@ class WindowHost(Protocol):
 
     def redo(self, step: Any, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
         """Make the window's gradients anew, each micro-batch under its remedies.
+
         Raises what stands in the way.
         """
         ...
@@ -87,8 +90,9 @@ class WindowHost(Protocol):
 
 @dataclass(slots=True)
 class Ending:
-    """How a window ends. ``apply``: its update may be applied.
-    ``redone``: its gradients were made anew.
+    """How a window ends.
+
+    ``apply``: its update may be applied. ``redone``: its gradients were made anew.
 
     ``failed``: it was found bad, whatever was done about it. ``reading``: the last one of it.
     """
@@ -115,6 +119,7 @@ class _Redone:
 
 class WindowEnds:
     """Ends the windows of one host, in the order in which they come.
+
     ``beside``: what the host has noticed by itself.
     """
 
@@ -125,8 +130,9 @@ class WindowEnds:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what belongs to an earlier training:
-        its snapshot holds the state of another optimizer.
+        """Forget what belongs to an earlier training.
+
+        Its snapshot holds the state of another optimizer.
         """
         self.keeper = SnapshotKeeper(compat.free_host_bytes)
         self._expected: HostStep | None = None
@@ -141,8 +147,9 @@ class WindowEnds:
         *,
         can_redo: bool = True,
     ) -> None:
-        """Settle a window. ``read`` gives its values, anew after each redo;
-        what it raises may be a numeric failure.
+        """Settle a window.
+
+        ``read`` gives its values, anew after each redo; what it raises may be a numeric failure.
 
         Without ``can_redo`` the update is left out where it would be made anew. Errors: the
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
@@ -185,6 +192,7 @@ class WindowEnds:
 
     def carry(self, step: HostStep, alarm: Alarm, ending: Ending, *, can_redo: bool = True) -> bool:
         """Report, carry out what is resolved, and return whether anything was.
+
         A skip is left to ``close``.
         """
         self._tell_redone(_AGAIN)
@@ -217,19 +225,13 @@ class WindowEnds:
 
     def ask(self, step: Step | None, alarm: Alarm) -> Decision | None:
         """Tell the session; return what it resolves, None where nothing can be carried out.
+
         A stop is made known at once.
         """
         self._reported = alarm.bad_params
         try:
-            decision = self._host.session.failed(
-                step,
-                (*alarm.signals, *self._beside()),
-                phase=alarm.phase,
-                error=alarm.error,
-                rewind=self.way_back(),
-                bad_params=alarm.bad_params,
-                bad_state=alarm.bad_state,
-            )
+            told = replace(alarm, signals=(*alarm.signals, *self._beside()))
+            decision = self._host.session.failed(step, told, rewind=self.way_back())
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: the failure was not investigated (%s)", _named(error))
             return None
@@ -286,8 +288,9 @@ class WindowEnds:
         return False
 
     def end(self, view: ModelView, at: StepId) -> tuple[TensorStats, ...]:
-        """Report weights that the last update has broken;
-        return all that are not finite or far too large.
+        """Report weights that the last update has broken.
+
+        Return all that are not finite or far too large.
 
         What was so when it was loaded, and let the training be finite, is not this run's doing.
         """
@@ -342,8 +345,9 @@ class WindowEnds:
             series.add("scale", step.id.step, scale)
 
     def _made_anew(self, step: HostStep, decision: Decision, rewind: Rewind | None) -> str:
-        """Redo the window, before it every update since the snapshot where that was resolved;
-        return what went wrong.
+        """Redo the window, before it every update since the snapshot where that was resolved.
+
+        Return what went wrong.
         """
         try:
             if decision.kind == "rollback" and rewind is not None:
@@ -356,8 +360,9 @@ class WindowEnds:
         return ""
 
     def _go_back(self, decision: Decision, rewind: Rewind | None, steps: Sequence[Any]) -> None:
-        """Apply updates anew, the cure being on for the rest of the run:
-        from the snapshot on, where there is one.
+        """Apply updates anew, the cure being on for the rest of the run.
+
+        From the snapshot on, where there is one.
         """
         trainable = trainable_of(steps[-1].view) if rewind is None else rewind.snapshot.trainable
         with versions_kept(trainable.tensors()):

@@ -18,8 +18,9 @@ class WindowRemedies:
         self._atoms: dict[int, tuple[Atom, ...]] = {}
 
     def add(self, atoms: Mapping[int, tuple[Atom, ...]]) -> tuple[Atom, ...]:
-        """Add remedies, each once; return those that are to be on until the update in place of
-        being added.
+        """Add remedies, each once.
+
+        Return those that are to be on until the update in place of being added.
         """
         if not any(atoms.values()):
             return ()

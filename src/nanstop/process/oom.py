@@ -24,7 +24,8 @@ def is_out_of_memory(name: str, message: str) -> bool:
 def num_oom_kills(
     membership: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Return how many out-of-memory kills the control groups of this process have counted;
+    """Return how many out-of-memory kills the control groups of this process have counted.
+
     None if none says so.
 
     Version 2 (``memory.events``) and version 1 (``memory.oom_control``); inside a container the

@@ -10,7 +10,8 @@ ASKED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 def signal_name(code: int) -> str:
-    """Return the signal of an exit code, as ``Popen`` (-8) or a shell (136) says it;
+    """Return the signal of an exit code, as ``Popen`` (-8) or a shell (136) says it.
+
     "" for none that ends a process.
     """
     number = -code if code < 0 else code - 128

@@ -16,7 +16,7 @@ from nanstop.replay.step import Batch
 _MAX_ROWS = 32
 
 
-def bad_rows(case: FailingStep) -> tuple[int, ...] | None:
+def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
     """Return the samples that fail when all others are left out;
     None where samples cannot be told apart.
 
@@ -24,40 +24,40 @@ def bad_rows(case: FailingStep) -> tuple[int, ...] | None:
     one alone, or may fail on any: then nothing is said. Where the failure is an exception, one of a
     sample alone is its failure.
     """
-    rows = num_samples(case.step.batches[case.micro])
-    if case.update or rows is None or rows > _MAX_ROWS:
+    rows = num_samples(failing.step.batches[failing.micro])
+    if failing.update or rows is None or rows > _MAX_ROWS:
         return None
     if rows == 1:
         return (0,)
-    fails = [_fails_alone(case, row, rows) for row in range(rows)]
+    fails = [_fails_alone(failing, row, rows) for row in range(rows)]
     if None in fails:
         return None
     return tuple(row for row, failed in enumerate(fails) if failed)
 
 
-def atoms_for(case: FailingStep, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ...]:
-    """Return what a cure of the case means for another micro-batch of its window that fails.
+def atoms_for(failing: FailingStep, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ...]:
+    """Return what a cure means for another micro-batch of the window that fails.
 
     Remedies of data name samples: each micro-batch has its own, found as in ``bad_rows``.
     """
     rest = tuple(atom for atom in atoms if atom.remedy not in DATA_REMEDIES)
-    if micro == case.micro or rest == atoms:
+    if micro == failing.micro or rest == atoms:
         return atoms
     if dropped_micros(atoms):
         return (*rest, Atom(remedy="drop_micro", target=str(micro)))
-    rows = bad_rows(replace(case, micro=micro)) or ()
+    rows = bad_rows(replace(failing, micro=micro)) or ()
     return (*rest, *(Atom(remedy="drop_sample", target=f"{micro}:{row}") for row in rows))
 
 
-def _fails_alone(case: FailingStep, row: int, rows: int) -> bool | None:
+def _fails_alone(failing: FailingStep, row: int, rows: int) -> bool | None:
     """Return whether a sample fails by itself; None where it cannot be run so."""
-    batch = case.step.batches[case.micro]
+    batch = failing.step.batches[failing.micro]
     try:
         alone = without(batch, tuple(other for other in range(rows) if other != row))
     except NanstopError:
         return None
-    run = case.attempt(batch=alone, under=nullcontext)
-    if run.error is not None and case.step.losses[case.micro] is not None:
+    run = failing.attempt(batch=alone, under=nullcontext)
+    if run.error is not None and failing.step.losses[failing.micro] is not None:
         return None
     return run.failed
 

@@ -21,11 +21,12 @@ from nanstop.replay.step import Batch, Step
 
 
 class Rewind(Protocol):
-    """The way back to a snapshot. ``steps``: windows whose updates were applied since it, oldest
-    first.
-    """
+    """The way back to a snapshot."""
 
-    steps: Sequence[Step]
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Windows whose updates were applied since it, oldest first."""
+        ...
 
     def rewound(self) -> AbstractContextManager[Any]:
         """Be at the snapshot inside, and bitwise back at the present state after it."""
@@ -53,7 +54,7 @@ class FailurePoint:
 
 @dataclass(frozen=True, slots=True)
 class FailingStep:
-    """``failing``: micro-batches of the window that fail, ``micro`` the first of them.
+    """``micros``: micro-batches of the window that fail, ``micro`` the first of them.
     ``phase``: what its forward is.
 
     ``update``: the forward and backward are clean and it is the optimizer update of this step that
@@ -67,7 +68,7 @@ class FailingStep:
 
     step: Step
     micro: int
-    failing: tuple[int, ...]
+    micros: tuple[int, ...]
     phase: Phase = "forward"
     update: bool = False
     rewind: Rewind | None = None
@@ -84,8 +85,9 @@ class FailingStep:
         without_update: bool = False,
         under: Callable[[], AbstractContextManager[Any]],
     ) -> Attempt:
-        """Run the case (or another micro-batch of its window) under a context, undone, and keep
-        the gradients.
+        """Run it (or another micro-batch of its window) under a context, and keep the gradients.
+
+        Undone.
         """
         return attempt(
             self.step,
@@ -155,9 +157,8 @@ def apply_update(step: Step) -> None:
         step.update()
 
 
-def failing_case(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
-    """Return the case of a window: the micro-batches whose loss or gradients are bad when run
-    again.
+def failing_step(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
+    """Return a window with its micro-batches whose loss or gradients are bad when run again.
 
     The ones whose first loss was bad count even if they replay clean.
     A micro-batch that raised is the last one.
@@ -175,9 +176,7 @@ def failing_case(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
 
 
 def breaking_update(rewind: Rewind) -> FailingStep | None:
-    """Return the case of the update that broke the weights, found by running the kept windows
-    again; else None.
-    """
+    """Return the update that broke the weights, found by running kept windows again, or None."""
     root = rewind.steps[0].view.root if rewind.steps else None
     if root is None or not _broken(root):  # no update breaks what is frozen
         return None
@@ -202,20 +201,19 @@ def _broken(root: nn.Module) -> tuple[str, ...]:
     return nonfinite({name: p for name, p in named if p.requires_grad})
 
 
-def pending_case(step: Step, rewind: Rewind | None) -> FailingStep | None:
-    """Return the case of an update that is about to ruin weights, judged by a float32 run of it;
-    None if it does not.
+def pending_update(step: Step, rewind: Rewind | None) -> FailingStep | None:
+    """Return an update that is about to ruin weights, judged by a float32 run of it, or None.
 
     ``rewind``: its last step is this one.
     """
     micros = tuple(range(len(step.batches)))
     before = tuple(rewind.steps[:-1]) if rewind is not None else ()
-    case = FailingStep(
+    failing = FailingStep(
         step, 0, micros, phase="optimizer", update=True, rewind=rewind, before=before, pending=True
     )
     named = step.view.root.named_parameters()
     half = {name: math.inf for name, p in named if p.requires_grad and p.dtype in HALF}
-    true = replace(case, in_float32=half).attempt(under=partial(reference, step.view))
+    true = replace(failing, in_float32=half).attempt(under=partial(reference, step.view))
     lengths = {name: true.lengths.get(name, math.nan) for name in half}
     plain = attempt(step, 0, update=True, in_float32=lengths)
     names = [one.removeprefix("param:") for one in plain.bad if one.startswith("param:")]
@@ -230,4 +228,4 @@ def pending_case(step: Step, rewind: Rewind | None) -> FailingStep | None:
         )
         for name in names
     )
-    return replace(case, in_float32=lengths, broken=broken) if broken else None
+    return replace(failing, in_float32=lengths, broken=broken) if broken else None

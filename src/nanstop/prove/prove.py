@@ -1,5 +1,6 @@
-"""The proof of one case: baseline and reference, then the search over the candidates that the
-rules proposed.
+"""The proof of one failing step.
+
+Baseline and reference, then the search over the candidates that the rules proposed.
 """
 
 from __future__ import annotations
@@ -17,23 +18,22 @@ from nanstop.records.remedies import safety_of
 _MAX_CONFIRMED = 3
 
 
-def prove_case(
-    case: FailingStep,
+def prove_step(
+    failing: FailingStep,
     key: FailureKey,
     candidates: tuple[tuple[Atom, ...], ...],
     *,
     policy: Policy,
 ) -> Proof:
-    """Return the smallest cure of a case among ``candidates``. Call inside ``case.in_place()``.
+    """Return the smallest cure among ``candidates``. Call inside ``failing.in_place()``.
 
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
     window is one of training, on the updates that follow. Everything tried is undone.
     """
-    trials = Trials(case, key)
-    others = [] if case.update else [m for m in case.failing if m != case.micro]
-    healthy = [m for m in range(len(case.step.batches)) if m not in case.failing][:1]
+    trials = Trials(failing, key)
+    others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
+    healthy = [m for m in range(len(failing.step.batches)) if m not in failing.micros][:1]
     proof = prove(
-        "",
         trials.trial(()),
         candidates,
         trials.trial,
@@ -41,9 +41,9 @@ def prove_case(
         safety_of=safety_of,
         extend=trials.extend,
         confirm=(*others[:_MAX_CONFIRMED], *healthy),
-        lasts=trials.following if case.update or case.step.rates else None,
+        lasts=trials.following if failing.update or failing.step.rates else None,
         isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),
         budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
     )
-    scope = "optimizer update" if case.update else "micro-batch"
+    scope = "optimizer update" if failing.update else "micro-batch"
     return replace(proof, scope=scope)

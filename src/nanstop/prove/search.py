@@ -81,7 +81,6 @@ class _Cure:
 
 
 def prove(  # noqa: PLR0913 - called once, by name
-    incident_id: str,
     baseline: Trial,
     candidates: Sequence[Atoms],
     trial: RunTrial,
@@ -121,7 +120,7 @@ def prove(  # noqa: PLR0913 - called once, by name
     ranked = sorted(cures.values(), key=_Cure.order)
     if ranked:
         ranked[0] = _alternated(bench, ranked[0])
-    return _proof(incident_id, bench, ranked, untried)
+    return _proof(bench, ranked, untried)
 
 
 def _cure(
@@ -193,13 +192,11 @@ def _pursue(bench: Bench, candidate: Atoms, extend: Extend) -> Trial | None:
     return current if bench.grade(current) > FAILED else None
 
 
-def _proof(
-    incident_id: str, bench: Bench, ranked: Sequence[_Cure], untried: Sequence[Atoms]
-) -> Proof:
+def _proof(bench: Bench, ranked: Sequence[_Cure], untried: Sequence[Atoms]) -> Proof:
     chance = bench.baseline.outcome == "pass" or any(_is_chance(bench, cure) for cure in ranked)
     best = ranked[0] if ranked and not chance else None
     proof = Proof(
-        incident=incident_id,
+        incident="",  # whoever keeps the report gives the id
         verdict=best.verdict if best is not None else "none_found",
         minimal=(),
         chance=chance,
@@ -267,8 +264,8 @@ def _next_experiment(
     """What would settle what this proof could not; empty where nothing is open."""
     if chance:
         return (
-            "the micro-batch does not always end alike when run again: look for what it draws or reads "
-            "besides its batch, then for a race"
+            "the micro-batch does not always end alike when run again: look for what it draws "
+            "or reads besides its batch, then for a race"
         )
     if best is not None:
         return "" if best.holds else _open_question(bench, best)

@@ -1,4 +1,4 @@
-"""Trials of remedies on a case:
+"""Trials of remedies on a failing step:
 each is one undone run, held against the float32 reference of the same step.
 """
 
@@ -44,10 +44,10 @@ _MAX_ISLANDS = 8
 
 
 class Trials:
-    """Runs trials of one case. Call inside ``case.in_place()``."""
+    """Runs trials of one failing step. Call inside ``failing.in_place()``."""
 
-    def __init__(self, case: FailingStep, key: FailureKey) -> None:
-        self._case = case
+    def __init__(self, failing: FailingStep, key: FailureKey) -> None:
+        self._failing = failing
         self._key = key
         self._references: dict[int, Attempt] = {}
 
@@ -57,8 +57,8 @@ class Trials:
         The tolerances are three times the distances of something healthy of the same window to its
         own float32 run; where there is none, they follow from the format's spacing.
         """
-        run = self._reference(self._case.micro)
-        eps = _coarsest_eps(self._case)
+        run = self._reference(self._failing.micro)
+        eps = _coarsest_eps(self._failing)
         found = self._healthy_gaps()
         source, loss, cosines, gradient = found or (
             "the spacing of the format: nothing in this window is healthy",
@@ -82,21 +82,21 @@ class Trials:
         Another micro-batch; the failing one where only the update fails;
         else those of its samples that do not.
         """
-        case, batch = self._case, None
+        failing, batch = self._failing, None
         healthy = self._others[:1]
         if healthy:
             micro, source = (
                 healthy[0],
                 f"micro-batch {healthy[0]} of the same window, which is healthy",
             )
-        elif case.update:
-            micro, source = case.micro, "forward and backward of this window, which are healthy"
+        elif failing.update:
+            micro, source = failing.micro, "forward and backward of this window, which are healthy"
         elif self._healthy_rows:
-            micro, source = case.micro, "the healthy samples of this micro-batch"
+            micro, source = failing.micro, "the healthy samples of this micro-batch"
             batch = self._without_bad_rows(micro)
         else:
             return None
-        own = case.attempt(micro, batch=batch, without_update=True, under=nullcontext)
+        own = failing.attempt(micro, batch=batch, without_update=True, under=nullcontext)
         exact = self._reference(micro) if batch is None else self._exact(micro, batch)
         if own.failed or exact.failed or own.loss is None or exact.loss is None:
             return None
@@ -106,13 +106,13 @@ class Trials:
 
     def trial(self, atoms: tuple[Atom, ...], micro: int | None = None) -> Trial:
         """Run the failing micro-batch (or another one of the window) under ``atoms``."""
-        micro = self._case.micro if micro is None else micro
-        mine = atoms_for(self._case, atoms, micro) if micro in self._case.failing else atoms
+        micro = self._failing.micro if micro is None else micro
+        mine = atoms_for(self._failing, atoms, micro) if micro in self._failing.micros else atoms
         if micro in dropped_micros(mine):
             return self._without_micro(atoms, micro)
         under = partial(applied, self._view, atoms)
-        batch = rebatch(self._case.step.batches[micro], mine, micro=micro)
-        run = self._case.attempt(micro, batch=batch, under=under)
+        batch = rebatch(self._failing.step.batches[micro], mine, micro=micro)
+        run = self._failing.attempt(micro, batch=batch, under=under)
         key = self._key_under(atoms, micro, run) if run.failed else None
         gaps = (None, None, None) if run.failed else self._gaps(micro, run)
         return Trial(
@@ -139,7 +139,7 @@ class Trials:
         """
         held = trial.atoms
         if _DTYPE_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
-            return (*held, Atom(remedy="outer_autocast", value=_half_format(self._case)))
+            return (*held, Atom(remedy="outer_autocast", value=_half_format(self._failing)))
         islands = [atom for atom in held if atom.remedy == "island"]
         if trial.key is None or not islands or len(islands) >= _MAX_ISLANDS:
             return None
@@ -150,7 +150,7 @@ class Trials:
 
     @property
     def _view(self) -> ModelView:
-        return self._case.step.view
+        return self._failing.step.view
 
     def _reference(self, micro: int) -> Attempt:
         if micro not in self._references:
@@ -160,7 +160,7 @@ class Trials:
     def _exact(self, micro: int, batch: Batch | None = None) -> Attempt:
         """Return the float32 run of a micro-batch; what the update should be is not its to say."""
         under = partial(reference, self._view)
-        run = self._case.attempt(micro, batch=batch, without_update=True, under=under)
+        run = self._failing.attempt(micro, batch=batch, without_update=True, under=under)
         # A run that fails on a device is nearly full:
         # what only waits to be compared waits in host memory.
         return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})
@@ -180,7 +180,7 @@ class Trials:
         if not others:
             message = "it is the whole window: nothing would be left to update with"
             return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=message)
-        runs = [self._case.attempt(other, under=nullcontext) for other in others]
+        runs = [self._failing.attempt(other, under=nullcontext) for other in others]
         failed = [place for place, run in zip(others, runs, strict=True) if run.failed]
         return Trial(
             atoms=atoms,
@@ -206,7 +206,7 @@ class Trials:
         return Trial(
             atoms=atoms,
             outcome="other_failure" if message else "pass",
-            micro=self._case.micro,
+            micro=self._failing.micro,
             loss=loss,
             seconds=time.perf_counter() - began,
             message=message,
@@ -220,7 +220,7 @@ class Trials:
         """Return the worst loss of the updates that follow under a context, and what they ruin,
         or "".
         """
-        losses, broken = self._case.run_on(_FOLLOWING, under=under)
+        losses, broken = self._failing.run_on(_FOLLOWING, under=under)
         first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
         if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
             after = counted(len(losses) - 1, "update")
@@ -230,24 +230,25 @@ class Trials:
     @cached_property
     def _others(self) -> tuple[int, ...]:
         """The micro-batches of the window that do not fail."""
-        places = range(len(self._case.step.batches))
-        return tuple(micro for micro in places if micro not in self._case.failing)
+        places = range(len(self._failing.step.batches))
+        return tuple(micro for micro in places if micro not in self._failing.micros)
 
     def _without_bad_rows(self, micro: int) -> Batch:
-        batch, healthy = self._case.step.batches[micro], self._healthy_rows or ()
+        batch, healthy = self._failing.step.batches[micro], self._healthy_rows or ()
         return without(batch, tuple(set(range(num_samples(batch) or 0)) - set(healthy)))
 
     def _key_under(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> FailureKey | None:
         if run.error is not None:
             return FailureKey(kind="exception", phase="forward", op=type(run.error).__name__)
         with applied(self._view, atoms):
-            place = localize(self._case.step, micro, update=self._case.update)
+            place = localize(self._failing.step, micro, update=self._failing.update)
         return place.key if place else None
 
     @cached_property
     def _healthy_rows(self) -> tuple[int, ...] | None:
         """The samples that do not fail by themselves; None where that is unknown."""
-        rows, bad = num_samples(self._case.step.batches[self._case.micro]), bad_rows(self._case)
+        batch = self._failing.step.batches[self._failing.micro]
+        rows, bad = num_samples(batch), bad_rows(self._failing)
         if rows is None or bad is None:
             return None
         return tuple(row for row in range(rows) if row not in bad)
@@ -258,20 +259,20 @@ class Trials:
 
         An update's remedy that leaves forward and backward alone leaves every sample as it was.
         """
-        if not self._reference(micro).failed or micro != self._case.micro:
+        if not self._reference(micro).failed or micro != self._failing.micro:
             return None
-        if self._case.update:
-            plain = self._case.attempt(micro, without_update=True, under=nullcontext)
+        if self._failing.update:
+            plain = self._failing.attempt(micro, without_update=True, under=nullcontext)
             return agree(plain, run)
         healthy = self._healthy_rows
         if not healthy:
             return None if healthy is None else self._others_unchanged(atoms)
         only_healthy = self._without_bad_rows(micro)
-        plain = self._case.attempt(micro, batch=only_healthy, under=nullcontext)
+        plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
         if any(atom.remedy == "drop_sample" for atom in atoms):
             return agree(plain, run)
         under = partial(applied, self._view, atoms)
-        return agree(plain, self._case.attempt(micro, batch=only_healthy, under=under))
+        return agree(plain, self._failing.attempt(micro, batch=only_healthy, under=under))
 
     def _others_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
         """Return what a healthy micro-batch of the window says where every sample of the failing
@@ -280,9 +281,9 @@ class Trials:
         if not self._others:
             return None
         other = self._others[0]
-        plain = self._case.attempt(other, without_update=True, under=nullcontext)
+        plain = self._failing.attempt(other, without_update=True, under=nullcontext)
         under = partial(applied, self._view, atoms)
-        return agree(plain, self._case.attempt(other, without_update=True, under=under))
+        return agree(plain, self._failing.attempt(other, without_update=True, under=under))
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was;
@@ -290,13 +291,13 @@ class Trials:
         """
         if not _has(atoms, "attention"):
             return None
-        batch = self._case.step.batches[micro]
+        batch = self._failing.step.batches[micro]
         ids = self._view.token_ids(batch)
         if ids is None or ids.dim() != 2 or ids.shape[1] < 2:
             return None
         changed = ids.clone()
         changed[:, -1] = torch.where(ids[:, -1] > 0, ids[:, -1] - 1, ids[:, -1] + 1)
-        with self._case.step.isolated(), applied(self._view, atoms):
+        with self._failing.step.isolated(), applied(self._view, atoms):
             before = self._view.logits(batch, ids)
             after = self._view.logits(batch, changed)
         if before is None or after is None:
@@ -314,16 +315,16 @@ def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outco
     return "same_failure" if key is None or key.same_as(failure) else "other_failure"
 
 
-def _coarsest_eps(case: FailingStep) -> float:
-    formats = [p.dtype for p in case.step.view.root.parameters() if p.is_floating_point()]
-    autocast = case.step.facts.autocast
+def _coarsest_eps(failing: FailingStep) -> float:
+    formats = [p.dtype for p in failing.step.view.root.parameters() if p.is_floating_point()]
+    autocast = failing.step.facts.autocast
     if autocast:
         formats.append(getattr(torch, autocast))
     return max((torch.finfo(one).eps for one in formats), default=torch.finfo(torch.float32).eps)
 
 
-def _half_format(case: FailingStep) -> str:
-    used = (p.dtype for p in case.step.view.root.parameters())
+def _half_format(failing: FailingStep) -> str:
+    used = (p.dtype for p in failing.step.view.root.parameters())
     half = [format_name(one) for one in used if one in HALF]
     return max(set(half), key=half.count) if half else "bfloat16"
 

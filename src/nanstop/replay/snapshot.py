@@ -5,9 +5,9 @@ forward moves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -222,6 +222,26 @@ _UNSEEN = frozenset({"running_mean", "running_var"})
 
 _COMPARED = 4
 """Notes that find out which others are written so."""
+
+
+class Buffers(Protocol):
+    """Buffers that can be put back: those of a model, or of several."""
+
+    def note(self) -> Any:
+        """Return the buffers as they are now."""
+        ...
+
+    def restore(self, notes: Any, /) -> None:
+        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions."""
+        ...
+
+    def kept(self, *notes: Any) -> AbstractContextManager[None]:
+        """Undo on exit what is done inside to the buffers, and to tensors of earlier notes."""
+        ...
+
+    def rewritten(self, *notes: Any) -> AbstractContextManager[None]:
+        """Let last what is done to the buffers inside, as if the script's own run had left it."""
+        ...
 
 
 class BufferNotes:

@@ -17,7 +17,7 @@ from nanstop.records import RunFacts, StepId
 from nanstop.replay.conditions import unheard
 from nanstop.replay.held import kept_awake
 from nanstop.replay.rng import rng_kept
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
+from nanstop.replay.snapshot import Buffers, Snapshot, Trainable
 from nanstop.replay.undo import attributes_kept, without_gradients
 from nanstop.replay.untouched import versions_kept
 
@@ -34,10 +34,16 @@ class ModelView(Protocol):
     Module names everywhere in nanstop are those of ``root.named_modules()``.
     """
 
-    root: nn.Module
-    optimizer: Optimizer | None
-    scaler: Any
-    """The run's ``torch.amp.GradScaler``, or None."""
+    @property
+    def root(self) -> nn.Module: ...
+
+    @property
+    def optimizer(self) -> Optimizer | None: ...
+
+    @property
+    def scaler(self) -> Any:
+        """The run's ``torch.amp.GradScaler``, or None."""
+        ...
 
     @property
     def device_type(self) -> str:
@@ -107,7 +113,7 @@ def undone(
     leaves: Sequence[Tensor],
     changed: Trainable,
     *,
-    buffers: BufferNotes,
+    buffers: Buffers,
     notes: Iterable[Any] = (),
 ) -> Iterator[None]:
     """Undo on exit what runs inside change of a model:
@@ -132,21 +138,38 @@ def undone(
 
 
 class Step(Protocol):
-    """One optimizer step of the host: its accumulation window, which can be run again exactly.
+    """One optimizer step of the host: its accumulation window, which can be run again exactly."""
 
-    ``batches``: one prepared micro-batch each, by reference. ``losses``: the raw loss that each
-    first gave (detached, before any log filter; None where it raised). ``is_local``: whether a run
-    takes no other process to it. ``rates``: the learning rate of each group in this step, () where
-    there is no update.
-    """
+    @property
+    def id(self) -> StepId: ...
 
-    id: StepId
-    view: ModelView
-    facts: RunFacts
-    batches: tuple[Batch, ...]
-    losses: tuple[Tensor | None, ...]
-    is_local: bool
-    rates: tuple[Any, ...]
+    @property
+    def view(self) -> ModelView: ...
+
+    @property
+    def facts(self) -> RunFacts: ...
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """One prepared micro-batch each, by reference."""
+        ...
+
+    @property
+    def losses(self) -> tuple[Tensor | None, ...]:
+        """The raw loss that each micro-batch first gave: detached, before any log filter; None
+        where it raised.
+        """
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a run takes no other process to it."""
+        ...
+
+    @property
+    def rates(self) -> tuple[Any, ...]:
+        """The learning rate of each group in this step, () where there is no update."""
+        ...
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         """Forward and backward of micro-batch ``micro`` as the host does it, from the RNG state

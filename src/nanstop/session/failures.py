@@ -20,15 +20,14 @@ from nanstop.prove.failing_step import (
     FailurePoint,
     Rewind,
     breaking_update,
-    failing_case,
-    pending_case,
+    failing_step,
+    pending_update,
 )
 from nanstop.records import (
     Action,
     Atom,
     AuditEntry,
     FailureKey,
-    Phase,
     Proof,
     Report,
     RunFacts,
@@ -40,6 +39,7 @@ from nanstop.session.investigation import Investigation
 from nanstop.session.run_state import RunState
 
 if TYPE_CHECKING:
+    from nanstop.detect.signals import Alarm
     from nanstop.replay.step import Step
 
 _MAX_NAMED = 8
@@ -115,25 +115,18 @@ class Failures:
         self._last_signature = None
 
     def met(
-        self,
-        step: Step | None,
-        signals: Sequence[Signal],
-        *,
-        phase: Phase,
-        error: BaseException | None,
-        rewind: Rewind | None,
-        bad_params: Sequence[str],
-        bad_state: Sequence[str],
-        can_skip: bool,
+        self, step: Step | None, alarm: Alarm, *, rewind: Rewind | None, can_skip: bool
     ) -> Conclusion | None:
         """Investigate a failure, as ``WatchedRun.failed`` says.
+
         None: it is explained, and there is nothing left to decide.
         """
-        now = FailurePoint.of(step, signals, can_skip=can_skip)
-        known = self.known.explaining(bad_params, at_step=now.at.step, over=not now.can_skip)
+        first = alarm.signals[0]
+        now = FailurePoint.of(step, alarm.signals, can_skip=can_skip)
+        known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
             return self._again(known, now) if now.can_skip else None
-        signature = (phase, bool(bad_params), type(error), signals[0].source)
+        signature = (alarm.phase, bool(alarm.bad_params), type(alarm.error), first.source)
         if signature == self._last_signature and self.known.reports:
             latest = self.known.reports[-1]
             if left_alone(latest):
@@ -143,14 +136,14 @@ class Failures:
         self._last_signature = signature
         found = Investigation(
             facts=self._run.facts,
-            at=signals[0].at or now.at,
-            phase=phase,
-            signals=tuple(signals),
-            raised=error is not None,
-            bad_params=tuple(bad_params),
-            bad_state=tuple(bad_state),
+            at=first.at or now.at,
+            phase=alarm.phase,
+            signals=alarm.signals,
+            raised=alarm.error is not None,
+            bad_params=alarm.bad_params,
+            bad_state=alarm.bad_state,
         )
-        return self._settled(found, now, lambda: self._case(found, step, rewind))
+        return self._settled(found, now, lambda: self._captured(found, step, rewind))
 
     def foreseen(
         self, step: Step, rewind: Rewind | None, expected: Sequence[Signal]
@@ -161,19 +154,19 @@ class Failures:
         returns why the update could not be judged, () where the whole of it ruins nothing.
         """
         found = Investigation(facts=self._run.facts, at=step.id, phase="optimizer", signals=())
-        case = found.stage("capture", lambda: pending_case(step, rewind))
+        failing = found.stage("capture", lambda: pending_update(step, rewind))
         unseen = [one for one in expected if not math.isfinite(one.value or 0.0)]
-        if case is None and not (found.failures and unseen):
+        if failing is None and not (found.failures and unseen):
             return tuple(found.failures)
-        found.signals = case.broken[:_MAX_NAMED] if case is not None else tuple(unseen)
+        found.signals = failing.broken[:_MAX_NAMED] if failing is not None else tuple(unseen)
         now = FailurePoint(step.id, step, can_skip=True)
-        return self._settled(found, now, lambda: case)
+        return self._settled(found, now, lambda: failing)
 
     def _settled(
-        self, found: Investigation, now: FailurePoint, case: Callable[[], FailingStep | None]
+        self, found: Investigation, now: FailurePoint, capture: Callable[[], FailingStep | None]
     ) -> Conclusion:
         try:
-            return self._investigate(found, now, case())
+            return self._investigate(found, now, capture())
         except KeyboardInterrupt as interrupt:
             found.failures.append("investigation: interrupted by the user")
             action = Action(kind="continue", reason="the investigation was interrupted")
@@ -191,28 +184,28 @@ class Failures:
         return skipped and row > _EACH_LOOKED_INTO and row & (row - 1) != 0
 
     def _investigate(
-        self, found: Investigation, now: FailurePoint, case: FailingStep | None
+        self, found: Investigation, now: FailurePoint, failing: FailingStep | None
     ) -> Conclusion:
-        found.facts = _present(found.facts, case.step if case is not None else now.step)
-        if case is None:
+        found.facts = _present(found.facts, failing.step if failing is not None else now.step)
+        if failing is None:
             known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
                 return self._again(known, now)
             return self._decide(found, now, None)
-        with case.in_place():
-            found.look(case)
+        with failing.in_place():
+            found.look(failing)
             known = self.known.like(found.key)
-            if known is not None and found.stage("repeat", lambda: self._passes(case, known)):
-                return self._again(known, now, case)
+            if known is not None and found.stage("repeat", lambda: self._passes(failing, known)):
+                return self._again(known, now, failing)
             found.explain(self._run.series)
             if self._run.facts.world_size == 1:  # the others wait, and nothing would come of it
-                found.prove(case, self._run.policy)
+                found.prove(failing, self._run.policy)
             if known is not None and names_samples(known):
                 # The samples are new, the failure is not.
-                return self._again(known, now, case, proof=found.proof)
-        return self._decide(found, now, case)
+                return self._again(known, now, failing, proof=found.proof)
+        return self._decide(found, now, failing)
 
-    def _case(
+    def _captured(
         self, found: Investigation, step: Step | None, rewind: Rewind | None
     ) -> FailingStep | None:
         if step is None:
@@ -228,34 +221,34 @@ class Failures:
             if broken is not None:
                 return broken
         return found.stage(
-            "capture", lambda: failing_case(step, phase=found.phase, raised=found.raised)
+            "capture", lambda: failing_step(step, phase=found.phase, raised=found.raised)
         )
 
     def _decide(
-        self, found: Investigation, now: FailurePoint, case: FailingStep | None
+        self, found: Investigation, now: FailurePoint, failing: FailingStep | None
     ) -> Conclusion:
         nothing = Proof(incident="", verdict="none_found", minimal=())
         proof, clean = found.proof or nothing, found.may_pass
-        action = self._choose(found.key, now, case, proof, replays_clean=clean)
-        return self._new(found, action, now, case)
+        action = self._choose(found.key, now, failing, proof, replays_clean=clean)
+        return self._new(found, action, now, failing)
 
     def _new(
         self,
         found: Investigation,
         action: Action,
         now: FailurePoint,
-        case: FailingStep | None = None,
+        failing: FailingStep | None = None,
     ) -> Conclusion:
         if found.incident is None:
             found.explain(self._run.series)
         report = found.report(AuditEntry(at=now.at, action=action))
-        return Conclusion(report=report, key=found.key, atoms=_redone(action, case))
+        return Conclusion(report=report, key=found.key, atoms=_redone(action, failing))
 
     def _again(
         self,
         known: Report,
         now: FailurePoint,
-        case: FailingStep | None = None,
+        failing: FailingStep | None = None,
         proof: Proof | None = None,
     ) -> Conclusion:
         """Fold a repeat into the report of the first:
@@ -266,16 +259,16 @@ class Failures:
             proof = known.proof
         comes_and_goes = known.replay is not None and known.replay.fidelity == "different"
         proof = proof and replace(proof, incident=known.incident.id)
-        action = self._choose(key, now, case, proof, replays_clean=comes_and_goes)
+        action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes)
         entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
-        return Conclusion(report=report, key=key, atoms=_redone(action, case))
+        return Conclusion(report=report, key=key, atoms=_redone(action, failing))
 
     def _choose(
         self,
         key: FailureKey,
         now: FailurePoint,
-        case: FailingStep | None,
+        failing: FailingStep | None,
         proof: Proof | None,
         *,
         replays_clean: bool = False,
@@ -290,25 +283,25 @@ class Failures:
             optimizer=id(now.step.view.optimizer) if now.step is not None else 0,
             world_size=facts.world_size,
             can_veto=facts.veto == "yes" and now.can_skip,
-            weights_broken=case is not None and case.update and not case.pending,
-            update_pending=case is not None and case.pending,
+            weights_broken=failing is not None and failing.update and not failing.pending,
+            update_pending=failing is not None and failing.pending,
             replays_clean=replays_clean,
         )
         if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":
             return replace(action, reason="there is no step to run again: observed only")
         return action
 
-    def _passes(self, case: FailingStep, known: Report) -> bool:
+    def _passes(self, failing: FailingStep, known: Report) -> bool:
         """Return whether the remedy proven for the earlier failure passes here too (True where
         none was found then).
         """
         if names_samples(known):
-            return case.phase != "forward"
+            return failing.phase != "forward"
         atoms = known.proof.minimal if known.proof else ()
         new = tuple(atom for atom in atoms if atom not in self._run.in_force)
         return not atoms or not any(
-            case.attempt(micro, under=lambda: applied(self._run.view, new)).failed
-            for micro in case.failing
+            failing.attempt(micro, under=lambda: applied(self._run.view, new)).failed
+            for micro in failing.micros
         )
 
 
@@ -336,10 +329,10 @@ def _present(facts: RunFacts, step: Step | None) -> RunFacts:
     return replace(facts, param_groups=groups, optimizer=optimizer)
 
 
-def _redone(action: Action, case: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:
+def _redone(action: Action, failing: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:
     """Return the remedies of each micro-batch of a window that is redone;
     one that is adopted is in force by then.
     """
-    if action.kind not in ("redo", "quarantine") or case is None:
+    if action.kind not in ("redo", "quarantine") or failing is None:
         return {}
-    return {micro: atoms_for(case, action.atoms, micro) for micro in case.failing}
+    return {micro: atoms_for(failing, action.atoms, micro) for micro in failing.micros}

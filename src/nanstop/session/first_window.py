@@ -4,16 +4,17 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from nanstop.errors import NanstopError
-from nanstop.records import RunFacts, Signal
+from nanstop.records import RunFacts
 from nanstop.session.off import OffSession
 from nanstop.session.watched_run import OpenSession
 
 if TYPE_CHECKING:
+    from nanstop.detect.signals import Alarm
     from nanstop.replay.step import ModelView, Step
 
 T = TypeVar("T")
@@ -43,15 +44,8 @@ class FirstWindow(OffSession):
     def gauge(self, step: Step) -> None:
         self._meet(step, None)
 
-    def failed(
-        self,
-        step: Step | None,
-        signals: Sequence[Signal],  # noqa: ARG002
-        *,
-        error: BaseException | None = None,
-        **_about: Any,
-    ) -> NoReturn:
-        self._meet(step, error)
+    def failed(self, step: Step | None, alarm: Alarm, **_about: Any) -> NoReturn:
+        self._meet(step, alarm.error)
 
     def completed(self, step: int) -> None:  # noqa: ARG002
         self._meet(None, None)

@@ -16,7 +16,7 @@ from nanstop.localize.localize import localize
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_rows
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.prove import prove_case
+from nanstop.prove.prove import prove_step
 from nanstop.records import (
     Atom,
     AuditEntry,
@@ -91,35 +91,37 @@ class Investigation:
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
         return None
 
-    def look(self, case: FailingStep) -> None:
-        """Replay the case without instruments, then localize it.
-        Call inside ``case.in_place()``.
+    def look(self, failing: FailingStep) -> None:
+        """Replay the failing step without instruments, then localize it.
+        Call inside ``failing.in_place()``.
         """
-        self.at = replace(case.step.id, micro=case.micro)
-        self.batch = self.stage("batch", lambda: _facts_around(case)) or ()
-        self.odd_weights = self.stage("weights", lambda: _large_weights(case)) or ()
+        self.at = replace(failing.step.id, micro=failing.micro)
+        self.batch = self.stage("batch", lambda: _facts_around(failing)) or ()
+        self.odd_weights = self.stage("weights", lambda: _large_weights(failing)) or ()
         self.replay = self.stage(
             "replay",
             lambda: rerun(
-                case.step,
-                case.micro,
+                failing.step,
+                failing.micro,
                 incident="",
-                first_loss=case.step.losses[case.micro],
+                first_loss=failing.step.losses[failing.micro],
                 raised=self.raised,
-                update=case.update,
-                in_float32=case.in_float32,
+                update=failing.update,
+                in_float32=failing.in_float32,
             ),
         )
         if self.replay is not None and self.replay.fidelity == "not_reproduced":
             return
         self.localization = self.stage(
             "localization",
-            lambda: localize(case.step, case.micro, update=case.update, phase=case.phase),
+            lambda: localize(
+                failing.step, failing.micro, update=failing.update, phase=failing.phase
+            ),
         )
-        if case.broken and (self.localization is None or not self.localization.reaches):
-            self.localization = _too_long(case)
+        if failing.broken and (self.localization is None or not self.localization.reaches):
+            self.localization = _too_long(failing)
         if self.localization is not None and self.localization.positions is None:
-            samples = self.stage("samples", lambda: _samples(case))
+            samples = self.stage("samples", lambda: _samples(failing))
             self.localization = replace(self.localization, positions=samples)
 
     @property
@@ -169,9 +171,9 @@ class Investigation:
         self.diagnoses = examined.diagnoses
         self.failures += examined.failures
 
-    def prove(self, case: FailingStep, policy: Policy) -> None:
-        """Try the candidate remedies of the diagnoses on the case.
-        Call inside ``case.in_place()``.
+    def prove(self, failing: FailingStep, policy: Policy) -> None:
+        """Try the candidate remedies of the diagnoses on the failing step.
+        Call inside ``failing.in_place()``.
         """
         candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
             candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
@@ -180,7 +182,7 @@ class Investigation:
             return
         self.proof = self.stage(
             "proof",
-            lambda: prove_case(case, self.key, tuple(candidates), policy=policy),
+            lambda: prove_step(failing, self.key, tuple(candidates), policy=policy),
         )
         if self.proof is not None and self.proof.chance and self.replay is not None:
             self.replay = replace(self.replay, fidelity="different", runs=self.replay.runs + 1)
@@ -200,21 +202,21 @@ class Investigation:
         )
 
 
-def _facts_around(case: FailingStep) -> tuple[BatchFact, ...]:
+def _facts_around(failing: FailingStep) -> tuple[BatchFact, ...]:
     """Return what the failing micro-batch holds, then what the ones nearest to it in its window
     do.
     """
-    batches = case.step.batches
-    nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - case.micro))
+    batches = failing.step.batches
+    nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - failing.micro))
     return tuple(fact for m in nearest[:_MAX_FACTS] for fact in batch_facts(batches[m], m))
 
 
-def _large_weights(case: FailingStep) -> tuple[TensorStats, ...]:
-    found = odd_weights(case.step.view.root.named_parameters())
+def _large_weights(failing: FailingStep) -> tuple[TensorStats, ...]:
+    found = odd_weights(failing.step.view.root.named_parameters())
     return tuple(stats for stats in found if stats.finite)[:_MAX_WEIGHTS]
 
 
-def _too_long(case: FailingStep) -> Localization:
+def _too_long(failing: FailingStep) -> Localization:
     """Return where an update fails of which every number is finite:
     in the length of what it does to parameters.
     """
@@ -222,14 +224,14 @@ def _too_long(case: FailingStep) -> Localization:
         key=FailureKey(kind="length", phase="optimizer"),
         first_bad=None,
         origin="unknown",
-        reaches=tuple(signal.name for signal in case.broken),
+        reaches=tuple(signal.name for signal in failing.broken),
         positions=(),
     )
 
 
-def _samples(case: FailingStep) -> tuple[Position, ...] | None:
+def _samples(failing: FailingStep) -> tuple[Position, ...] | None:
     """Return the samples that fail by themselves, unless that tells none from the others."""
-    bad, rows = bad_rows(case), num_samples(case.step.batches[case.micro])
+    bad, rows = bad_rows(failing), num_samples(failing.step.batches[failing.micro])
     if not bad or len(bad) == rows:
         return None
     return tuple(Position(sample=row) for row in bad)

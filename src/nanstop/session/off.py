@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanstop.decide.decision import Decision
-from nanstop.records import Atom, Diagnosis, Report, RunFacts, Signal, StepId
+from nanstop.records import Atom, Diagnosis, Report, RunFacts, StepId
 from nanstop.report.run_report import RunReport
 from nanstop.session.history import History
 from nanstop.session.watched_run import WatchedRun
 
 if TYPE_CHECKING:
+    from nanstop.detect.signals import Alarm
     from nanstop.replay.step import Step
 
 
@@ -41,7 +42,7 @@ class OffSession(WatchedRun):
     def in_force(self) -> tuple[Atom, ...]:
         return ()
 
-    def failed(self, step: Step | None, signals: Sequence[Signal], **_about: Any) -> Decision:
+    def failed(self, step: Step | None, alarm: Alarm, **_about: Any) -> Decision:
         return Decision(kind="proceed")
 
     def gauge_due(self, step: int) -> bool:

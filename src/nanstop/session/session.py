@@ -19,7 +19,6 @@ from nanstop.records import (
     Diagnosis,
     Evidence,
     FailureKey,
-    Phase,
     PrecisionPlan,
     Report,
     RunFacts,
@@ -36,6 +35,7 @@ from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, finding_row, summary_row
 
 if TYPE_CHECKING:
+    from nanstop.detect.signals import Alarm
     from nanstop.prove.failing_step import Rewind
     from nanstop.replay.step import ModelView, Step
     from nanstop.report.run_report import RunReport
@@ -129,26 +129,13 @@ class Session(WatchedRun):
     def failed(
         self,
         step: Step | None,
-        signals: Sequence[Signal],
+        alarm: Alarm,
         *,
-        phase: Phase = "forward",
-        error: BaseException | None = None,
         rewind: Rewind | None = None,
-        bad_params: Sequence[str] = (),
-        bad_state: Sequence[str] = (),
         can_skip: bool = False,
     ) -> Decision:
         failures = self._met_failures()
-        end = failures and failures.met(
-            step,
-            signals,
-            phase=phase,
-            error=error,
-            rewind=rewind,
-            bad_params=bad_params,
-            bad_state=bad_state,
-            can_skip=can_skip,
-        )
+        end = failures and failures.met(step, alarm, rewind=rewind, can_skip=can_skip)
         return self._concluded(end) if end is not None else Decision(kind="proceed")
 
     def _met_failures(self) -> Failures | None:

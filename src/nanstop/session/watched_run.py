@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanstop.decide.decision import Decision
-from nanstop.records import Atom, Diagnosis, Phase, PrecisionPlan, Report, RunFacts, Signal, StepId
+from nanstop.records import Atom, Diagnosis, PrecisionPlan, Report, RunFacts, StepId
 from nanstop.session.history import History
 
 if TYPE_CHECKING:
+    from nanstop.detect.signals import Alarm
     from nanstop.prove.failing_step import Rewind
     from nanstop.replay.step import ModelView, Step
     from nanstop.report.run_report import RunReport
@@ -58,19 +59,15 @@ class WatchedRun(Protocol):
     def failed(
         self,
         step: Step | None,
-        signals: Sequence[Signal],
+        alarm: Alarm,
         *,
-        phase: Phase = "forward",
-        error: BaseException | None = None,
         rewind: Rewind | None = None,
-        bad_params: Sequence[str] = (),
-        bad_state: Sequence[str] = (),
         can_skip: bool = False,
     ) -> Decision:
-        """Investigate a failure and return what to do. Synchronises the device;
-        everything tried is undone.
+        """Investigate a failure and return what to do; everything tried is undone.
 
         ``can_skip``: without a ``step`` there is an update that can be left out all the same.
+        Synchronises the device.
         """
         ...
 

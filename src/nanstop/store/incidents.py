@@ -1,5 +1,6 @@
-"""Where incidents live: one numbered folder each with ``report.json``, a ``summary.json`` of the
-run, a ``plan.yaml``.
+"""Where incidents live.
+
+One numbered folder each with ``report.json``, a ``summary.json`` of the run, a ``plan.yaml``.
 
 Writing never fails a run: the first problem of the disk is logged, kept in ``Store.problem``, and
 from then on the store remembers in memory. Every file appears whole or not at all. Reading trusts

@@ -55,8 +55,9 @@ class FindingRow:
 
 @record
 class Summary:
-    """``summary.json``: the whole run. ``exit`` is None while it goes on;
-    ``steps`` are optimizer steps.
+    """``summary.json``: the whole run.
+
+    ``exit`` is None while it goes on; ``steps`` are optimizer steps.
 
     ``ended``: "stopped" after a training that nanstop stopped; at last, how ``nanstop run`` saw its
     command end (``process.crash.process_end.EndKind``). Else None.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,15 +53,10 @@ class FlightRecorder(Recorder):
         super().__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         for hook in self._hooks:
             hook.remove()
-        super().__exit__(kind, error, traceback)
+        super().__exit__(*raised)
 
     def _enter_phase(self, phase: Any) -> None:
         self._phase = phase

@@ -117,7 +117,7 @@ class Places:
         task = graph_task()
         if self._stack:
             module = self._stack[-1]
-        else:  # a checkpointed plain function is run anew outside any module: that of its node is meant
+        else:  # a checkpointed plain function runs anew outside any module: its node's is meant
             node = current_node() if task != -1 else None
             module = self._nearest(node._sequence_nr(), task).module if node is not None else ""
         place = Place(module, line, op)

@@ -13,14 +13,14 @@ FORTY = tuple(f"key{number}" for number in range(40))
 
 
 class Trials:
-    """Trials that end as ``verdict(keys, attempt)`` says, one list for each batch."""
+    """Trials that end as ``judgement(keys, attempt)`` says, one list for each batch."""
 
-    def __init__(self, verdict):
-        self.verdict, self.batches = verdict, []
+    def __init__(self, judgement):
+        self.judgement, self.batches = judgement, []
 
     def __call__(self, requests):
         self.batches.append([(one.keys, one.attempt) for one in requests])
-        return [self.verdict(one.keys, one.attempt) for one in requests]
+        return [self.judgement(one.keys, one.attempt) for one in requests]
 
     @property
     def asked(self):
@@ -75,27 +75,27 @@ def test_whatever_the_trials_say_each_answer_was_seen_and_so_was_it_without_each
     count, width, data
 ):
     keys = FORTY[:count]
-    verdicts = {frozenset(keys): "fails", frozenset(): "passes"}
+    judgements = {frozenset(keys): "fails", frozenset(): "passes"}
     words = st.sampled_from(["fails", "passes", "unresolved"])
 
-    def verdict(taken, _):
-        if taken not in verdicts:
-            verdicts[taken] = data.draw(words)
-        return verdicts[taken]
+    def judgement(taken, _):
+        if taken not in judgements:
+            judgements[taken] = data.draw(words)
+        return judgements[taken]
 
-    trials = Trials(verdict)
+    trials = Trials(judgement)
     found = bisect(keys, trials, width=width)
     seen = {taken for taken, _ in trials.asked}
     minimal, fix = frozenset(found.minimal), frozenset(found.sufficient_fix)
     assert found.status == "found"
-    assert verdicts[minimal] == "fails"
-    assert verdicts[frozenset(keys) - fix] == "passes"
+    assert judgements[minimal] == "fails"
+    assert judgements[frozenset(keys) - fix] == "passes"
     for key in minimal:
         assert minimal - {key} in seen
-        assert verdicts[minimal - {key}] != "fails"
+        assert judgements[minimal - {key}] != "fails"
     for key in fix:
         assert frozenset(keys) - (fix - {key}) in seen
-        assert verdicts[frozenset(keys) - (fix - {key})] != "passes"
+        assert judgements[frozenset(keys) - (fix - {key})] != "passes"
 
 
 def test_no_trial_is_run_a_third_time_and_only_answers_a_second_time():
@@ -108,30 +108,30 @@ def test_no_trial_is_run_a_third_time_and_only_answers_a_second_time():
 
 
 def test_a_key_that_another_needs_is_no_part_of_the_answer_unless_the_answer_needs_it():
-    def verdict(keys, _):
+    def judgement(keys, _):
         if "lora_r" in keys and "use_peft" not in keys:
             return "unresolved"
         return "fails" if {"bf16", cause} <= keys else "passes"
 
     keys = ("lora_r", "bf16", "lr", "use_peft", "beta")
     cause = "lr"
-    found = bisect(keys, Trials(verdict))
+    found = bisect(keys, Trials(judgement))
     assert (found.minimal, found.inseparable) == (("bf16", "lr"), ())
     cause = "lora_r"
-    found = bisect(keys, Trials(verdict))
+    found = bisect(keys, Trials(judgement))
     assert found.minimal == ("lora_r", "bf16", "use_peft")
     assert found.inseparable == ("use_peft",)
     assert found.sufficient_fix == ("lora_r",)
 
 
 def test_keys_that_are_valid_only_with_each_other_leave_the_answer_together():
-    def verdict(keys, _):
+    def judgement(keys, _):
         if len({"bf16", "fp16"} & keys) == 1:
             return "unresolved"
         return "fails" if "lr" in keys else "passes"
 
     for keys in itertools.permutations(("lr", "bf16", "fp16", "beta")):
-        found = bisect(keys, Trials(verdict))
+        found = bisect(keys, Trials(judgement))
         assert (found.minimal, found.sufficient_fix) == (("lr",), ("lr",))
 
 
@@ -159,18 +159,18 @@ def test_ends_that_are_swapped_are_said_to_be(width):
 
 
 def test_a_good_end_that_ends_otherwise_the_second_time_is_flaky_not_failing():
-    def verdict(keys, attempt):
+    def judgement(keys, attempt):
         return "fails" if keys or attempt == 0 else "passes"
 
-    found = bisect(FORTY, Trials(verdict))
+    found = bisect(FORTY, Trials(judgement))
     assert (found.status, found.flaky) == ("flaky", ((),))
 
 
 def test_an_answer_that_does_not_hold_a_second_time_is_reported_as_flaky():
-    def verdict(keys, attempt):
+    def judgement(keys, attempt):
         return "fails" if {"key3", "key9"} <= keys and not attempt else "passes"
 
-    found = bisect(FORTY, Trials(verdict))
+    found = bisect(FORTY, Trials(judgement))
     assert found.status == "flaky"
     assert ("key3", "key9") in found.flaky
 
@@ -179,12 +179,12 @@ def test_a_contradiction_is_run_again_and_a_flaky_trial_decides_nothing():
     """The lone wrong answer: without the second run twenty keys would be taken for needed."""
     first_half = frozenset(FORTY[:20])
 
-    def verdict(keys, attempt):
+    def judgement(keys, attempt):
         if keys == first_half and attempt == 0:
             return "fails"
         return "fails" if "key30" in keys else "passes"
 
-    found = bisect(FORTY, trials := Trials(verdict))
+    found = bisect(FORTY, trials := Trials(judgement))
     assert found.flaky == (FORTY[:20],)
     twice = {keys for keys, attempt in trials.asked if attempt == 1}
     assert {frozenset(), frozenset(FORTY), frozenset({"key30"})} <= twice

@@ -193,7 +193,8 @@ import sys
 import torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
-net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Dropout(0.1))
+layers = torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Dropout(0.1)
+net = torch.nn.Sequential(*layers)
 optimizer = torch.optim.SGD(net.parameters(), 0.01)
 for step in range(20):
     if step == 9:

@@ -6,7 +6,7 @@ import pytest
 
 from nanstop.commands.doctor.doctor import Audit, due, guards_seen, harmed, judge
 from nanstop.commands.doctor.result import INJECTED, Guard, GuardTrial
-from nanstop.commands.doctor.text import render, verdict
+from nanstop.commands.doctor.text import reaching, render
 
 HARM = {"bad_weights": 10, "bad_state": 20, "bad_gradients": 10}
 
@@ -49,7 +49,7 @@ def test_a_log_filter_hides():
     found = audited(trial)
     assert acts(found) == {"filter": ("hides",) * 5, "Trainer": NOTHING}
     assert found.num_reaching == 5
-    assert verdict(found) == "5 of 5 injected failures reach the weights"
+    assert reaching(found) == "5 of 5 injected failures reach the weights"
 
 
 def test_clipping_makes_a_gradient_worse_and_stops_an_overflow_of_the_norm():
@@ -77,7 +77,7 @@ def test_two_guards_that_would_each_do_are_both_seen():
     assert acts(found)["filter"] == acts(found)["Trainer"] == NOTHING
     assert found.failures[0].stopped_by == ("scaler", "callback A")
     assert found.num_reaching == 0
-    assert verdict(found) == "none of 5 injected failures reach the weights"
+    assert reaching(found) == "none of 5 injected failures reach the weights"
 
 
 def test_a_callback_that_stops_too_late_and_one_that_only_speaks():
@@ -131,7 +131,7 @@ def test_a_failure_that_could_not_be_planted():
 
     found = audited(trial)
     assert acts(found)["clip"][:2] == ("not tried", "not tried")
-    assert verdict(found) == "3 of 3 injected failures reach the weights"
+    assert reaching(found) == "3 of 3 injected failures reach the weights"
 
 
 @pytest.mark.parametrize("growth", [1e4, float("inf"), float("nan")])

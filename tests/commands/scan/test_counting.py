@@ -21,7 +21,10 @@ from nanstop.numerics.tensors import measure
 
 FORMATS = (*TARGETS, torch.float32, torch.float64)
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-EDGES = (0.0, -0.0, 2.0**-10, 2.0**-17, 2.0**-25, 2.0**-14, 448.0, 464.0, 465.0, 61440.0, 65519.0, 65520.0, math.inf, -math.inf, math.nan)  # fmt: skip
+EDGES = (
+    *(0.0, -0.0, 2.0**-10, 2.0**-17, 2.0**-25, 2.0**-14),
+    *(448.0, 464.0, 465.0, 61440.0, 65519.0, 65520.0, math.inf, -math.inf, math.nan),
+)
 
 
 @st.composite

@@ -355,7 +355,8 @@ def test_command_prints_and_exits(changed, llama, capsys):
 
 def test_scan_imports_no_host_library(llama):
     code = (
-        "import sys; from pathlib import Path; from nanstop.commands.scan.scan import scan, findings;"
+        "import sys; from pathlib import Path;"
+        "from nanstop.commands.scan.scan import scan, findings;"
         f"findings(scan(Path({str(llama)!r})));"
         "print([n for n in ('transformers', 'peft', 'trl') if n in sys.modules])"
     )

@@ -37,10 +37,9 @@ for model in (net, other):
 def test_they_are_known_by_what_they_hold():
     left = LeftWeights()
     left.note((NAN, LARGE), loaded=(LARGE,))
-    again = TensorStats(
-        name="model.w", shape=(3,), dtype="float32", device="cuda:0", nan=2, absmax=0.5, first_bad=(0,)
-    )  # fmt: skip
-    others = TensorStats(name="w", shape=(3,), dtype="float32", nan=1, absmax=0.5, first_bad=(0,))
+    held = {"shape": (3,), "dtype": "float32", "absmax": 0.5, "first_bad": (0,)}
+    again = TensorStats(name="model.w", device="cuda:0", nan=2, **held)
+    others = TensorStats(name="w", nan=1, **held)
     assert left.among((again, others, LARGE)) == {"model.w"}
     assert left.among((others, LARGE), updated={"v"}) == {"v"}
 

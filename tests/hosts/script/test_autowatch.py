@@ -173,7 +173,10 @@ def test_a_failure_is_replayed_and_localized_at_once(script, bad, phase, line):
     assert all(w.isfinite().all() for w in weights(ending))
 
 
-RAISING = CLIPPED.replace("clip_grad_norm_(net.parameters(), 1.0)", "clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)")  # fmt: skip
+RAISING = CLIPPED.replace(
+    "clip_grad_norm_(net.parameters(), 1.0)",
+    "clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)",
+)
 
 
 def test_what_a_loop_makes_before_its_model_call_is_played_again(script):
@@ -295,7 +298,13 @@ def test_a_loss_that_the_loop_scales_itself_is_noted(script, loss, sinks):
 
 def test_a_scaler_that_refuses_gradients_has_the_setup_looked_at(script):
     session = ReplayingSession()
-    half = SCALED.replace("    if UNSCALE:", "    if step == 2:\n        net.head.half()\n        net.head.weight.grad = torch.ones_like(net.head.weight)\n    if UNSCALE:")  # fmt: skip
+    half = SCALED.replace(
+        "    if UNSCALE:",
+        "    if step == 2:\n"
+        "        net.head.half()\n"
+        "        net.head.weight.grad = torch.ones_like(net.head.weight)\n"
+        "    if UNSCALE:",
+    )
     with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
         script(half, session, SCALE=1024.0, UNSCALE=True)
     (learnt,) = session.learnt
@@ -773,7 +782,8 @@ frames = counter.frame_count
 def test_models_can_be_copied_and_saved_while_watched(script):
     source = (
         PLAIN
-        + "COPIES.append(copy.deepcopy(net)); stream = io.BytesIO(); torch.save(net.state_dict(), stream)\n"
+        + "COPIES.append(copy.deepcopy(net))\n"
+        + "stream = io.BytesIO(); torch.save(net.state_dict(), stream)\n"
     )
     source += "HOOKS.append(len(net._forward_pre_hooks) + len(net._forward_hooks))\n"
     copies, hooks = [], []

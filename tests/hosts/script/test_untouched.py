@@ -17,7 +17,13 @@ from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 from random_loops import MIDDLES, Loop, Outcome, Program, programs
 
-QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))  # fmt: skip
+QUICK = settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 MANY = settings(QUICK, max_examples=2000)
 
 GAN = (

@@ -13,7 +13,8 @@ from nanstop.measure.probe import probe
 torch.set_num_threads(1)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
-KINDS = ["trainer", *(pytest.param(k, marks=pytest.mark.slow) for k in ("grpo", "sft", "dpo", "reward", "kto", "rloo"))]  # fmt: skip
+TRL_KINDS = ("grpo", "sft", "dpo", "reward", "kto", "rloo")
+KINDS = ["trainer", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TRL_KINDS)]
 
 
 def trained(trainer):

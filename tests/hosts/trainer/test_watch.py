@@ -103,8 +103,8 @@ def test_a_failure_that_no_redo_cures_ends_as_a_skip(tmp_path):
 
 def test_a_redo_that_itself_fails_is_a_skip(tmp_path, caplog):
     class Failing(cases.ScriptedSession):
-        def failed(self, step, signals, **details):
-            decision = super().failed(step, signals, **details)
+        def failed(self, step, alarm, **details):
+            decision = super().failed(step, alarm, **details)
             step.window.micros[0].rng = None
             return decision
 
@@ -231,6 +231,13 @@ class TestEvaluation:
         ]
         assert replayed[0].isnan()
 
+    def test_its_step_says_whether_it_runs_without_other_processes(self, tmp_path):
+        session, trainer = self.run(tmp_path, lambda output: output * float("nan"))
+        local = []
+        session.inspect = lambda step, _: local.append(step.is_local)
+        cases.run(trainer, session=session)
+        assert local == [True, True]
+
     def test_evaluation_changes_nothing_when_it_is_healthy(self, tmp_path):
         session, trainer = self.run(tmp_path, lambda output: output)
         watched_result = cases.run(trainer, session=session)
@@ -283,7 +290,8 @@ class TestUnknownShapes:
         assert self.plain(tmp_path).differences(cases.result(trainer)) == []
         (record,) = caplog.records
         assert re.match(
-            r"nanstop: this training of Trainer of transformers \S+ goes on unwatched: AttributeError",
+            r"nanstop: this training of Trainer of transformers \S+ "
+            r"goes on unwatched: AttributeError",
             record.message,
         )
         assert "training_step" not in vars(trainer)

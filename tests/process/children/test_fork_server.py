@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nanstop.process.children.fork_server import CannotForkError, WarmParent
-from nanstop.process.children.isolate import ERRORS, OUTPUT, spawn
+from nanstop.process.children.isolate import ERRORS, OUTPUT, Job, spawn
 from nanstop.process.children.script_imports import Imports, imports_of
 
 SCRIPT = """
@@ -22,9 +22,12 @@ import helper
 atexit.register(lambda: print("at exit"))
 main = sys.modules["__main__"]
 class Here: pass
-print(json.dumps([__name__, __file__, main.__file__, main.Here is Here, sys.argv, sys.path[0], __spec__,
-    os.getcwd(), sorted(os.environ.items()), sys.stdin.read(), os.getpgrp() == os.getpid(), helper.__file__,
-    sys.flags.isolated, __builtins__.len is len, __package__, __doc__, sys.stdout.line_buffering]))
+print(json.dumps([
+    __name__, __file__, main.__file__, main.Here is Here, sys.argv, sys.path[0], __spec__,
+    os.getcwd(), sorted(os.environ.items()), sys.stdin.read(), os.getpgrp() == os.getpid(),
+    helper.__file__, sys.flags.isolated, __builtins__.len is len, __package__, __doc__,
+    sys.stdout.line_buffering,
+]))
 sys.stdout.flush()
 def fail(): raise ValueError("no\\nrows")
 """
@@ -79,13 +82,17 @@ def parents():
         one.close()
 
 
-def both(parent, command, folder, **options):
+def job(folder, command, environment=os.environ, **bounds):
+    return Job(command=command, folder=folder, environment=dict(environment), **bounds)
+
+
+def both(parent, command, folder, **bounds):
     """How a command ends, and what it writes, forked and spawned."""
     seen = []
     for name, begin in (("forked", parent.fork), ("spawned", spawn)):
         place = folder / name
         place.mkdir(parents=True)
-        end = finish(begin(command, folder=place, environment=dict(os.environ), **options))
+        end = finish(begin(job(place, command, **bounds)))
         seen.append((end, (place / OUTPUT).read_text(), (place / ERRORS).read_text()))
     return seen
 
@@ -115,7 +122,7 @@ def test_children_do_not_share_random_numbers(script, parents, tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         command = [sys.executable, "scripts/train.py"]
-        finish(parent.fork(command, folder=tmp_path / name, environment=dict(os.environ)))
+        finish(parent.fork(job(tmp_path / name, command)))
         seen |= set((tmp_path / name / OUTPUT).read_text().split())
     assert len(seen) == 4
 
@@ -128,7 +135,7 @@ def test_several_run_at_a_time_and_late_variables_reach_them(script, parents, tm
         (tmp_path / name).mkdir()
         environment = {**os.environ, "PLACE": name}
         command = [sys.executable, "scripts/train.py"]
-        children.append(parent.fork(command, folder=tmp_path / name, environment=environment))
+        children.append(parent.fork(job(tmp_path / name, command, environment)))
     assert [finish(child).kind for child in reversed(children)] == ["clean"] * 3
     assert [(tmp_path / name / OUTPUT).read_text() for name in "abc"] == ["a\n", "b\n", "c\n"]
 
@@ -137,7 +144,7 @@ def test_several_run_at_a_time_and_late_variables_reach_them(script, parents, tm
     ("code", "reason"),
     [
         (
-            "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+            "from threading import Event, Thread; Thread(target=Event().wait, daemon=True).start()",
             "started threads",
         ),
         ("import os; os._exit(3)", "is gone"),
@@ -147,18 +154,18 @@ def test_a_parent_that_is_not_fit_refuses(tmp_path, parents, code, reason):
     (tmp_path / "unfit.py").write_text(code)
     parent = parents(Imports(modules=(("unfit", ()),), folder=str(tmp_path)))
     with pytest.raises(CannotForkError, match=reason):
-        parent.fork([sys.executable, "x.py"], folder=tmp_path, environment=dict(os.environ))
+        parent.fork(job(tmp_path, [sys.executable, "x.py"]))
     with pytest.raises(CannotForkError, match=reason):
-        parent.fork([sys.executable, "x.py"], folder=tmp_path, environment=dict(os.environ))
+        parent.fork(job(tmp_path, [sys.executable, "x.py"]))
 
 
 def test_what_was_imported_under_other_settings_is_no_parent(tmp_path, parents):
     parent = parents(Imports())
     environment = {**os.environ, "OMP_NUM_THREADS": "7"}
     with pytest.raises(CannotForkError, match="OMP_NUM_THREADS may be read while"):
-        parent.fork([sys.executable, "x.py"], folder=tmp_path, environment=environment)
+        parent.fork(job(tmp_path, [sys.executable, "x.py"], environment))
     with pytest.raises(CannotForkError, match="only a Python script"):
-        parent.fork([sys.executable, "-m", "x"], folder=tmp_path, environment=dict(os.environ))
+        parent.fork(job(tmp_path, [sys.executable, "-m", "x"]))
 
 
 def alive(pid):
@@ -178,13 +185,13 @@ def all_gone(*pids):
 def test_a_child_whose_parent_is_killed_is_lost_and_ended(script, parents, tmp_path):
     parent = parents(imports_of(script("time.sleep(600)")))
     command = [sys.executable, "scripts/train.py"]
-    child = parent.fork(command, folder=tmp_path, environment=dict(os.environ))
+    child = parent.fork(job(tmp_path, command))
     assert child.poll() is None
     parent._server.kill()
     assert finish(child).kind == "lost"
     assert all_gone(child.pid)
     with pytest.raises(CannotForkError, match="is gone"):
-        parent.fork(command, folder=tmp_path, environment=dict(os.environ))
+        parent.fork(job(tmp_path, command))
 
 
 OWNER = """
@@ -192,8 +199,11 @@ import os, sys, time
 from pathlib import Path
 from nanstop.process.children.script_imports import imports_of
 from nanstop.process.children.fork_server import WarmParent
+from nanstop.process.children.isolate import Job
 parent = WarmParent(imports_of(Path(sys.argv[1])), environment=os.environ)
-child = parent.fork([sys.executable, sys.argv[1]], folder=Path(sys.argv[2]), environment=os.environ)
+words = [sys.executable, sys.argv[1]]
+job = Job(command=words, folder=Path(sys.argv[2]), environment=os.environ)
+child = parent.fork(job)
 print(child.pid, parent._server.pid, flush=True)
 time.sleep(600)
 """
@@ -224,6 +234,6 @@ def test_torch_and_trainers_leave_a_parent_that_can_be_forked(script, parents, t
     )
     parent = parents(imports_of(script(text=text, ending="")))
     command = [sys.executable, "scripts/train.py"]
-    child = parent.fork(command, folder=tmp_path, environment=dict(os.environ))
+    child = parent.fork(job(tmp_path, command))
     assert finish(child).kind == "clean"
     assert (tmp_path / OUTPUT).read_text() == "True\n4\n"

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 
 from nanstop.errors import NanstopError
-from nanstop.process.children.isolate import ERRORS, OUTPUT, end_of, spawn
+from nanstop.process.children.isolate import ERRORS, OUTPUT, Job, end_of, spawn
+
+OUT_OF_MEMORY = """
+class OutOfMemoryError(RuntimeError): pass
+raise OutOfMemoryError("CUDA out of memory.")
+"""
 
 
 def start(folder, code, **options):
-    return spawn(
-        [sys.executable, "-c", code], folder=folder, environment=dict(os.environ), **options
-    )
+    command = [sys.executable, "-c", code]
+    return spawn(Job(command=command, folder=folder, environment=dict(os.environ), **options))
 
 
 def finish(child):
@@ -53,13 +57,7 @@ def gone(pid):
         ("import os; os.kill(os.getpid(), 8)", "signal", "SIGFPE", "", 136),
         ("import os; os.abort()", "signal", "SIGABRT", "", 134),
         ("raise MemoryError", "oom", "MemoryError", "", 1),
-        (
-            "class OutOfMemoryError(RuntimeError): pass\nraise OutOfMemoryError('CUDA out of memory.')",
-            "oom",
-            "OutOfMemoryError",
-            "CUDA out of memory.",
-            1,
-        ),
+        (OUT_OF_MEMORY, "oom", "OutOfMemoryError", "CUDA out of memory.", 1),
     ],
 )
 def test_the_end_of_a_real_child(tmp_path, code, kind, name, message, exit_code):
@@ -163,15 +161,16 @@ def test_the_last_line_before_a_signal_counts_only_if_it_tells_something():
 
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(NanstopError, match="cannot start /no/such/program"):
-        spawn(["/no/such/program"], folder=tmp_path, environment={})
+        spawn(Job(command=["/no/such/program"], folder=tmp_path, environment={}))
 
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from nanstop.process.children.isolate import spawn
+from nanstop.process.children.isolate import Job, spawn
 import os
-child = spawn([sys.executable, "-c", sys.argv[2]], folder=Path(sys.argv[1]), environment=dict(os.environ))
+words = [sys.executable, "-c", sys.argv[2]]
+child = spawn(Job(command=words, folder=Path(sys.argv[1]), environment=dict(os.environ)))
 print(child.pid, flush=True)
 while child.poll() is None:
     time.sleep(0.01)

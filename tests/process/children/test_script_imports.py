@@ -39,7 +39,9 @@ def test_modules_beside_the_script_are_read_and_hide_libraries_of_their_name(rea
 def test_settings_that_hold_always_are_known(read):
     found = read(
         "import os\nos.environ['A'] = '1'\nimport torch\n"
-        "if __name__ == '__main__':\n    os.environ.setdefault('B', '2')\n    print(os.environ.get('C'))\n"
+        "if __name__ == '__main__':\n"
+        "    os.environ.setdefault('B', '2')\n"
+        "    print(os.environ.get('C'))\n"
     )
     assert (found.variables, found.defaults, found.problem) == ({"A": "1"}, {"B": "2"}, "")
 

@@ -119,7 +119,8 @@ def test_a_forked_child_writes_nothing(tmp_path):
     file = FlightFile(tmp_path / "1.flight", num_ops=4)
     record(file, 1)
     code = (
-        "import os, sys; from pathlib import Path; from nanstop.process.crash.flight_file import FlightFile\n"
+        "import os, sys; from pathlib import Path\n"
+        "from nanstop.process.crash.flight_file import FlightFile\n"
         "file = FlightFile(sys.argv[1], num_ops=4)\n"
         "file.step(3)\n"
         "pid = os.fork()\n"
@@ -155,7 +156,8 @@ import sys
 from nanstop.process.crash.flight_file import FlightFile
 file = FlightFile(sys.argv[1], num_ops=16)
 for index in range(10**9):
-    file.done(file.op("forward", f"aten.op{index}", f"module{index}", f"m.py:{index} f", [("float32", (index,))]))
+    shapes = [("float32", (index,))]
+    file.done(file.op("forward", f"aten.op{index}", f"module{index}", f"m.py:{index} f", shapes))
     if index % 8 == 0:
         file.step(index // 8)
 """

@@ -52,7 +52,8 @@ def run(*command, **options):
     (exit code, stdout, stderr, summary).
     """
     code = (
-        "import sys; from nanstop.commands.run.launch import launch; from nanstop.decide.policy import Policy; "
+        "import sys; from nanstop.commands.run.launch import launch; "
+        "from nanstop.decide.policy import Policy; "
         f"sys.exit(launch(sys.argv[1:], policy=Policy(), out='incidents', **{options!r}))"
     )
     done = subprocess.run(

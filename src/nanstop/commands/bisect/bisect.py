@@ -22,7 +22,7 @@ from typing import Any
 
 from nanstop.commands.bisect.configs import PLACES, Pair
 from nanstop.commands.bisect.result import BisectResult, Difference, Outcome, TrialRow, trial_line
-from nanstop.commands.bisect.search import Bisection, Request, Verdict, bisect
+from nanstop.commands.bisect.search import Bisection, Judgement, Request, bisect
 from nanstop.commands.bisect.trial_store import (
     INCIDENTS,
     LIVE,
@@ -35,9 +35,8 @@ from nanstop.commands.bisect.trial_store import (
 )
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
-from nanstop.process.children.executors import executor
-from nanstop.process.children.isolate import ERRORS, End, require_bounds
-from nanstop.process.children.job import Executor, Job, Running
+from nanstop.process.children.executors import Executor, Running, executor
+from nanstop.process.children.isolate import ERRORS, End, Job, require_bounds
 from nanstop.process.crash import process_files
 from nanstop.process.inject.variables import watching
 from nanstop.session.factory import incident_folder
@@ -52,7 +51,7 @@ _QUIET = {"WANDB_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Of a trial's environment: no trial reports to a service."""
 _TRIES = 3
 """How often a trial is started whose process ends without anybody knowing how."""
-_VERDICTS: Mapping[Outcome, Verdict] = {"pass": "passes", "same_failure": "fails"}
+_JUDGEMENTS: Mapping[Outcome, Judgement] = {"pass": "passes", "same_failure": "fails"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +135,8 @@ class ChildTrials:
     losses: dict[str, int] = field(default_factory=dict)
     next_look: float = 0.0
 
-    def run(self, requests: Sequence[Request]) -> list[Verdict]:
-        """Run these trials, ``limits.jobs`` at a time, and return their verdicts."""
+    def run(self, requests: Sequence[Request]) -> list[Judgement]:
+        """Run these trials, ``limits.jobs`` at a time, and return their judgements."""
         digests = [self.store.digest(self._settings(one), one.attempt) for one in requests]
         known = {digest: found for digest in digests if (found := self._known(digest))}
         finished = known | self._run_new(
@@ -239,8 +238,9 @@ class ChildTrials:
         return request.attempt > 0 or len(request.keys) in (0, len(self.pair.items))
 
     def _timeout(self) -> float | None:
-        """Return the seconds a trial may take:
-        as given, else many times what BAD and GOOD took, once both are known.
+        """Return the seconds a trial may take.
+
+        As given, else many times what BAD and GOOD took, once both are known.
         """
         ends = [row.seconds for row in self.rows if len(row.keys) in (0, self._num_keys)]
         if self.limits.timeout is not None or len(ends) < 2:
@@ -257,10 +257,9 @@ class ChildTrials:
         return died and request.attempt > 0
 
     def _ended(self) -> list[tuple[str, End, bool]]:
-        """Return the trials that have ended, or whose answer is there already:
-        nothing after it would change it.
+        """Return the trials that have ended, or whose answer is there already.
 
-        With each whether it was forked.
+        Nothing after it would change it. With each whether it was forked.
         """
         looking = time.monotonic() >= self.next_look
         if looking:
@@ -289,8 +288,8 @@ class ChildTrials:
         self.store.keep(digest, finished)
         return finished
 
-    def _note(self, request: Request, digest: str, finished: Finished, *, known: bool) -> Verdict:
-        """Write the trial into the list and return its verdict.
+    def _note(self, request: Request, digest: str, finished: Finished, *, known: bool) -> Judgement:
+        """Write the trial into the list and return its judgement.
 
         The first failure of BAD is the one looked for; where BAD passes, that of GOOD.
         """
@@ -318,7 +317,7 @@ class ChildTrials:
         self.announce(trial_line(row, self.pair.keys(self.pair.items)))
         if self._deceived(row):
             raise _ForksDifferError
-        return _VERDICTS.get(outcome, "unresolved")
+        return _JUDGEMENTS.get(outcome, "unresolved")
 
     def _deceived(self, row: TrialRow) -> bool:
         """Return whether a trial that was started by itself ended otherwise than the same one as
@@ -357,8 +356,8 @@ class ChildTrials:
             f"apart; {seen}",
             "flaky": "the same configuration ended differently when it was run again, so nothing "
             "below is established; fix the seed, or look at the flaky trials",
-            "limit": f"stopped after {found.num_trials} trials, as --limit says; the keys below are "
-            "the smallest set seen to fail, and the trials are kept for the next bisect",
+            "limit": f"stopped after {found.num_trials} trials, as --limit says; the keys below "
+            "are the smallest set seen to fail, and the trials are kept for the next bisect",
         }[found.status]
 
     def _last_failure(self) -> str:
@@ -367,8 +366,7 @@ class ChildTrials:
 
 
 def _environment(place: Path, *, record: bool) -> dict[str, str]:
-    """Return a trial's environment:
-    watched, observed only, and no time spent on looking for a cure.
+    """Return a trial's environment: watched, observed only, no time spent on a cure.
 
     ``record``: its operations are noted in a file that outlives it. Errors: ``OSError``.
     """

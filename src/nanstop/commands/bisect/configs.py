@@ -52,6 +52,7 @@ class ConfigForm:
 
     def command(self, settings: Mapping[str, Any], folder: Path) -> list[str]:
         """Write the config into ``folder`` and return the command that reads it.
+
         Errors: ``OSError``.
         """
         file = folder / f"config{self.suffix}"
@@ -61,8 +62,9 @@ class ConfigForm:
 
 @dataclass(frozen=True, slots=True)
 class CommandForm:
-    """A command line: its first words, its options in an order that suits both, and which are
-    written ``NAME=VALUE``.
+    """A command line.
+
+    Its first words, its options in an order that suits both, and which are written ``NAME=VALUE``.
     """
 
     program: tuple[str, ...]
@@ -80,8 +82,9 @@ class CommandForm:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two configurations. ``items``: what may be taken from the bad one, by name;
-    most hold one key.
+    """Two configurations.
+
+    ``items``: what may be taken from the bad one, by name; most hold one key.
     """
 
     bad: Mapping[str, Any]
@@ -278,8 +281,9 @@ def _plain(key: str) -> str:
 def _differences(
     bad: Mapping[str, Any], good: Mapping[str, Any], path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """Yield (path, bad value, good value) of every leaf that differs;
-    in a part that one side lacks, of each leaf.
+    """Yield (path, bad value, good value) of every leaf that differs.
+
+    In a part that one side lacks, of each leaf.
     """
     for key in _merged(list(bad), list(good)):
         ours, theirs = bad.get(key, _MISSING), good.get(key, _MISSING)

@@ -21,8 +21,9 @@ _WORDS = {
 
 @record
 class TrialRow:
-    """One trial. ``keys``: what it took from BAD. "invalid":
-    it ended by an error before any step of training.
+    """One trial.
+
+    ``keys``: what it took from BAD. "invalid": it ended by an error before any step of training.
 
     ``failure``: the one that decided. ``known``: the result was on disk. ``folder``: its config,
     output and incidents. ``forked``: from a process that had imported its libraries; what confirms
@@ -85,7 +86,8 @@ def trial_line(row: TrialRow, differing: Sequence[str]) -> str:
     end = f" ({row.failure})" if row.failure else ""
     known = ", known from before" if row.known else ""
     name = configuration(row.keys, differing)
-    return f"trial {row.number:2}: {name}{again}: {_WORDS[row.outcome]}{end}, {row.seconds:.1f} s{known}"
+    outcome = f"{_WORDS[row.outcome]}{end}, {row.seconds:.1f} s{known}"
+    return f"trial {row.number:2}: {name}{again}: {outcome}"
 
 
 def configuration(keys: Sequence[str], differing: Sequence[str]) -> str:
@@ -97,8 +99,9 @@ def configuration(keys: Sequence[str], differing: Sequence[str]) -> str:
 
 
 def render(result: BisectResult) -> str:
-    """Return the outcome as text: the failure, the answer with the values of its keys, the
-    evidence, what is unsure.
+    """Return the outcome as text.
+
+    The failure, the answer with the values of its keys, the evidence, what is unsure.
     """
     values = {one.key: one for one in result.differences}
     lines = [f"failure: {result.failure}"] if result.failure else []

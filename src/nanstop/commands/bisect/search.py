@@ -1,5 +1,6 @@
-"""Which differences between two configurations make one of them fail:
-few trials, and every claim has its own trial.
+"""Which differences between two configurations make one of them fail.
+
+Few trials, and every claim has its own trial.
 
 A configuration is the set of keys that it takes from the bad one; what it does not take is as in
 the good one. A trial fails (the same failure), passes, or is unresolved: it could not run, or
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
 
-Verdict = Literal["fails", "passes", "unresolved"]
+Judgement = Literal["fails", "passes", "unresolved"]
 Status = Literal["found", "flaky", "swapped", "bad_passes", "good_fails", "limit"]
 Keys = frozenset[str]
 
@@ -29,16 +30,17 @@ with more of them the keys do mask each other.
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A trial to run: the keys it takes from the bad configuration, and which repetition of it
-    this is, from 0.
+    """A trial to run.
+
+    The keys it takes from the bad configuration, and which repetition of it this is, from 0.
     """
 
     keys: Keys
     attempt: int = 0
 
 
-Run = Callable[[Sequence[Request]], Sequence[Verdict]]
-"""Runs several trials, side by side if it can, and returns their verdicts in order."""
+Run = Callable[[Sequence[Request]], Sequence[Judgement]]
+"""Runs several trials, side by side if it can, and returns their judgements in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,43 +69,44 @@ class _LimitReachedError(Exception):
 
 @dataclass(slots=True)
 class _Oracle:
-    """Answers questions about configurations;
-    runs each once, and again where answers contradict each other.
+    """Answers questions about configurations.
+
+    Runs each once, and again where answers contradict each other.
     """
 
     run: Run
     limit: int | None
-    seen: dict[Keys, list[Verdict]] = field(default_factory=dict)
+    seen: dict[Keys, list[Judgement]] = field(default_factory=dict)
     doubts: int = 0
     num_trials: int = 0
 
-    def ask(self, wanted: Sequence[Keys]) -> list[Verdict]:
-        """Return the verdicts on these configurations. Errors: ``_LimitReachedError``."""
+    def ask(self, wanted: Sequence[Keys]) -> list[Judgement]:
+        """Return the judgements on these configurations. Errors: ``_LimitReachedError``."""
         new = [keys for keys in dict.fromkeys(wanted) if keys not in self.seen]
         self._try(new)
         for keys in new:
             self._doubt(keys)
-        return [self.verdict(keys) for keys in wanted]
+        return [self.judgement(keys) for keys in wanted]
 
     def again(self, wanted: Sequence[Keys]) -> None:
         """Run each of these configurations a second time, if it was run only once."""
         self._try([keys for keys in dict.fromkeys(wanted) if len(self.seen[keys]) == 1])
 
-    def verdict(self, keys: Keys) -> Verdict:
+    def judgement(self, keys: Keys) -> Judgement:
         """Return what all runs of a configuration agree on; a flaky one is unresolved."""
         agreed = set(self.seen[keys])
         return agreed.pop() if len(agreed) == 1 else "unresolved"
 
     def flaky(self) -> list[Keys]:
-        """Return the key sets whose runs did not all give the same verdict."""
-        return [keys for keys, verdicts in self.seen.items() if len(set(verdicts)) > 1]
+        """Return the key sets whose runs did not all give the same judgement."""
+        return [keys for keys, judgements in self.seen.items() if len(set(judgements)) > 1]
 
     def _try(self, wanted: Sequence[Keys]) -> None:
         left = len(wanted) if self.limit is None else max(self.limit - self.num_trials, 0)
         batch = [Request(keys, len(self.seen.get(keys, ()))) for keys in wanted[:left]]
         self.num_trials += len(batch)
-        for request, verdict in zip(batch, self.run(batch) if batch else (), strict=True):
-            self.seen.setdefault(request.keys, []).append(verdict)
+        for request, judgement in zip(batch, self.run(batch) if batch else (), strict=True):
+            self.seen.setdefault(request.keys, []).append(judgement)
         if left < len(wanted):
             raise _LimitReachedError
 
@@ -111,17 +114,17 @@ class _Oracle:
         """Run a configuration again that passes though a part of it fails, or the other way
         round, and that part too.
         """
-        verdict = self.verdict(keys)
+        judgement = self.judgement(keys)
         against = [
             other
             for other in self.seen
-            if (verdict == "passes" and other < keys and self.verdict(other) == "fails")
-            or (verdict == "fails" and other > keys and self.verdict(other) == "passes")
+            if (judgement == "passes" and other < keys and self.judgement(other) == "fails")
+            or (judgement == "fails" and other > keys and self.judgement(other) == "passes")
         ]
         if against and self.doubts < _DOUBTS:
             self.doubts += 1
             self.again([keys])
-            if self.verdict(keys) == verdict:
+            if self.judgement(keys) == judgement:
                 self.again(against[:1])
 
 
@@ -135,7 +138,7 @@ def bisect(keys: Sequence[str], run: Run, *, width: int = 1, limit: int | None =
     member, and by a second run.
 
     Source: the search for one failing member after the other is that of U. Junker, "QuickXplain",
-    AAAI 2004; the third verdict is from A. Zeller, "Yesterday, my program worked. Today, it does
+    AAAI 2004; the third judgement is from A. Zeller, "Yesterday, my program worked. Today, it does
     not. Why?", ESEC/FSE 1999.
     """
     return _Bisect(tuple(dict.fromkeys(keys)), _Oracle(run, limit), max(width, 1)).result()
@@ -155,7 +158,7 @@ class _Bisect:
             return self._outcome(self._search())
         except _LimitReachedError:
             seen = self.oracle.seen
-            failing = [keys for keys in seen if self.oracle.verdict(keys) == "fails"]
+            failing = [keys for keys in seen if self.oracle.judgement(keys) == "fails"]
             self.minimal = self._ordered(min(failing, key=len, default=frozenset()))
             return self._outcome("limit")
 
@@ -179,8 +182,9 @@ class _Bisect:
         self.fix = passing.minimal(causes, guesses=(1, len(self.minimal)))
 
     def _confirmed(self) -> bool:
-        """Return whether both answers end the same when they are run again;
-        all that they rest on, if any trial did not.
+        """Return whether both answers end the same when they are run again.
+
+        All that they rest on, if any trial did not.
         """
         failing, passing = self._as_is(self.minimal), self._without(self.fix)
         self.oracle.again([failing, passing])
@@ -228,7 +232,7 @@ class _Bisect:
             for key, rest in without.items()
             if rest in self.oracle.seen
             and rest not in flaky
-            and self.oracle.verdict(rest) == "unresolved"
+            and self.oracle.judgement(rest) == "unresolved"
         )
 
     def _ordered(self, keys: Keys) -> tuple[str, ...]:
@@ -243,19 +247,21 @@ class _Bisect:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Whether the configuration made of some keys has the verdict asked for;
-    with all keys it has, with none not.
+    """Whether the configuration made of some keys has the judgement asked for.
+
+    With all keys it has, with none not.
     """
 
     search: _Bisect
     configuration: Callable[[Sequence[str]], Keys]
-    wanted: Verdict
+    wanted: Judgement
 
     def minimal(self, items: tuple[str, ...], *, guesses: tuple[int, ...]) -> tuple[str, ...]:
-        """Return a part of ``items`` that has the verdict and loses it without any one member.
+        """Return a part of ``items`` that has the judgement and loses it without any one member.
+
         Earlier ones preferred.
 
-        The last item of the shortest prefix that has the verdict is needed; with it set, shorter
+        The last item of the shortest prefix that has the judgement is needed; with it set, shorter
         prefixes do. ``guesses``: lengths to try first.
         """
         found: tuple[str, ...] = ()
@@ -267,12 +273,12 @@ class _Question:
 
     def _holds(self, candidates: Sequence[tuple[str, ...]]) -> list[bool]:
         asked = [self.configuration(one) for one in candidates]
-        return [verdict == self.wanted for verdict in self.search.oracle.ask(asked)]
+        return [judgement == self.wanted for judgement in self.search.oracle.ask(asked)]
 
     def _shortest(
         self, found: tuple[str, ...], items: tuple[str, ...], low: int, guesses: tuple[int, ...]
     ) -> int:
-        """Return the length of a prefix of ``items`` that, with ``found``, has the verdict, and
+        """Return the length of a prefix of ``items`` that, with ``found``, has the judgement, and
         one shorter has not.
         """
         high = len(items)
@@ -303,13 +309,13 @@ class _Question:
             )
 
     def _joint(self, found: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """Yield what has the verdict without several members of which none can be left out
+        """Yield what has the judgement without several members of which none can be left out
         alone.
         """
-        verdicts = self.search.oracle.ask(
+        judgements = self.search.oracle.ask(
             [self.configuration(tuple(one for one in found if one != key)) for key in found]
         )
-        bound = [key for key, v in zip(found, verdicts, strict=True) if v == "unresolved"]
+        bound = [key for key, v in zip(found, judgements, strict=True) if v == "unresolved"]
         groups = [tuple(bound), *combinations(bound, 2)] if len(bound) > 1 else []
         for group in dict.fromkeys(groups):
             rest = tuple(one for one in found if one not in group)

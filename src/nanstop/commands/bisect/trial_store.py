@@ -1,5 +1,6 @@
-"""Trials of a bisect on disk, found again by what they are made of:
-settings, script, versions of the machine.
+"""Trials of a bisect on disk, found again by what they are made of.
+
+Settings, script, versions of the machine.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?")
 @record
 class Failure:
     """One way in which a run failed.
+
     ``name``: code of the finding, signal, class of the exception, or exit code.
 
     ``key``: where a value stopped being finite;
@@ -49,8 +51,9 @@ class Failure:
     key: FailureKey | None = None
 
     def same_as(self, other: Failure) -> bool:
-        """Return whether both are the same failure;
-        numbers in the message of an exception do not count.
+        """Return whether both are the same failure.
+
+        Numbers in the message of an exception do not count.
         """
         if self.kind != other.kind:
             return False
@@ -71,8 +74,9 @@ class Failure:
 
 @record
 class Finished:
-    """A finished trial: how its process ended, what failed in it (the deciding failure first),
-    updates it applied.
+    """A finished trial.
+
+    How its process ended, what failed in it (the deciding failure first), updates it applied.
 
     ``forked``: its process was forked from one that had imported its libraries.
     """
@@ -93,6 +97,7 @@ class Finished:
 
 class TrialStore:
     """The folder of a bisect's trials.
+
     What cannot be written is remembered, and said in ``problem``.
 
     ``words``: the program and every value of the settings. Files among them are part of a trial's
@@ -123,8 +128,9 @@ class TrialStore:
         return self._known.get(digest)
 
     def begin(self, digest: str) -> Path:
-        """Return the empty folder of a new trial. Errors:
-        ``NanstopError`` NS001 where the disk refuses it.
+        """Return the empty folder of a new trial.
+
+        Errors: ``NanstopError`` NS001 where the disk refuses it.
         """
         place = self.place(digest)
         try:
@@ -135,8 +141,9 @@ class TrialStore:
         return place
 
     def keep(self, digest: str, finished: Finished) -> None:
-        """Write a finished trial down;
-        one whose process was stopped from outside never comes here.
+        """Write a finished trial down.
+
+        One whose process was stopped from outside never comes here.
         """
         self._known[digest] = finished
         try:

@@ -1,5 +1,6 @@
-"""What will go wrong with a run, said before its first step:
-facts and a probe against the findings.
+"""What will go wrong with a run, said before its first step.
+
+Facts and a probe against the findings.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _MAX_MACHINE_BYTES = 2**20
 def check_script(
     command: Sequence[str], *, static: bool = False, machine: Environment | None = None
 ) -> Preflight:
-    """Return what is found of a script's first training, which does not take place;
-    see ``dry_run`` for errors.
+    """Return what is found of a script's first training, which does not take place.
+
+    See ``dry_run`` for errors.
 
     ``static``: look at facts only and run nothing.
     """
@@ -43,8 +45,9 @@ def check_script(
 
 
 def is_checkpoint(command: Sequence[str]) -> bool:
-    """Return whether this is a file of weights or a folder that is no program. Errors:
-    NS001 where it has arguments.
+    """Return whether this is a file of weights or a folder that is no program.
+
+    Errors: NS001 where it has arguments.
     """
     path = Path(command[0]) if command else Path()
     folder = path.is_dir() and not (path / "__main__.py").is_file()
@@ -70,8 +73,9 @@ def check_checkpoint(path: Path) -> Preflight:
 
 
 def check_config(path: Path, machine: Environment | None = None) -> Preflight:
-    """Return what is found of the run that a config file of TRL describes. Errors:
-    as ``read_config``.
+    """Return what is found of the run that a config file of TRL describes.
+
+    Errors: as ``read_config``.
     """
     from nanstop.hosts.trainer.trl_config import read_config
 
@@ -85,8 +89,9 @@ def check_config(path: Path, machine: Environment | None = None) -> Preflight:
 
 
 def is_config(command: Sequence[str]) -> bool:
-    """Return whether this is a config file by itself. Errors:
-    ``NanstopError`` NS001 for one that has arguments.
+    """Return whether this is a config file by itself.
+
+    Errors: ``NanstopError`` NS001 for one that has arguments.
     """
     path = Path(command[0]) if command else Path()
     if path.suffix not in _CONFIGS:
@@ -133,8 +138,9 @@ def _merged(first: Examination, second: Examination) -> Examination:
 
 
 def _elsewhere(facts: RunFacts, machine: Environment) -> RunFacts:
-    """Return the facts that the run would have on a machine with a GPU:
-    there it computes as its options say.
+    """Return the facts that the run would have on a machine with a GPU.
+
+    There it computes as its options say.
     """
     if machine.gpu is None and machine.capability is None:
         return facts
@@ -143,8 +149,9 @@ def _elsewhere(facts: RunFacts, machine: Environment) -> RunFacts:
 
 
 def read_machine(path: Path) -> Environment:
-    """Return the machine that a file describes:
-    what ``nanstop env --json`` prints there, or a part of it.
+    """Return the machine that a file describes.
+
+    What ``nanstop env --json`` prints there, or a part of it.
 
     Errors: ``NanstopError`` NS001 for a file that cannot be read or says something else.
     """

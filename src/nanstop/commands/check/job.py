@@ -1,5 +1,6 @@
-"""What ``nanstop check`` looks at:
-the facts of a run that is about to begin, and a probe of its first window.
+"""What ``nanstop check`` looks at.
+
+The facts of a run that is about to begin, and a probe of its first window.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _NO_GRADIENT = "does not require grad"
 
 
 def run(target: Target, options: Mapping[str, Any]) -> Preflight:
-    """Return what is to be seen of a script's target;
-    the findings are drawn from it by the process above.
+    """Return what is to be seen of a script's target.
+
+    The findings are drawn from it by the process above.
     """
     if options.get("static"):
         return look(target.facts)

@@ -1,5 +1,6 @@
-"""``nanstop compare``: two recorded runs side by side;
-where they part, in which number and in which layer.
+"""``nanstop compare``: two recorded runs side by side.
+
+Where they part, in which number and in which layer.
 
 A run is recorded by ``series.json`` (``nanstop run --series``), by the histories of its incidents,
 and by the ``trainer_state.json`` that transformers saves with a checkpoint. Names tell the last
@@ -61,8 +62,9 @@ class SeriesRow:
 
 @record
 class Comparison:
-    """Two runs. ``step`` and ``series``: the first divergence;
-    None where they agree within ``tolerance``.
+    """Two runs.
+
+    ``step`` and ``series``: the first divergence; None where they agree within ``tolerance``.
 
     ``layer``: the first one that parts, at ``range_steps``, the common steps at which ranges of
     modules were sampled, or in an incident.
@@ -128,8 +130,9 @@ def load_run(path: str | Path) -> Run:
 
 
 def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
-    """Return where two runs part. Values within ``tolerance`` of each other, relative to the
-    larger, agree.
+    """Return where two runs part.
+
+    Values within ``tolerance`` of each other, relative to the larger, agree.
 
     Errors: ``NanstopError`` NS001 for a tolerance below zero, or runs without a series in common.
     """
@@ -169,8 +172,9 @@ def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
 
 
 def render(found: Comparison) -> str:
-    """Return the comparison as text:
-    the first divergence, the layer, each series, the incidents of each run.
+    """Return the comparison as text.
+
+    The first divergence, the layer, each series, the incidents of each run.
     """
     lines = [f"A {found.a}", f"B {found.b}"]
     if found.step is not None:
@@ -229,8 +233,9 @@ def _history(file: Path) -> list[dict[str, Any]]:
 
 
 def _logged(file: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return every number that a trainer logged, by name and step;
-    its sums at the end of training are not steps.
+    """Return every number that a trainer logged, by name and step.
+
+    Its sums at the end of training are not steps.
     """
     series: dict[str, list[tuple[int, float]]] = {}
     for row in _history(file):

@@ -1,5 +1,6 @@
-"""In which layer two recorded runs part:
-by the ranges of their modules, or by the operations of their incidents.
+"""In which layer two recorded runs part.
+
+By the ranges of their modules, or by the operations of their incidents.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def _events(report: Report) -> dict[tuple[str, str, str, int], OpEvent]:
 
 
 def gap(a: float, b: float) -> float:
-    """Return the difference relative to the larger magnitude;
-    infinite where only one is that infinity or NaN.
+    """Return the difference relative to the larger magnitude.
+
+    Infinite where only one is that infinity or NaN.
     """
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0

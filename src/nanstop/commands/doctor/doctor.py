@@ -63,8 +63,9 @@ class Setting(NamedTuple):
 
 
 def doctor(command: Sequence[str]) -> Doctor:
-    """Run a script up to its first training and audit the guards of what it built;
-    nothing is saved or pushed.
+    """Run a script up to its first training and audit the guards of what it built.
+
+    Nothing is saved or pushed.
 
     The child's output goes to standard error. Errors: ``NanstopError`` NS001 as ``dry_run``.
     """
@@ -102,6 +103,7 @@ def guards_seen(guards: Sequence[Guard], trials: Iterable[GuardTrial]) -> tuple[
 
 def due(guards: Sequence[Guard], trials: Sequence[GuardTrial]) -> tuple[Setting, ...]:
     """Return the trials that are still needed, none when the audit is complete.
+
     ``guards``: as ``guards_seen``.
     """
     known = _by_plan(trials)

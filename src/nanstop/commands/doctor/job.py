@@ -14,8 +14,9 @@ from nanstop.process.inject.dry_run_child import Target
 
 
 def run(target: Target, _options: Mapping[str, Any]) -> Audit:
-    """Return the trials of a trainer. Errors:
-    ``NanstopError`` where it does not train by itself.
+    """Return the trials of a trainer.
+
+    Errors: ``NanstopError`` where it does not train by itself.
     """
     from nanstop.commands.doctor.on_trainer import TrainerAudit
 
@@ -29,8 +30,9 @@ def run(target: Target, _options: Mapping[str, Any]) -> Audit:
 
 
 def open_loop(plan: DryPlan, table: Table) -> None:
-    """Audit the loop that the script runs;
-    it goes on by itself, and no session is opened for it.
+    """Audit the loop that the script runs.
+
+    It goes on by itself, and no session is opened for it.
     """
     from nanstop.commands.doctor import on_loop
 

@@ -22,8 +22,9 @@ Key = tuple[str, str, int]
 
 
 class LoopMode(Reads):
-    """``planted(loss)`` is asked for every loss once its place is known:
-    the number from which only numbers follow.
+    """``planted(loss)`` is asked for every loss once its place is known.
+
+    The number from which only numbers follow.
 
     The place is found by following the loss of a healthy ``backward`` back through scalars.
     ``between``: called once, when an update is over and nothing of the next window has begun.

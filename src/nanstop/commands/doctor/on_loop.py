@@ -218,8 +218,9 @@ class LoopAudit:
         self._num_new += 1
 
     def _settle(self) -> None:
-        """Let the window that is under way come to its end unseen:
-        it was made with the weights of the trial.
+        """Let the window that is under way come to its end unseen.
+
+        It was made with the weights of the trial.
         """
         self._settling = self._mode.blind = True
 
@@ -254,8 +255,9 @@ class LoopAudit:
         self._trials += [GuardTrial(injected=c, took=False) for c in cases if c not in done]
 
     def _script_ended(self) -> None:
-        """Note that a trial has ended the script, if it has;
-        one that may have come to its own end is tried again.
+        """Note that a trial has ended the script, if it has.
+
+        One that may have come to its own end is tried again.
         """
         error = getattr(sys, "last_value", None)
         trial = self._trial
@@ -266,8 +268,9 @@ class LoopAudit:
             self._write()
 
     def _is_certain(self, trial: _Trial) -> bool:
-        """Return whether the trial has ended the script:
-        it is the first one, or this failure was seen to end it.
+        """Return whether the trial has ended the script.
+
+        It is the first one, or this failure was seen to end it.
         """
         known = {(seen.injected, seen.ended) for seen in self._trials}
         return self._num_new == 0 or (trial.setting.injected, "stopped") in known
@@ -306,8 +309,9 @@ class LoopAudit:
 
 
 class _Trial:
-    """A trial under way. ``took``: the failure has come about;
-    ``updated``: an update has come after it.
+    """A trial under way.
+
+    ``took``: the failure has come about; ``updated``: an update has come after it.
     """
 
     def __init__(self, setting: Setting) -> None:

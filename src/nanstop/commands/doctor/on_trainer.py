@@ -52,8 +52,9 @@ class TrainerAudit:
         self._clip = ""
 
     def run(self) -> Audit:
-        """Run every trial that the judgement needs;
-        the trainer is afterwards what it was before.
+        """Run every trial that the judgement needs.
+
+        The trainer is afterwards what it was before.
         """
         stage = self.stage
         seen = self._healthy = self._training(None)
@@ -157,8 +158,9 @@ class _Seen:
         return LOSSES[self._injected]
 
     def poisoned(self, gradient: Tensor) -> Tensor | None:
-        """Return the gradient that takes the place of a healthy one, or None; a hook of a
-        parameter.
+        """Return the gradient that takes the place of a healthy one, or None.
+
+        A hook of a parameter.
         """
         if not self._failing or self._injected is None or self._injected in LOSSES:
             return None

@@ -1,5 +1,6 @@
-"""What audits of trainers and of loops share:
-planted failures, guards taken away, and what there is to observe.
+"""What audits of trainers and of loops share.
+
+Planted failures, guards taken away, and what there is to observe.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
 @contextmanager
 def scaler_without_check() -> Iterator[None]:
     """Have loss scalers find nothing bad: they scale, and leave no update out.
+
     Fused optimizers ask them too.
     """
     table = Table()
@@ -158,8 +160,9 @@ def scaler_without_check() -> Iterator[None]:
 
 @contextmanager
 def clipping(removed: bool, seen: list[float]) -> Iterator[None]:
-    """Add each bound that gradients are clipped to;
-    where clipping is ``removed``, the norm is all that it gives.
+    """Add each bound that gradients are clipped to.
+
+    Where clipping is ``removed``, the norm is all that it gives.
     """
     table, module = Table(), torch.nn.utils.clip_grad
 
@@ -243,6 +246,7 @@ def _mended(value: Tensor) -> Tensor:
 
 class Voices(logging.Handler):
     """Keeps what is printed and logged inside ``with``, and off the terminal.
+
     Numbers are left out of the lines.
     """
 

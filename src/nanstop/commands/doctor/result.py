@@ -33,6 +33,7 @@ Act = Literal[
 @record
 class Guard:
     """Something of the user's stack that may keep a failure from the weights.
+
     ``name`` is unique in an audit.
     """
 
@@ -83,6 +84,7 @@ class GuardRow:
 @record
 class InjectedRow:
     """What became of one failure with every guard in place.
+
     ``stopped_by``: guards that kept it from the weights.
     """
 

@@ -24,18 +24,18 @@ _ACT_WIDTH = max(map(len, _ORDER))
 
 
 def render(found: Doctor) -> str:
-    """Return what became of each failure, what each guard did, and the verdict."""
+    """Return what became of each failure, what guards did, and how many failures got through."""
     lines = [f"guards of {found.host}, observed in {len(found.trials)} short trainings", ""]
     lines += ["what became of a failure in one step"]
     lines += [f"  {NAMES[row.injected]:{_WIDTH}}  {_became(row)}" for row in found.failures]
     lines += ["", "what each guard did about it"]
     for row in found.guards:
         lines += _guard(row)
-    lines += ["", *(f"note: {note}" for note in found.notes), verdict(found)]
+    lines += ["", *(f"note: {note}" for note in found.notes), reaching(found)]
     return "\n".join(lines)
 
 
-def verdict(found: Doctor) -> str:
+def reaching(found: Doctor) -> str:
     """Return how many of the failures that were injected reach the weights, in words."""
     tried = sum(row.tried for row in found.failures)
     return f"{found.num_reaching or 'none'} of {tried} injected failures reach the weights"

@@ -1,5 +1,6 @@
-"""A trainer that trains again and again, each time from where it stood:
-nothing is saved, shown or sent.
+"""A trainer that trains again and again, each time from where it stood.
+
+Nothing is saved, shown or sent.
 """
 
 from __future__ import annotations
@@ -180,8 +181,9 @@ class Stage:
 
 
 class LossPlace:
-    """Where the loss of a trainer is first whole:
-    the model's own output, or what a ``compute_loss`` returns.
+    """Where the loss of a trainer is first whole.
+
+    The model's own output, or what a ``compute_loss`` returns.
 
     Found in the first training, by following the loss that is backpropagated: of all candidates the
     innermost that it descends from, so that whatever looks at the loss later sees the planted one.
@@ -255,8 +257,9 @@ class _Quiet(TrainerCallback):
 
 
 def _end_watch(trainer: Any) -> Any:
-    """Take the script's own watch off a trainer;
-    return how it opens its session, None where there is none.
+    """Take the script's own watch off a trainer.
+
+    Return how it opens its session, None where there is none.
     """
     watch = getattr(vars(trainer).get("train"), "__self__", None)
     if not isinstance(watch, TrainerWatch):
@@ -291,8 +294,9 @@ def _acts(callback: Any) -> bool:
 
 
 def _fresh(callback: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a callback that shares what belongs to the trainer;
-    the callback itself if it has none.
+    """Return a copy of a callback that shares what belongs to the trainer.
+
+    The callback itself if it has none.
     """
     try:
         return copy.deepcopy(callback, dict(memo))

@@ -24,6 +24,7 @@ from nanstop.store.incidents import Store
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhibit:
     """What a watched run of a specimen showed.
+
     ``ended``: the error that ended it early, or an empty string.
     """
 
@@ -50,6 +51,7 @@ class Exhibit:
 
 def exhibits(code: str) -> tuple[Exhibit, Exhibit]:
     """Return what the planted fault of ``code`` shows, and what its healthy twin does.
+
     Trains both; writes nothing.
     """
     entry = ZOO[code]

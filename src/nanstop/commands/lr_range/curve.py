@@ -1,5 +1,6 @@
-"""A learning-rate range test: rates that rise by a constant factor each step, and what the losses
-after them say.
+"""A learning-rate range test.
+
+Rates that rise by a constant factor each step, and what the losses after them say.
 
 Source: L. Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3.
 """
@@ -68,8 +69,9 @@ def rates(low: float, high: float, num_steps: int) -> tuple[float, ...]:
 
 
 def has_diverged(first_loss: float, losses: Sequence[float]) -> bool:
-    """Return whether a sweep may end here:
-    the last loss is not finite, or far above anything that noise explains.
+    """Return whether a sweep may end here.
+
+    The last loss is not finite, or far above anything that noise explains.
     """
     if losses and not math.isfinite(losses[-1]):
         return True

@@ -1,5 +1,6 @@
-"""A learning-rate range test on the training loop of a script:
-its own steps on its own batches, at planned rates.
+"""A learning-rate range test on the training loop of a script.
+
+Its own steps on its own batches, at planned rates.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _UNSEEN = (
 
 
 def install(table: Table, plan: DryPlan, recorder: LrRecorder) -> OpenSession:
-    """Have every optimizer step of a loop get its planned rate;
-    return what loops open as their session.
+    """Have every optimizer step of a loop get its planned rate.
+
+    Return what loops open as their session.
     """
     sweep = LoopSweep(recorder, Path(plan.out), table)
 
@@ -51,8 +53,9 @@ def install(table: Table, plan: DryPlan, recorder: LrRecorder) -> OpenSession:
 
 
 class LoopSweep(OffSession):
-    """Stands in for the session of a raw loop:
-    keeps the loss of each window, and ends the process when all is known.
+    """Stands in for the session of a raw loop.
+
+    Keeps the loss of each window, and ends the process when all is known.
     """
 
     def __init__(self, recorder: LrRecorder, out: Path, table: Table) -> None:
@@ -80,8 +83,9 @@ class LoopSweep(OffSession):
         self._recorder.set_rate(optimizer, len(self._recorder.losses))
 
     def completed(self, step: int) -> None:  # noqa: ARG002
-        """Close the window, whose loss is that before its update;
-        end the process after the last.
+        """Close the window, whose loss is that before its update.
+
+        End the process after the last.
         """
         losses = [one.values for one in self.series.records() if one.name == "loss_raw"]
         if not losses:

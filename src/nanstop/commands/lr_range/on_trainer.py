@@ -35,6 +35,7 @@ class LrSweep(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Close the window: its loss is that of the weights before this update.
+
         Synchronises the device.
         """
         self.recorder.set_rate(kwargs["optimizer"], len(self.recorder.losses))

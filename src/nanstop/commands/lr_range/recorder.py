@@ -10,8 +10,9 @@ from nanstop.commands.lr_range.sweep import set_rates, shares_of
 
 
 class LrRecorder:
-    """The rate of each optimizer step, and the loss of each:
-    one more than rates, that after the last.
+    """The rate of each optimizer step, and the loss of each.
+
+    One more than rates, that after the last.
 
     ``problem``: why this training cannot be swept; ``ended``: what it ended by too soon;
     both empty where nothing is wrong.
@@ -25,6 +26,7 @@ class LrRecorder:
 
     def set_rate(self, optimizer: Any, step: int) -> None:
         """Set the rate of a step, counted from 0; groups keep their shares.
+
         No synchronisation after the first.
         """
         shares = self._shares.setdefault(id(optimizer), shares_of(optimizer))
@@ -32,8 +34,9 @@ class LrRecorder:
         set_rates(optimizer, shares, self.rates[min(step, len(self.rates) - 1)])
 
     def is_over(self, *, world_size: int) -> bool:
-        """Return whether enough is known. Ranks see different losses:
-        together they run to the end.
+        """Return whether enough is known.
+
+        Ranks see different losses: together they run to the end.
         """
         first, after = self.losses[:1], self.losses[1:]
         if len(after) >= len(self.rates) or self.problem:

@@ -50,8 +50,9 @@ def random_batches(model: nn.Module, *, num: int = 2) -> list[dict[str, Tensor]]
 
 
 def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, Tensor]]:
-    """Return batches of the token ids in a file:
-    one sequence a line (ids apart by spaces, or a JSON list), padded right.
+    """Return batches of the token ids in a file.
+
+    One sequence a line (ids apart by spaces, or a JSON list), padded right.
 
     Errors: ``NanstopError`` that names the line for what is no id of the vocabulary.
     """

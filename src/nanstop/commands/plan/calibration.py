@@ -32,6 +32,7 @@ Loss = Callable[[Any], Tensor]
 @dataclass(slots=True)
 class Objective:
     """What is minimized: ``loss`` of a batch, times ``scale`` before the backward.
+
     Nothing is dropped out meanwhile.
     """
 
@@ -83,8 +84,9 @@ class CalibrationStep(LoopStep):
 
 
 class ScaledStep:
-    """The window of a trainer or a script as a calibration:
-    its own loss, times ``scale``; nothing is dropped out.
+    """The window of a trainer or a script as a calibration.
+
+    Its own loss, times ``scale``; nothing is dropped out.
 
     A loss scaler of the run multiplies by 1 meanwhile.
     """
@@ -148,8 +150,9 @@ def calibration_step(
     optimizer: Optimizer | None = None,
     lr: float,
 ) -> CalibrationStep:
-    """Return a step over batches; without an optimizer its updates are AdamW's at ``lr``. The
-    model is not changed.
+    """Return a step over batches; without an optimizer its updates are AdamW's at ``lr``.
+
+    The model is not changed.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -172,7 +175,8 @@ def calibration_step(
 
 
 def taken(batches: Any, limit: int, *, labelled: bool) -> tuple[Any, ...]:
-    """Return the first batches of an iterable;
+    """Return the first batches of an iterable.
+
     ``labelled``: token ids become ``input_ids`` and their own labels.
 
     Errors: ``NanstopError`` for what holds no batch, and for a batch that holds nothing to learn

@@ -15,8 +15,9 @@ from nanstop.records import PrecisionPlan
 
 
 def run(target: Target, options: Mapping[str, Any]) -> PrecisionPlan:
-    """Return the plan of a trainer's first window, or of a raw loop's. Errors:
-    ``NanstopError`` where there is none.
+    """Return the plan of a trainer's first window, or of a raw loop's.
+
+    Errors: ``NanstopError`` where there is none.
     """
     search = partial(plan_precision, **options)
     if target.trainer is not None:

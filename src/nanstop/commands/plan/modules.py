@@ -1,5 +1,6 @@
-"""A model as the plan sees it: which modules compute, which only hold others, and in what order
-they run.
+"""A model as the plan sees it.
+
+Which modules compute, which only hold others, and in what order they run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``order``: modules in the order of their first operation. ``blocks``: the repeated ones.
-    ``units``: the outermost modules that are no containers: what a region is made of.
+    """``order``: modules in the order of their first operation.
+
+    ``blocks``: the repeated ones. ``units``: the outermost modules that are no containers: what a
+    region is made of.
     """
 
     order: tuple[str, ...]
@@ -28,8 +31,9 @@ class Layout:
     groups: ModuleGroups[str]
 
     def is_container(self, name: str) -> bool:
-        """Return whether a module is a block, or holds blocks:
-        in float32 it would take most of the model along.
+        """Return whether a module is a block, or holds blocks.
+
+        In float32 it would take most of the model along.
         """
         return name in self.containers
 

@@ -31,8 +31,9 @@ _PRODUCTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """A value that the module ``module`` holds in the narrow format:
-    its largest size in float32, loss not scaled.
+    """A value that the module ``module`` holds in the narrow format.
+
+    Its largest size in float32, loss not scaled.
 
     ``made_of``: (module, size) of the narrow values that the operation read.
     """
@@ -47,8 +48,9 @@ class Narrow:
 def measured(
     step: Step, micro: int, *, under: Under, sizes: dict[Key, tuple[float, ...]]
 ) -> Recording:
-    """Return a recorded run; ``sizes`` takes in the largest finite size of each output of each
-    op.
+    """Return a recorded run.
+
+    ``sizes`` takes in the largest finite size of each output of each op.
     """
     look = SizeLook(step, micro)
     run = record(step, micro, under=under, look=look, keep_grads=True)
@@ -58,8 +60,9 @@ def measured(
 
 @dataclass(slots=True)
 class _Sizes:
-    """Sizes of what ops wrote, in float32:
-    followed back through casts and copies to the op that made the number.
+    """Sizes of what ops wrote, in float32.
+
+    Followed back through casts and copies to the op that made the number.
     """
 
     run: Recording
@@ -71,8 +74,9 @@ class _Sizes:
         self.keys = {op.index: key for key, op in keyed(self.run.trace, self.run.micro)}
 
     def of(self, op: Op) -> float | None:
-        """Return the size of an op's output; None where it was not measured:
-        masks, numbers of the program's own.
+        """Return the size of an op's output.
+
+        None where it was not measured: masks, numbers of the program's own.
         """
         seen = 0
         while operators.base_name(op.name) in _MOVES and op.inputs and seen < len(self.keys):
@@ -83,8 +87,9 @@ class _Sizes:
         return _no_mask(self._largest(op, self.wide.get(self.keys[op.index], ())))
 
     def _largest(self, op: Op, sizes: tuple[float, ...]) -> float | None:
-        """Return the largest size of the outputs in the format:
-        kernels return statistics in float32 beside them.
+        """Return the largest size of the outputs in the format.
+
+        Kernels return statistics in float32 beside them.
         """
         narrow = [value.dtype is self.dtype for value in op.outputs]
         if any(narrow) and len(narrow) == len(sizes):
@@ -105,8 +110,9 @@ class _Sizes:
 
 
 def _no_mask(size: float | None) -> float | None:
-    """Return a size unless it is a format's largest number to the bit:
-    programs write that, and compute it never.
+    """Return a size unless it is a format's largest number to the bit.
+
+    Programs write that, and compute it never.
     """
     return None if size in FORMAT_MAX.values() else size
 
@@ -182,8 +188,9 @@ def bytes_written(run: Recording) -> int:
 
 
 def product_work(run: Recording, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
-    """Return, by module, the multiplications of its matrix products:
-    those done in ``dtype``, and all.
+    """Return, by module, the multiplications of its matrix products.
+
+    Those done in ``dtype``, and all.
     """
     found: dict[str, tuple[int, int]] = {}
     for op in run.trace.ops:

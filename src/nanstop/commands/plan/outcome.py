@@ -1,5 +1,6 @@
-"""What the trial of a plan on one batch showed:
-how far from float32, how near to the format's end, where it broke.
+"""What the trial of a plan on one batch showed.
+
+How far from float32, how near to the format's end, where it broke.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class Exact:
 
 
 def exact_of(run: Recording) -> Exact:
-    """Return what a float32 run gave. Raises what it raised;
-    ``NanstopError`` where it can't be held against.
+    """Return what a float32 run gave.
+
+    Raises what it raised; ``NanstopError`` where it can't be held against.
     """
     if run.error is not None:
         raise run.error
@@ -92,6 +94,7 @@ def outcome_of(
     run: Recording, values: tuple[Narrow, ...], exact: Exact, dtype: torch.dtype, scale: float
 ) -> Outcome:
     """Return what a recorded run under a plan showed.
+
     ``values``: what it held in ``dtype``, loss not scaled.
     """
     name = format_name(dtype)
@@ -121,8 +124,9 @@ def outcome_of(
 
 
 def worse(first: Outcome, second: Outcome) -> Outcome:
-    """Return both at once: the larger distances, the smaller headroom, everything that is
-    pressed.
+    """Return both at once.
+
+    The larger distances, the smaller headroom, everything that is pressed.
     """
     tight = min((first, second), key=lambda outcome: outcome.headroom_bits)
     pressed = {(v.module, v.op, v.backward): v for v in (*first.pressed, *second.pressed)}

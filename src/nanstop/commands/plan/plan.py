@@ -1,5 +1,6 @@
-"""Plans of models and trainers:
-made from calibration batches, applied in one call, undone bitwise.
+"""Plans of models and trainers.
+
+Made from calibration batches, applied in one call, undone bitwise.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ class Plan:
             raise NanstopError(f"cannot write {path}: {error.strerror or error}") from error
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Applied:
-        """Put the plan in force on a model now;
-        the returned object's ``close()`` (or ``with`` block) undoes it bitwise.
+        """Put the plan in force on a model now.
+
+        The returned object's ``close()`` (or ``with`` block) undoes it bitwise.
 
         Give the optimizer where there is one already, so that its state takes the format of the
         parameters. Errors: ``NanstopError`` for a module that the model does not have, and for a
@@ -118,8 +120,9 @@ def _close(plan: weakref.ref[Applied]) -> None:
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return the plan in a file. Errors:
-    ``NanstopError`` for one that is missing, damaged or of another version.
+    """Return the plan in a file.
+
+    Errors: ``NanstopError`` for one that is missing, damaged or of another version.
     """
     return Plan(load_plan(Path(path)))
 
@@ -215,8 +218,9 @@ def plan_script(command: Sequence[str], *, dtype: str, seconds: float) -> Plan:
 
 
 def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:
-    """Return the plan of a window that can be run again:
-    a trainer's, or that of a script's own loop.
+    """Return the plan of a window that can be run again.
+
+    A trainer's, or that of a script's own loop.
     """
     rates = [group.get("lr", 0.0) for group in step.view.optimizer.param_groups]
     calibration = Calibration(
@@ -229,8 +233,9 @@ def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:
 
 
 def format_named(dtype: str | torch.dtype) -> str:
-    """Return the name of a format that a plan can be made for. Errors:
-    ``NanstopError`` for any other.
+    """Return the name of a format that a plan can be made for.
+
+    Errors: ``NanstopError`` for any other.
     """
     given = str(dtype).removeprefix("torch.")
     if given not in FORMATS:
@@ -239,8 +244,9 @@ def format_named(dtype: str | torch.dtype) -> str:
 
 
 def _require_known_ids(view: PlainView, batches: Sequence[Any]) -> None:
-    """Raise ``NanstopError`` for ids beyond the table:
-    on an accelerator they would end the process.
+    """Raise ``NanstopError`` for ids beyond the table.
+
+    On an accelerator they would end the process.
     """
     name = view.embedding()
     table = getattr(view.root.get_submodule(name), "weight", None) if name is not None else None

@@ -20,6 +20,7 @@ Item = TypeVar("Item", bound=Hashable)
 @dataclass(frozen=True, slots=True)
 class Look(Generic[Item]):
     """What a trial of a region showed.
+
     ``suspects``: items that would have to join it, as far as that can be told.
     """
 
@@ -29,7 +30,8 @@ class Look(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Item]):
-    """``items``: a region that passes;
+    """``items``: a region that passes.
+
     ``minimal``: and was seen to fail without any one of its items.
     """
 
@@ -40,8 +42,9 @@ class Found(Generic[Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleGroups(Generic[Item]):
-    """Where to search. ``groups``: all items, alike ones together, each group in the order of the
-    run.
+    """Where to search.
+
+    ``groups``: all items, alike ones together, each group in the order of the run.
 
     ``inside``: whether the first item is a part of the second.
     ``parts``: the items that make one up, in order.
@@ -160,7 +163,8 @@ def _narrowed(
     *,
     kept: frozenset[Item],
 ) -> tuple[Item, ...]:
-    """Let items give way to a run of their parts where that passes;
+    """Let items give way to a run of their parts where that passes.
+
     ``kept``: what was itself seen to go wrong.
     """
     for item in region:

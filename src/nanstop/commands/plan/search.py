@@ -1,5 +1,6 @@
-"""The precision plan of a model:
-calibrate in float32, search, verify along a few updates, count the cost.
+"""The precision plan of a model.
+
+Calibrate in float32, search, verify along a few updates, count the cost.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class _Search:
 
     def _found(self, trainables: str, why: str = "") -> Found[str] | None:
         """Return the smallest region with trainables kept so; None where there is none.
+
         Leaves its base to the trials.
         """
         own = PrecisionPlan(

@@ -1,5 +1,6 @@
-"""Trials of precision plans: each is a recorded run of the calibration batches, undone, held
-against float32.
+"""Trials of precision plans.
+
+Each is a recorded run of the calibration batches, undone, held against float32.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SCALES = 2.0**-10, 2.0**16
 
 
 class ScaledStep(Step, Protocol):
-    """A step whose loss is multiplied by ``scale`` before its backward;
+    """A step whose loss is multiplied by ``scale`` before its backward.
+
     ``update`` divides the gradients by it.
     """
 
@@ -106,8 +108,9 @@ class PlanTrials:
         return self._outcomes[plan]
 
     def holds(self, plan: PrecisionPlan) -> bool:
-        """Return whether a plan passes on the held out batches too;
-        the first where it does not is tried from now on.
+        """Return whether a plan passes on the held out batches too.
+
+        The first where it does not is tried from now on.
         """
         for micro in self.held:
             outcome = self._trial(plan, micro)

@@ -22,8 +22,9 @@ MAX_UPDATE_TOLERANCE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class UpdateTrial:
-    """What ``updates`` under a plan gave;
-    see ``records.Agreement``. ``bound``: how far losses along them may be.
+    """What ``updates`` under a plan gave; see ``records.Agreement``.
+
+    ``bound``: how far losses along them may be.
     """
 
     loss_gap: float
@@ -78,6 +79,7 @@ class UpdateTrials:
 
     def along_updates(self, under: Under) -> UpdateTrial:
         """Return how a few updates in a context, not recorded, compare with float32.
+
         Everything is undone.
         """
         try:
@@ -90,8 +92,9 @@ class UpdateTrials:
         return UpdateTrial(gap, mine / exact if exact else 1.0, self._updates, bound=bound)
 
     def _bound(self) -> float:
-        """Return how far the loss may be along the updates:
-        as far as what the first step is allowed leads.
+        """Return how far the loss may be along the updates.
+
+        As far as what the first step is allowed leads.
 
         Float32 makes the updates once more with gradients turned at random by the angle that
         ``MIN_COSINE`` permits. Updates carry that on, the further the larger the learning rate and

@@ -1,5 +1,6 @@
-"""Runs any training command in a child process that is watched;
-its streams and its exit code stay its own.
+"""Runs any training command in a child process that is watched.
+
+Its streams and its exit code stay its own.
 
 Only a training that nanstop stops, and that the command does not answer for itself, ends with
 ``STOPPED``.
@@ -55,7 +56,8 @@ def launch(
     patience: Patience | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run ``command`` watched and return its exit code;
+    """Run ``command`` watched and return its exit code.
+
     128 + n, as a shell says it, if signal n ended it.
 
     ``STOPPED`` where nanstop stopped the training: by a ``TrainingStopped`` that the command did
@@ -124,6 +126,7 @@ def _shell_code(code: int) -> int:
 @contextmanager
 def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
     """Pass SIGTERM and SIGINT on; yield those that came.
+
     What is typed at the terminal reaches the child without us.
 
     So does what `timeout` or a scheduler sends to the whole group, and nothing tells that from a
@@ -162,8 +165,9 @@ def _typed() -> bool:
 
 
 def _summary_so_far(store: Store) -> Summary:
-    """Return what the run's processes have written;
-    an empty summary if nothing of it was ever watched.
+    """Return what the run's processes have written.
+
+    An empty summary if nothing of it was ever watched.
     """
     try:
         return store.present_summary()

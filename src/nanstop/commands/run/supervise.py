@@ -146,8 +146,9 @@ class Supervisor:
         return report
 
     def _memory_evidence(self, processes: Sequence[ProcessFiles], code: int) -> tuple[str, ...]:
-        """Return what says that the kernel killed a process for want of memory;
-        nothing for an orderly end.
+        """Return what says that the kernel killed a process for want of memory.
+
+        Nothing for an orderly end.
         """
         if code == 0:
             return ()
@@ -234,8 +235,9 @@ def _alive(pid: int) -> bool:
 
 
 def _ask_for_stacks(pid: int, folder: Path) -> None:
-    """Have a process write the stack of every thread;
-    by py-spy, where it is installed, if Python does not answer.
+    """Have a process write the stack of every thread.
+
+    By py-spy, where it is installed, if Python does not answer.
     """
     file = folder / f"{pid}.stacks"
     if process_files.STACKS_SIGNAL > 0:

@@ -57,8 +57,9 @@ write again.
 
 @dataclass(frozen=True, slots=True)
 class InSafetensors:
-    """A tensor of a safetensors file, read into memory of ours:
-    a file that shrinks meanwhile is an error and no crash.
+    """A tensor of a safetensors file, read into memory of ours.
+
+    A file that shrinks meanwhile is an error and no crash.
     """
 
     name: str
@@ -127,8 +128,9 @@ Stored = InSafetensors | InPickle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What was found at a path. ``config`` and ``adapter``: the JSON beside the weights, empty
-    where there is none.
+    """What was found at a path.
+
+    ``config`` and ``adapter``: the JSON beside the weights, empty where there is none.
     """
 
     path: Path
@@ -147,8 +149,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Errors: ``NanstopError`` for what is missing, cut off, damaged or would need code to load.
     """
     if not path.exists():
-        hint = "a file or folder on this machine; a model of the Hub is downloaded first: hf download REPO --local-dir DIR"
-        raise NanstopError(f"no such checkpoint: {path}", hint=hint)
+        raise NanstopError(
+            f"no such checkpoint: {path}",
+            hint="a file or folder on this machine; a model of the Hub is downloaded first: "
+            "hf download REPO --local-dir DIR",
+        )
     folder = path if path.is_dir() else path.parent
     files, index, notes = _weight_files(path)
     tensors = tuple(tensor for file in files for tensor in _tensors(file))
@@ -219,8 +224,9 @@ def _indexed(index: Path) -> tuple[tuple[Path, ...], Mapping[str, str], tuple[st
             raise NanstopError(f"{index}: `{name}` is not a file of the same folder")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
+        some = ", ".join(missing[:3])
         raise NanstopError(
-            f"{index.parent}: {len(missing)} of {len(names)} shards missing: {', '.join(missing[:3])}",
+            f"{index.parent}: {len(missing)} of {len(names)} shards missing: {some}",
             hint="the download or the copy was cut off: fetch the missing files again",
         )
     return tuple(index.parent / name for name in names), named, ()
@@ -250,8 +256,9 @@ def _against_index(index: Mapping[str, str], tensors: tuple[Stored, ...]) -> tup
 
 
 def _json_of(file: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, empty where there is no file. Links are followed:
-    the Hub's cache is made of them.
+    """Return the JSON object of a file, empty where there is no file.
+
+    Links are followed: the Hub's cache is made of them.
     """
     if not file.is_file():
         return {}
@@ -271,8 +278,9 @@ def _tensors(file: Path) -> tuple[Stored, ...]:
 
 
 def _in_safetensors(file: Path) -> Iterator[InSafetensors]:
-    """Yield the tensors of a file that safetensors itself found sound:
-    offsets, sizes and shapes agree.
+    """Yield the tensors of a file that safetensors itself found sound.
+
+    Offsets, sizes and shapes agree.
     """
     try:
         with safe_open(file, "pt"):

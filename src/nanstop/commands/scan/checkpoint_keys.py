@@ -61,8 +61,9 @@ def table_of(shapes: Shapes, names: Sequence[str]) -> str | None:
 
 
 def key_problems(shapes: Shapes, config: Mapping[str, Any]) -> tuple[KeyProblem, ...]:
-    """Return what a model's config expects and the tensors contradict, in the order:
-    layers, tables, heads.
+    """Return what a model's config expects and the tensors contradict.
+
+    In the order: layers, tables, heads.
     """
     if not config:
         return ()

@@ -142,9 +142,7 @@ class Meter:
     """
 
     def __init__(self, stored: torch.dtype, scratch: Scratch) -> None:
-        """``stored``: the format of the tensor;
-        chunks come in the format ``computed_in(stored)``.
-        """
+        """``stored``: the tensor's format; chunks come in ``computed_in(stored)``."""
         self._asked = _asked(_source(stored), stored)
         kind = self._asked.kind
         self._magnitudes, self._spare = scratch.magnitudes.view(kind), scratch.spare.view(kind)
@@ -225,8 +223,9 @@ class Meter:
         return count
 
     def _zeros(self, num: int) -> int:
-        """Return how many magnitudes are zero:
-        the rows that hold one are found without writing, and alone counted.
+        """Return how many magnitudes are zero.
+
+        The rows that hold one are found without writing, and alone counted.
         """
         in_rows = num - num % _ROW
         rows = self._magnitudes[:in_rows].view(-1, _ROW)
@@ -247,7 +246,8 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is counted in values of one format:
+    """What is counted in values of one format.
+
     ``always`` what is rare in weights, ``in_part`` what is not.
 
     ``kind``: the integers behind them, ``lanes`` to a 64-bit word; ``shifts`` and ``lane`` take a

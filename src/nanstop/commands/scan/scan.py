@@ -85,8 +85,9 @@ class _Found:
 
 
 def scan(path: Path, *, full: bool = False) -> CheckpointScan:
-    """Return what the weights at ``path`` hold. Reads every value once;
-    runs no code of the checkpoint.
+    """Return what the weights at ``path`` hold.
+
+    Reads every value once; runs no code of the checkpoint.
 
     ``full``: count everything in every chunk. Errors:
     ``NanstopError`` for what cannot be read whole.
@@ -135,8 +136,9 @@ def findings(found: CheckpointScan) -> tuple[Diagnosis, ...]:
 
 
 def facts_of(found: CheckpointScan) -> RunFacts:
-    """Return the standing facts that a checkpoint tells of any run that starts from it;
-    nothing of it is trained yet.
+    """Return the standing facts that a checkpoint tells of any run that starts from it.
+
+    Nothing of it is trained yet.
     """
     groups: dict[str, list[TensorScan]] = {}
     for tensor in found.tensors:
@@ -272,8 +274,9 @@ def _largest(values: Tensor) -> float:
 
 
 def _scanned(stored: Stored, found: _Found | None) -> TensorScan:
-    """Return a tensor's row; shape and format alone for what has no values or none that can be
-    counted.
+    """Return a tensor's row.
+
+    Shape and format alone for what has no values or none that can be counted.
     """
     file, dtype = stored.file.name, stored.dtype
     if found is None or dtype is None:
@@ -326,8 +329,9 @@ class _Blocks:
 def _duplicates(
     tensors: Sequence[Stored], rows: Sequence[TensorScan]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return groups of equal tensors:
-    those of one shape, format and range are compared byte by byte.
+    """Return groups of equal tensors.
+
+    Those of one shape, format and range are compared byte by byte.
     """
     alike: dict[Any, list[Stored]] = {}
     for stored, row in zip(tensors, rows, strict=True):
@@ -355,9 +359,7 @@ def _duplicates(
 
 
 def _constant(stats: TensorStats) -> bool:
-    """Return whether all magnitudes are one:
-    fresh norms and biases are equal without being one tensor.
-    """
+    """Return whether all magnitudes are one: fresh norms are equal without being one tensor."""
     return stats.absmax == 0.0 or (stats.absmax == stats.absmin_nonzero and not stats.zeros)
 
 
@@ -382,7 +384,8 @@ def _architecture(opened: Checkpoint) -> str | None:
 
 
 def _declared(config: Any) -> str | None:
-    """Return the format that the config says it was trained in:
+    """Return the format that the config says it was trained in.
+
     ``dtype``, or ``torch_dtype`` of older versions.
     """
     for one in (config, text_config(config)):

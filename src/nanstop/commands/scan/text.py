@@ -1,5 +1,6 @@
-"""A scanned checkpoint as text:
-what it is, its ranges, which formats it fits, what is equal, what is missing.
+"""A scanned checkpoint as text.
+
+What it is, its ranges, which formats it fits, what is equal, what is missing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def _stored(found: CheckpointScan) -> Iterable[str]:
         differs = f", and stored here are {', '.join(others)}" if others else ""
         yield f"trained in {found.declared_dtype}, as its config says{differs}"
     if found.quantization:
-        yield f"quantised by {found.quantization}: packed weights are integers, whose range says nothing"
+        yield (
+            f"quantised by {found.quantization}: "
+            "packed weights are integers, whose range says nothing"
+        )
 
 
 def _ranges(floats: Sequence[TensorScan]) -> Iterable[str]:
@@ -74,7 +78,8 @@ def _fits(floats: Sequence[TensorScan]) -> Iterable[str]:
     if not formats:
         return
     total = sum(tensor.num_elements for tensor in floats)
-    yield f"{'format':<15} {'headroom':>10} {'overflow':>10} {'subnormal':>12} {'to zero':>12}   least headroom in"
+    heads = f"{'headroom':>10} {'overflow':>10} {'subnormal':>12} {'to zero':>12}"
+    yield f"{'format':<15} {heads}   least headroom in"
     for name in formats:
         rows = [
             (fit, tensor.name) for tensor in floats for fit in tensor.fits if fit.format == name

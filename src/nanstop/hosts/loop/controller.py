@@ -1,5 +1,6 @@
-"""What every kind of raw loop shares:
-one session, and what is done about the ends of its windows.
+"""What every kind of raw loop shares.
+
+One session, and what is done about the ends of its windows.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,17 +27,18 @@ from nanstop.hosts.window_end import Ending, WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import rank
 from nanstop.records import Atom, RunFacts, Signal, StepId
-from nanstop.replay.step import parameters_of
+from nanstop.replay.step import ModelView, parameters_of
 from nanstop.session.watched_run import OpenSession, WatchedRun
 
 
 class LoopController:
-    """One session of raw loops: opens it late, numbers the updates. See
-    ``hosts.window_end.WindowHost``.
+    """One session of raw loops: opens it late, numbers the updates.
+
+    See ``hosts.window_end.WindowHost``.
     """
 
     def __init__(self, open_session: OpenSession) -> None:
-        self.session = cast("WatchedRun", None)  # until a training has begun
+        self.session: WatchedRun | None = None  # until a training has begun
         self.facts = RunFacts(host="loop")
         self.num_updates = 0
         self.usual_rates: deque[tuple[Any, ...]] = deque(maxlen=512)
@@ -44,7 +46,7 @@ class LoopController:
         self._finished = False
         self._stopped = False
         self._until_update = ExitStack()
-        self._view: PlainView | None = None
+        self._view: ModelView | None = None
         self.ends = WindowEnds(self)
 
     def open(self, view: PlainView, **known: Any) -> None:
@@ -75,6 +77,7 @@ class LoopController:
         can_redo: bool = True,
     ) -> Ending:
         """Read the window's flag and carry out what the session resolves.
+
         One device synchronisation.
 
         Without ``can_redo`` the update is left out where it would be redone: its gradients are
@@ -95,8 +98,9 @@ class LoopController:
         return ending
 
     def raised(self, step: LoopStep, error: Exception) -> None:
-        """Report an exception that says that a number was bad;
-        the caller raises it again unchanged.
+        """Report an exception that says that a number was bad.
+
+        The caller raises it again unchanged.
         """
         at = self.step_id(len(step.micros) - 1)
         self.ends.ask(step, alarm_of_exception(step.view, at, error, phase_of(error)))
@@ -123,8 +127,9 @@ class LoopController:
         self.num_updates += 1
 
     def finish(self, exit_code: int = 0) -> None:
-        """Finish the session, once. Errors: ``TrainingStopped`` where the last update broke
-        weights and that is resolved.
+        """Finish the session, once.
+
+        Errors: ``TrainingStopped`` where the last update broke weights and that is resolved.
         """
         if self.session is None or self._finished:
             return
@@ -154,8 +159,9 @@ class LoopController:
             apply_update(step)
 
     def leave_out(self, step: LoopStep) -> None:
-        """Put buffers back where a bad forward has left NaN in them:
-        running statistics would keep it for good.
+        """Put buffers back where a bad forward has left NaN in them.
+
+        Running statistics would keep it for good.
         """
         if nonfinite(dict(step.view.root.named_buffers())):
             with step.buffers.rewritten(step.start):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
+from torch._C._functorch import peek_interpreter_stack
 
 WEIGHTS = "parameters_and_buffers"
 """The keyword under which a recorded call has them:
@@ -17,6 +17,7 @@ arguments like any other, but no part of the batch.
 
 class GivenWeights:
     """Calls a module with weights that are an argument.
+
     ``forward``: the module's, which names the other ones.
 
     ``call`` takes the module, the weights, a tuple of arguments and a dict of further ones.
@@ -56,7 +57,8 @@ def given_weights(
 
 
 def inside_transform() -> bool:
-    """Return whether ``vmap``, ``grad`` or another transform is at work:
-    its tensors mean nothing outside of it.
+    """Return whether ``vmap``, ``grad`` or another transform is at work.
+
+    Its tensors mean nothing outside of it.
     """
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return peek_interpreter_stack() is not None

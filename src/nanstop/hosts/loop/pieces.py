@@ -64,8 +64,9 @@ def _are_alike(one: Program, other: Program) -> bool:
 
 
 def _of_one_kind(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors may be rows of one:
-    not each all of one number, nor one's all above the other's.
+    """Return whether two tensors may be rows of one.
+
+    Not each all of one number, nor one's all above the other's.
     """
     if one.dtype != other.dtype or one.dim() != other.dim() or not one.numel() or not other.numel():
         return one.dtype == other.dtype and one.dim() == other.dim()
@@ -161,8 +162,9 @@ def _operands(value: Any) -> Iterator[Any]:
 
 
 def _of_number(value: Any, *, weighs: bool) -> Hashable:
-    """Return what of an argument must be equal:
-    whole numbers beyond 1 are sizes, of a weight only the sign counts.
+    """Return what of an argument must be equal.
+
+    Whole numbers beyond 1 are sizes, of a weight only the sign counts.
     """
     if isinstance(value, bool | str | type(None) | torch.dtype | torch.device | type):
         return value
@@ -181,8 +183,9 @@ def _known(function: Any) -> Hashable:
 
 
 def program_of_function(function: Any, batch: Mapping[str, Any]) -> Program:
-    """Return the program of a loss function that was called with a batch;
-    what it holds is a part of it.
+    """Return the program of a loss function that was called with a batch.
+
+    What it holds is a part of it.
     """
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     held = (*cells, *(getattr(function, "__defaults__", None) or ()))

@@ -1,5 +1,6 @@
-"""A window of a raw training loop that can be run again:
-the ``Step`` of loops without a trainer.
+"""A window of a raw training loop that can be run again.
+
+The ``Step`` of loops without a trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nanstop.hosts.run_again import run_again
 from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.replay.rng import RngState, note_rng, restore_rng
-from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
+from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
 
@@ -27,13 +28,18 @@ _SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
 
 
 class Micro(Protocol):
-    """A micro-batch: what it was given, the raw loss it gave (None where it raised), and how to
-    run it again.
+    """A micro-batch.
+
+    What it was given, the raw loss it gave (None where it raised), and how to run it again.
     """
 
-    batch: Batch
     loss: Tensor | None
-    rng: RngState
+
+    @property
+    def batch(self) -> Batch: ...
+
+    @property
+    def rng(self) -> RngState: ...
 
     def obstacle(self) -> str:
         """Return why it cannot be run again exactly, or ""."""
@@ -51,7 +57,8 @@ class Micro(Protocol):
 
 
 class UnseenMicro:
-    """Stands for gradients whose making was not seen:
+    """Stands for gradients whose making was not seen.
+
     ``autograd.grad``, a loss without a model call.
     """
 
@@ -73,8 +80,9 @@ class UnseenMicro:
 
 @dataclass(slots=True)
 class LoopStep:
-    """See ``replay.step.Step``. ``isolated`` raises ``NanstopError`` where the window cannot be run
-    again.
+    """See ``replay.step.Step``.
+
+    ``isolated`` raises ``NanstopError`` where the window cannot be run again.
 
     ``start``: the buffers as they were when the window began. ``apply``: the update as the loop
     makes it. ``rates``: the learning rates of this window, one for each group; ``usual``: those
@@ -85,7 +93,7 @@ class LoopStep:
     view: ModelView
     facts: RunFacts
     micros: Sequence[Micro]
-    buffers: BufferNotes
+    buffers: Buffers
     start: Any
     apply: Callable[[], None]
     rates: tuple[Any, ...] = ()
@@ -102,8 +110,9 @@ class LoopStep:
 
     @property
     def is_local(self) -> bool:
-        """A model inside DDP is run without it;
-        one whose weights lie on several processes cannot be.
+        """A model inside DDP is run without it.
+
+        One whose weights lie on several processes cannot be.
         """
         kinds = {kind for m in self.view.root.modules() for kind in type(m).__mro__}
         return not any(kind.__module__.startswith(_SHARDING) for kind in kinds)
@@ -198,8 +207,9 @@ def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
 
 
 def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:
-    """Give each group its learning rate;
-    those that were added after the rates were noted keep theirs.
+    """Give each group its learning rate.
+
+    Those that were added after the rates were noted keep theirs.
     """
     if optimizer is not None:
         for group, rate in zip(optimizer.param_groups, rates, strict=False):

@@ -1,5 +1,6 @@
-"""One micro-batch of an unchanged loop as a list of calls:
-model calls, the ops between them and ``backward``.
+"""One micro-batch of an unchanged loop as a list of calls.
+
+Model calls, the ops between them and ``backward``.
 
 A tape holds functions and inputs, never results: an input that is an earlier result is a ``Slot``.
 It is played again from the first model call; what the loss does not need is left out.
@@ -74,8 +75,9 @@ Operand = tuple[Tensor, int, Slot | None]
 
 
 class Tape(TorchFunctionMode):
-    """Records while it is on the stack of function modes;
-    model calls and ``backward`` are added by ``call``.
+    """Records while it is on the stack of function modes.
+
+    Model calls and ``backward`` are added by ``call``.
 
     Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a
     batch's rewards is part of the loss. What they make before the first model call is taken as it
@@ -167,7 +169,8 @@ class Tape(TorchFunctionMode):
         *,
         always: bool = False,
     ) -> Call | None:
-        """Note a call that is about to be made;
+        """Note a call that is about to be made.
+
         None for an op that is not recorded, or where that fails.
         """
         try:
@@ -246,8 +249,9 @@ class Tape(TorchFunctionMode):
         call.scalar = isinstance(result, Tensor) and result.dim() == 0
 
     def _prepares(self, operands: list[Operand], result: Any) -> bool:
-        """Return whether an outer op wrote in place or made nothing new:
-        its operands are taken as they are later.
+        """Return whether an outer op wrote in place or made nothing new.
+
+        Its operands are taken as they are later.
         """
         written = [tensor for tensor, before, _ in operands if version(tensor) != before]
         if any(tensor.grad_fn is not None for tensor in written):
@@ -325,8 +329,9 @@ class Tape(TorchFunctionMode):
                 yield constant.origin
 
     def start(self) -> bool:
-        """Record ops from here on; False where the script has a function mode of its own (its
-        order must hold).
+        """Record ops from here on.
+
+        False where the script has a function mode of its own (its order must hold).
         """
         # Modes leave the stack by its top, whoever is there;
         # only that of set_default_device stays where it is.
@@ -338,8 +343,9 @@ class Tape(TorchFunctionMode):
         return True
 
     def stop(self) -> bool:
-        """Take the tape off the stack of function modes, wherever in it it is;
-        return whether it was there.
+        """Take the tape off the stack of function modes, wherever in it it is.
+
+        Return whether it was there.
 
         Inside an op that raised it cannot be taken off: torch holds it and puts it back. It
         ``lingers`` then, records nothing any more, and a later ``stop`` succeeds.

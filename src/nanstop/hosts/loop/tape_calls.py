@@ -1,5 +1,6 @@
-"""A call that can be made again:
-its function, and its arguments with what must not be held replaced by stand-ins.
+"""A call that can be made again.
+
+Its function, and its arguments with what must not be held replaced by stand-ins.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __tracebackhide__ = passes_through
 @dataclass(frozen=True, slots=True)
 class Slot:
     """Stands for the ``index``-th tensor that the calls so far have returned.
+
     ``outer``: see ``Call``.
     """
 
@@ -59,8 +61,10 @@ HISTORY = History()
 
 @dataclass(slots=True)
 class Call:
-    """One call. ``first`` and ``count``: slots of its results.
-    ``writes``: slots of the operands it changed in place.
+    """One call.
+
+    ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in
+    place.
 
     ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results
     (``backward``). ``outer``: no result of a model is among its operands, nor anything made of one.
@@ -110,7 +114,7 @@ def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tens
     if isinstance(value, Slot):
         return values[value.index]
     if isinstance(value, Constant):
-        if value.origin in values:
+        if value.origin is not None and value.origin in values:
             return values[value.origin]
         return replaced.get(id(value.tensor), value.tensor)
     if type(value) in (tuple, list):
@@ -141,8 +145,9 @@ def user_line() -> tuple[CodeType, int] | None:
 
 
 def variable_names() -> dict[int, str]:
-    """Return what the script calls its tensors:
-    ids of the tensors in its variables and dicts, innermost frame first.
+    """Return what the script calls its tensors.
+
+    Ids of the tensors in its variables and dicts, innermost frame first.
     """
     found: dict[int, str] = {}
     frame = sys._getframe(1)

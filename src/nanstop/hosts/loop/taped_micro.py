@@ -22,8 +22,9 @@ __tracebackhide__ = passes_through
 
 
 class TapedMicro:
-    """See ``hosts.loop.step.Micro``. ``batch``: the first model call's inputs and the tensors that
-    the loss alone uses.
+    """See ``hosts.loop.step.Micro``.
+
+    ``batch``: the first model call's inputs and the tensors that the loss alone uses.
 
     The latter have the names of the script's variables, as they are when the batch is first asked
     for.
@@ -47,6 +48,7 @@ class TapedMicro:
 
     def has_moved(self) -> bool:
         """Return whether the models that it called have other weights than at its backward.
+
         No device work.
         """
         return self._marks.of(self._models()) != self._at_backward
@@ -98,8 +100,9 @@ class TapedMicro:
         return [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf]
 
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
-        """Yield names and tensors: the model's inputs as its forward calls them, those of the
-        loss as the script does.
+        """Yield names and tensors.
+
+        The model's inputs as its forward calls them, those of the loss as the script does.
         """
         needed = self.tape.needed()
         first = next((call for call in needed if call.rng is not None), None)
@@ -145,7 +148,8 @@ def _named(call: Call) -> Iterator[tuple[str, Constant]]:
 
 
 def _parameter_names(function: Any, count: int) -> list[str]:
-    """Return what a model's forward calls its first positional arguments;
+    """Return what a model's forward calls its first positional arguments.
+
     ``arg0``, ``arg1``, ... where it does not say.
     """
     numbered = [f"arg{place}" for place in range(count)]

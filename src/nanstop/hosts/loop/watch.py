@@ -120,6 +120,7 @@ class LoopWatch:
 
     def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
         """Call ``loss_fn(batch)`` and backward; return the detached loss, not divided.
+
         No synchronisation.
 
         Errors: what ``loss_fn`` raises, after it was reported where it says that a number was bad.
@@ -153,8 +154,9 @@ class LoopWatch:
     def update(
         self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
     ) -> Tensor | None:
-        """Read the flag, clip, step the optimizer and the scheduler, zero the gradients;
-        return the gradient norm.
+        """Read the flag, clip, step the optimizer and the scheduler, zero the gradients.
+
+        Return the gradient norm.
 
         None if the update was left out. One device synchronisation, before the update.
         Errors: ``TrainingStopped``.
@@ -247,14 +249,16 @@ class LoopWatch:
         enabled = scaler if scaler is not None and scaler.is_enabled() else None
         if enabled is not self.view.scaler:
             before = self.view.scaler
-            one = torch.ones((), device=self._micros[0].loss.device)
+            loss = self._micros[0].loss
+            one = torch.ones((), device=loss.device if loss is not None else None)
             factor *= float(enabled.scale(one)) if enabled is not None else 1.0
             factor /= before.get_scale() if before is not None else 1.0
             self.view.scaler = enabled
         self._divisor = wanted
         if factor != 1.0:
             gradients = [p.grad for p in self._parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, factor)
+            # torch's own optimizers call it so; its stubs do not list it.
+            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
 
     def _judged(self) -> Tensor | None:
         """Return the norm of unscaled gradients that may be applied, or None."""
@@ -311,7 +315,8 @@ def watch_loop(
     accumulation: int | None = None,
     pause: Pause = nullcontext,
 ) -> LoopWatch:
-    """Return a watch on a raw loop:
+    """Return a watch on a raw loop.
+
     ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``.
 
     ``pause``: makes a context in which no other watch of this process minds what is trained.

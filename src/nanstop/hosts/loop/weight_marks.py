@@ -14,8 +14,9 @@ _MOST = 64
 
 
 class WeightMarks:
-    """Marks of a module's trainable weights, which differ once they were written or replaced:
-    versions and addresses.
+    """Marks of a module's trainable weights, which differ once they were written or replaced.
+
+    Versions and addresses.
 
     Of many weights a part is looked at, evenly spread:
     what changes them in this way changes all or most of them.

@@ -1,5 +1,6 @@
-"""What trainings of this process have left behind:
-weights that a later one must not take for badly loaded ones.
+"""What trainings of this process have left behind.
+
+Weights that a later one must not take for badly loaded ones.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class LeftWeights:
         """
 
     def note(self, odd: Iterable[TensorStats], *, loaded: Iterable[TensorStats]) -> None:
-        """Note what a training has left;
+        """Note what a training has left.
+
         ``loaded`` are weights that were odd before it and are not its doing.
         """
         names = {stats.name for stats in loaded}
@@ -38,6 +40,7 @@ class LeftWeights:
         self, odd: Iterable[TensorStats], named: Iterable[tuple[str, Any]]
     ) -> tuple[TensorStats, ...]:
         """Return those of ``odd`` that an earlier training of this process has left.
+
         ``named``: all parameters.
         """
         odd = tuple(odd)
@@ -47,7 +50,8 @@ class LeftWeights:
         return tuple(stats for stats in odd if stats.name in names)
 
     def among(self, odd: Iterable[TensorStats], *, updated: Collection[str] = ()) -> set[str]:
-        """Return the names of those that a training has left;
+        """Return the names of those that a training has left.
+
         ``updated``: that a loop of this process has updated.
         """
         return {

@@ -20,8 +20,9 @@ RANDOM = "random tokens: real ones may reach further"
 
 
 def load_model(folder: Path) -> nn.Module:
-    """Return the language model of a local checkpoint folder, in float32 and training mode;
-    none of its code is run.
+    """Return the language model of a local checkpoint folder, in float32 and training mode.
+
+    None of its code is run.
 
     Of an adapter's folder: its base with the adapter on it, which alone is trainable. Errors:
     ``NanstopError`` for a folder that transformers can't build a language model from, and where a
@@ -45,16 +46,18 @@ def load_model(folder: Path) -> nn.Module:
     missing = sorted(notes["missing_keys"])
     if missing:
         raise NanstopError(
-            f"{folder}: for a {type(model).__name__}, {counted(len(missing), 'tensor')} would be drawn at random, "
-            f"`{missing[0]}` first",
-            hint="a plan of numbers that no training has seen says nothing: give the training script",
+            f"{folder}: for a {type(model).__name__}, {counted(len(missing), 'tensor')} "
+            f"would be drawn at random, `{missing[0]}` first",
+            hint="a plan of numbers that no training has seen says nothing: "
+            "give the training script",
         )
     return model.train()
 
 
 def _class_for(folder: Path) -> Any:
-    """Return the class that builds a language model of the folder's kind:
-    an encoder may stand before its decoder.
+    """Return the class that builds a language model of the folder's kind.
+
+    An encoder may stand before its decoder.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -73,7 +76,8 @@ def _with_adapter(folder: Path) -> nn.Module:
     if base is None:
         raise NanstopError(
             f"{folder}: an adapter, whose base `{named}` is no folder here",
-            hint="merge it, or put the base's folder into adapter_config.json as base_model_name_or_path",
+            hint="merge it, or put the base's folder into adapter_config.json "
+            "as base_model_name_or_path",
         )
     with as_one_error(folder, "peft cannot put its adapter on the base"):
         model: Any = PeftModel.from_pretrained(

@@ -1,5 +1,6 @@
-"""What a model was made into before its first step: packed, adapted, given a head;
-and which weights can learn.
+"""What a model was made into before its first step.
+
+Packed, adapted, given a head; and which weights can learn.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def adapter_of(root: nn.Module) -> AdapterFacts | None:
 
 def head_of(view: ModelView, model: nn.Module, task: str | None, *, pads: bool) -> HeadFacts | None:
     """Return the head of a classifier, None for other models.
+
     ``pads``: whether the host knows a padding token.
     """
     name = view.head() if task in _CLASSIFIES else None
@@ -121,8 +123,9 @@ def is_reentrant(root: nn.Module) -> bool:
 
 
 def _embeds_with_gradient(view: ModelView) -> bool:
-    """Return whether the embedding's output requires gradients, by embedding one token:
-    hooks may see to it.
+    """Return whether the embedding's output requires gradients, by embedding one token.
+
+    Hooks may see to it.
     """
     name = view.embedding()
     table = view.root.get_submodule(name) if name is not None else None

@@ -143,8 +143,9 @@ def _number(value: Any) -> float | None:
 
 
 def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
-    """``padding``: the row that the model's config names;
-    a table may have one of its own (``padding_idx``).
+    """``padding``: the row that the model's config names.
+
+    A table may have one of its own (``padding_idx``).
     """
     found: list[TokenRows] = []
     modules = dict(view.root.named_modules())
@@ -155,8 +156,7 @@ def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
         names = (f"{module}.weight", f"{module}.base_layer.weight")
         name = next((n for n in names if n in parameters), names[0])
         weight = parameters.get(name)
-        usable = weight is not None and weight.dim() == 2 and weight.is_floating_point()
-        if usable and weight.device.type != "meta" and weight.shape[0] > MIN_ROWS:
+        if weight is not None and _is_table(weight):
             norms = torch.cat([row_norms(block) for block in row_blocks(weight)]).cpu()
             found.append(
                 token_rows(
@@ -169,6 +169,12 @@ def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
                 )
             )
     return tuple(found)
+
+
+def _is_table(weight: Tensor) -> bool:
+    """Return whether a weight is a matrix of numbers that are there, with rows to compare."""
+    is_matrix = weight.dim() == 2 and weight.is_floating_point() and weight.device.type != "meta"
+    return is_matrix and weight.shape[0] > MIN_ROWS
 
 
 def _padding_row(table: nn.Module | None, named: int | None) -> int | None:

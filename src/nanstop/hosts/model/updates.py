@@ -1,5 +1,6 @@
-"""Facts of what an update rests on:
-restored state, hooks that update by themselves, the sum over micro-batches.
+"""Facts of what an update rests on.
+
+Restored state, hooks that update by themselves, the sum over micro-batches.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def veto_of(root: nn.Module) -> str:
 
 def resumed_state(optimizer: Optimizer | None) -> ResumeFacts | None:
     """Return what the optimizer's own state tells of earlier steps, None for a fresh one.
+
     Reads its second moments.
     """
     if optimizer is None or not optimizer.state:
@@ -57,7 +59,8 @@ def _second(entry: Mapping[str, Any]) -> Tensor | None:
 def resumed_from(
     folder: str | None, optimizer: Optimizer | None, *, scaled: bool
 ) -> ResumeFacts | None:
-    """Return what a checkpoint of transformers holds of a run's state;
+    """Return what a checkpoint of transformers holds of a run's state.
+
     ``scaled``: this run has a loss scaler.
     """
     own = resumed_state(optimizer)
@@ -98,8 +101,9 @@ def accumulation_of(*roots: nn.Module) -> AccumulationFacts | None:
 
 
 def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
-    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch:
-    undone. Reads two losses.
+    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch.
+
+    Everything is undone. Reads two losses.
 
     A loss that is divided by the tokens of the window is half of itself when it is told of twice as
     many.
@@ -122,8 +126,9 @@ def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
 
 
 def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
-    """Return the half format that every one of some gradients fits exactly:
-    float32 sums of many do not.
+    """Return the half format that every one of some gradients fits exactly.
+
+    Float32 sums of many do not.
 
     Looks at some thousand elements of the first matrices. Synchronises.
     """
@@ -136,8 +141,9 @@ def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
 
 
 def _sample(gradient: Tensor) -> Tensor:
-    """Return up to ``_MOST_SUMMED`` elements that are not 0:
-    a batch reaches a few rows of an embedding.
+    """Return up to ``_MOST_SUMMED`` elements that are not 0.
+
+    A batch reaches a few rows of an embedding.
     """
     flat = gradient.detach().reshape(-1)
     # An odd distance: an even one may meet the same column of every row.
@@ -151,7 +157,8 @@ def seen_accumulation(
     losses: Sequence[float],
     gradients: Iterable[Tensor | None] = (),
 ) -> AccumulationFacts | None:
-    """Return how a loop's own losses are divided, as far as those of one window tell;
+    """Return how a loop's own losses are divided, as far as those of one window tell.
+
     None where nothing does.
 
     ``roots``: the modules that it called on pieces of one batch, ``batches``; ``gradients``: of the
@@ -183,8 +190,9 @@ def seen_accumulation(
 
 
 def _labels(batches: Sequence[Batch]) -> list[Tensor]:
-    """Return each batch's labels: those of that name, else integers of which some are what torch's
-    losses ignore.
+    """Return each batch's labels.
+
+    Those of that name, else integers of which some are what torch's losses ignore.
 
     What the script's own loss reads has the name of a variable in the last batch only, and the same
     place in all.
@@ -217,7 +225,8 @@ def _loss(trainer: Any, step: Any, count: int) -> float:
 
 
 def _supervised(labels: Tensor) -> int:
-    """Return how many labels are trained on;
-    of sequences, without the first, which nothing predicts.
+    """Return how many labels are trained on.
+
+    Of sequences, without the first, which nothing predicts.
     """
     return int(((labels[..., 1:] if labels.dim() > 1 else labels) != IGNORED).sum())

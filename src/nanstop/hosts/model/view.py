@@ -18,8 +18,9 @@ _KERNELS = ("eager", "sdpa")
 
 
 class PlainView:
-    """See ``replay.step.ModelView``. Wrappers (DDP, compiled modules, PEFT) are looked through
-    for the model's config.
+    """See ``replay.step.ModelView``.
+
+    Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class PlainView:
             if isinstance(module, nn.Linear) and not any(_within(name, b) for b in blocks)
         ]
         table = self.embedding()
-        rows = self.root.get_submodule(table).weight.shape[0] if table is not None else None
+        embedding: Any = self.root.get_submodule(table) if table is not None else None
+        rows = embedding.weight.shape[0] if embedding is not None else None
         matching = [name for name, module in linear if module.out_features == rows]
         names = matching or [name for name, _ in linear]
         return names[-1] if names else None

@@ -1,4 +1,5 @@
 """Watches whatever a script trains with, without a call of nanstop in it.
+
 The only global state of nanstop is here.
 
 What is replaced stands in one table: ``transformers.Trainer.train`` and, for raw loops, a few
@@ -87,8 +88,9 @@ def opened(session: Any) -> None:
 
 
 def unwatch() -> None:
-    """Put every replaced function back and finish what is being watched;
-    without ``install`` before, do nothing.
+    """Put every replaced function back and finish what is being watched.
+
+    Without ``install`` before, do nothing.
     """
     global _open_session, _loops  # noqa: PLW0603
     table.undo()
@@ -156,9 +158,9 @@ def _clip(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``transformers.Trainer.train``: this trainer is watched while it trains."""
-    own = vars(trainer)
+    own, open_session = vars(trainer), _open_session
     with paused(), ExitStack() as scope:
-        if "train" in own:  # the script watches this trainer itself
+        if "train" in own or open_session is None:  # the script watches this trainer itself
             return original(trainer, *args, **kwargs)
         # The watch takes over the train() that it finds:
         # a subclass's, through which the call came, must not run twice.
@@ -167,7 +169,7 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             from nanstop.hosts.trainer.watch import watch_trainer
 
-            scope.callback(watch_trainer(trainer, _open_session).close)
+            scope.callback(watch_trainer(trainer, open_session).close)
         except Exception as error:  # nanstop is never the reason a run dies
             from nanstop.hosts.compat import not_watched
 
@@ -214,8 +216,9 @@ def _without_own(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _finish() -> None:
-    """Finish the session of raw loops;
-    the exit code of a script that calls ``sys.exit`` is its parent's to know.
+    """Finish the session of raw loops.
+
+    The exit code of a script that calls ``sys.exit`` is its parent's to know.
     """
     if _loops is not None:
         _loops.end()

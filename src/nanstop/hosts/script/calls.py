@@ -63,8 +63,9 @@ class Calls:
     # ---- model calls
 
     def discover(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for ``nn.Module.__call__`` until the first update:
-        a trainable module called by the loop is a root.
+        """Stand in for ``nn.Module.__call__`` until the first update.
+
+        A trainable module called by the loop is a root.
         """
         if self._state.idle and torch.is_grad_enabled() and is_trainable(module):
             self._state.thread = threading.get_ident()
@@ -108,7 +109,8 @@ class Calls:
         return result
 
     def _begun(self, module: nn.Module) -> TapedMicro | None:
-        """Return the micro-batch that a model call belongs to;
+        """Return the micro-batch that a model call belongs to.
+
         None for a module that holds no parameter.
         """
         try:
@@ -140,8 +142,9 @@ class Calls:
     # ---- losses
 
     def apply_function(self, original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for ``autograd.Function.apply``, which no function mode sees:
-        a tape gets it as one call.
+        """Stand in for ``autograd.Function.apply``, which no function mode sees.
+
+        A tape gets it as one call.
         """
         micro = self._state.micro
         if not self._state.idle or micro is None or not micro.tape.stop():

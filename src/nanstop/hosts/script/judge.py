@@ -48,8 +48,9 @@ class Judge:
         *,
         can_redo: bool = True,
     ) -> Ending:
-        """Have the open window settled for the gradients of ``parameters``. Errors:
-        ``TrainingStopped``.
+        """Have the open window settled for the gradients of ``parameters``.
+
+        Errors: ``TrainingStopped``.
         """
         window, ending = self._state.window, Ending()
         self._state.drop()
@@ -120,7 +121,8 @@ class Judge:
         with self._looking("the set-up was not read"):
             step = self._steps.step(window, optimizer, parameters_of(optimizer))
             groups = param_groups(step.view.root.named_parameters())
-            self.controller.session.learned(param_groups=groups)
+            if self.controller.session is not None:
+                self.controller.session.learned(param_groups=groups)
 
     def look_for_given_up(self) -> None:
         """Report the micro-batch that is open if the script left it out because its loss is not
@@ -142,8 +144,9 @@ class Judge:
 
     @contextmanager
     def _looking(self, unless: str) -> Iterator[None]:
-        """Leave everything to torch inside;
-        what nanstop itself fails at is a line of the log: ``unless``.
+        """Leave everything to torch inside.
+
+        What nanstop itself fails at is a line of the log: ``unless``.
         """
         try:
             with self._state.pause():
@@ -154,8 +157,9 @@ class Judge:
             _log.warning("nanstop: %s (%s: %s)", unless, type(own).__name__, own)
 
     def updated_inside(self, optimizers: list[Optimizer]) -> None:
-        """Report a window whose update was made inside its backward:
-        nothing can be held back or run again.
+        """Report a window whose update was made inside its backward.
+
+        Nothing can be held back or run again.
         """
         window = self._state.window
         losses = [m.loss for m in window.micros if m.loss is not None]
@@ -165,8 +169,9 @@ class Judge:
         self.ended(optimizers[0])
 
     def died(self) -> None:
-        """Look at gradients that no sink has seen, if the script raises while it has them:
-        it may have seen for itself.
+        """Look at gradients that no sink has seen, if the script raises while it has them.
+
+        It may have seen for itself.
         """
         window = self._state.window
         if not self._state.idle or not window.micros or window.closed or window.judged:

@@ -1,5 +1,6 @@
-"""Weights that a loop changes between a backward and the update:
-noise that is taken off again, a step up and back.
+"""Weights that a loop changes between a backward and the update.
+
+Noise that is taken off again, a step up and back.
 
 A replay has the weights of the update, not those of the forward. What fails there all the same is
 found; what comes out clean proves nothing, and gradients made anew would be those of other weights.
@@ -13,7 +14,10 @@ from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.numerics.tensors import nonfinite
 
-_MOVED = "the weights were changed after the backward, and with those that there are now it does not fail"
+_MOVED = (
+    "the weights were changed after the backward, "
+    "and with those that there are now it does not fail"
+)
 
 
 def has_moved(step: LoopStep, norm: Tensor | None) -> bool:

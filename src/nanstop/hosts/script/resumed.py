@@ -31,8 +31,9 @@ class Restored:
         table.replace(torch.amp.GradScaler, "load_state_dict", self._scaler)
 
     def take(self, view: PlainView) -> dict[str, Any]:
-        """Return, once after its optimizer was restored, the facts of a run that this changes;
-        else nothing.
+        """Return, once after its optimizer was restored, the facts of a run that this changes.
+
+        Else nothing.
 
         Reads the optimizer's moments and synchronises the device.
         """

@@ -1,5 +1,6 @@
-"""Watches an unchanged training loop:
-what stands in for torch's own functions while nanstop watches a script.
+"""Watches an unchanged training loop.
+
+What stands in for torch's own functions while nanstop watches a script.
 
 A window is what lies between two optimizer updates. Its *first sink* (``GradScaler.unscale_`` or
 ``step``, ``clip_grad_norm_``, ``clip_grad_value_``, else the optimizer's step) is where the flag is
@@ -141,8 +142,9 @@ class Sinks:
             self._judge.ended(optimizer)
 
     def before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Look at gradients that no earlier sink saw, and hold back a vetoed update;
-        an optimizer's pre-hook.
+        """Look at gradients that no earlier sink saw, and hold back a vetoed update.
+
+        An optimizer's pre-hook.
         """
         if not self._state.idle:
             return None

@@ -1,5 +1,6 @@
-"""What the stand-ins of an unchanged loop share:
-its window, the micro-batch that is open, and what is recorded of it.
+"""What the stand-ins of an unchanged loop share.
+
+Its window, the micro-batch that is open, and what is recorded of it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _log = logging.getLogger("nanstop")
 
 
 class LoopState:
-    """``on_error`` is told what the script's own ops raise. ``paused`` above 0:
-    every function is torch's own.
+    """``on_error`` is told what the script's own ops raise.
+
+    ``paused`` above 0: every function is torch's own.
 
     ``met_failure``: from then on every op is recorded, unless the script compiles functions.
     ``thread``: the one that trains. ``updated_inside``: optimizers that hooks on gradients have
@@ -63,8 +65,9 @@ class LoopState:
 
     @property
     def idle(self) -> bool:
-        """Whether a call now is the loop's own:
-        not paused, not in a model call, a backward, a transform or a worker.
+        """Whether a call now is the loop's own.
+
+        Not paused, not in a model call, a backward, a transform or a worker.
         """
         return (
             not self.paused
@@ -91,7 +94,7 @@ class LoopState:
         try:
             yield
         finally:
-            if was_on and tape is self._tape:
+            if tape is not None and was_on and tape is self._tape:
                 tape.start()
 
     @property
@@ -115,8 +118,9 @@ class LoopState:
             self.drop()
 
     def expect_micro(self) -> None:
-        """Record what the script makes of its own tensors before the next model call:
-        see ``Tape``.
+        """Record what the script makes of its own tensors before the next model call.
+
+        See ``Tape``.
         """
         wanted = self._takes_outer and not self.compiles_functions
         if self._tape is None and wanted and self.idle:
@@ -131,8 +135,9 @@ class LoopState:
         return self.window
 
     def begin(self, module: nn.Module) -> TapedMicro:
-        """Return the micro-batch that a call of ``module`` belongs to:
-        the one that is open, or a new one.
+        """Return the micro-batch that a call of ``module`` belongs to.
+
+        The one that is open, or a new one.
         """
         if self.window.closed and self.micro is not None:
             self.drop()
@@ -150,8 +155,9 @@ class LoopState:
         return self.micro
 
     def _begun_tape(self, device: str) -> Tape:
-        """Return the tape of a micro-batch that begins now:
-        the one that has recorded since the last, or a new one.
+        """Return the tape of a micro-batch that begins now.
+
+        The one that has recorded since the last, or a new one.
         """
         tape, self._early = self._early, None
         if tape is not None:
@@ -178,7 +184,8 @@ class LoopState:
 
     @contextmanager
     def inside_backward(self) -> Iterator[None]:
-        """Leave everything to torch inside;
+        """Leave everything to torch inside.
+
         ``updated_inside`` are optimizers that hooks on gradients call there.
         """
         self.updated_inside.clear()
@@ -191,8 +198,9 @@ class LoopState:
 
 
 class RootSearch:
-    """Looks at every model call until it ends:
-    those that the loop itself makes are roots. ``stand_in`` looks.
+    """Looks at every model call until it ends: those that the loop itself makes are roots.
+
+    ``stand_in`` looks.
     """
 
     def __init__(self, table: Table) -> None:

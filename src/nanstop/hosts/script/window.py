@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,8 +28,9 @@ LEAST_SCALE = 8.0
 
 
 class BufferGroup:
-    """Buffers of several modules, noted and restored together; see
-    ``replay.snapshot.BufferNotes``.
+    """Buffers of several modules, noted and restored together.
+
+    See ``replay.snapshot.BufferNotes``.
     """
 
     def __init__(self) -> None:
@@ -48,23 +49,19 @@ class BufferGroup:
         for notes, values in noted:
             notes.restore(values)
 
-    @contextmanager
-    def kept(self, *noted: Sequence[Any]) -> Iterator[None]:
-        with ExitStack() as scope:
-            for notes, values in self._each(noted):
-                scope.enter_context(notes.kept(*values))
-            yield
+    def kept(self, *noted: Sequence[Any]) -> AbstractContextManager[None]:
+        return self._within(BufferNotes.kept, noted)
+
+    def rewritten(self, *noted: Sequence[Any]) -> AbstractContextManager[None]:
+        return self._within(BufferNotes.rewritten, noted)
 
     @contextmanager
-    def rewritten(self, *noted: Sequence[Any]) -> Iterator[None]:
+    def _within(self, context: Callable[..., Any], noted: Sequence[Any]) -> Iterator[None]:
         with ExitStack() as scope:
-            for notes, values in self._each(noted):
-                scope.enter_context(notes.rewritten(*values))
+            for notes in list(self._known.values()):
+                own = [values for each in noted for known, values in each if known is notes]
+                scope.enter_context(context(notes, *own))
             yield
-
-    def _each(self, noted: Sequence[Sequence[Any]]) -> Iterator[tuple[BufferNotes, list[Any]]]:
-        for notes in list(self._known.values()):
-            yield notes, [values for each in noted for known, values in each if known is notes]
 
 
 class Held:
@@ -74,8 +71,10 @@ class Held:
         self._held: list[tuple[Tensor, Tensor | None]] = []
 
     def take(self, parameters: Sequence[Tensor]) -> None:
-        """Take them away: those of None are the only ones that every optimizer leaves out,
-        moments and step counts too.
+        """Take them away.
+
+        Those of None are the only ones that every optimizer leaves out, moments and step counts
+        too.
         """
         self._held += [(p, p.grad) for p in parameters if p.grad is not None]
         for parameter, _ in self._held:
@@ -91,6 +90,7 @@ class Held:
 @dataclass(slots=True)
 class ScriptWindow:
     """``judged``: ids of parameters whose gradients were looked at.
+
     ``closed``: an update has ended it.
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see
@@ -128,8 +128,9 @@ class ScriptWindow:
         return gradient._version == version and any(p.grad is gradient for p in parameters)
 
     def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> None:
-        """Forget the scaler where an update takes gradients that are still scaled:
-        it has no part in that.
+        """Forget the scaler where an update takes gradients that are still scaled.
+
+        It has no part in that.
 
         It leaves out none, and a replay must not go through it.
         """
@@ -145,6 +146,7 @@ class ScriptWindow:
 
 def is_scaled_by_hand(losses: Sequence[Tensor]) -> bool:
     """Return whether a loss was last of all multiplied by a large number.
+
     Asked before its backward; no device work.
     """
     for loss in losses:
@@ -167,7 +169,8 @@ def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Mod
         taken = sum(key.startswith(name) for key in holder._modules)
         holder._modules[f"{name}{taken or ''}"] = root
     if not roots:
-        holder._parameters.update({f"p{i}": p for i, p in enumerate(parameters)})
+        bare: dict[str, Any] = {f"p{i}": p for i, p in enumerate(parameters)}
+        holder._parameters.update(bare)
     return holder
 
 

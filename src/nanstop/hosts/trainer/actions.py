@@ -1,5 +1,6 @@
-"""Carries out what was resolved about a window:
-redo, skip or rollback, with the host's books kept right.
+"""Carries out what was resolved about a window.
+
+Redo, skip or rollback, with the host's books kept right.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ class Carrier:
                 self.after_update(stack.pop_all().close)
 
     def skip(self, step: HfStep) -> None:
-        """Let the host take this step without an update:
-        no moment, no weight and no learning rate moves.
+        """Let the host take this step without an update.
+
+        No moment, no weight and no learning rate moves.
         """
         scaler = compat.run_scaler(self.trainer)
         self._mend_buffers(step.window)
@@ -115,8 +117,9 @@ class Carrier:
         self._until_update.callback(_once(self.trainer.optimizer, "step", callback))
 
     def mend_sum(self, total: Tensor) -> None:
-        """Bring the loop's running sum of losses up to what was redone or skipped:
-        in its order, by its rule for bad ones.
+        """Bring the loop's running sum of losses up to what was redone or skipped.
+
+        In its order, by its rule for bad ones.
 
         ``total`` is what the loop is about to log from, once it has added every loss of the window.
         Changed in place.
@@ -148,8 +151,9 @@ class Carrier:
             self._sum_is_spoilt = False
 
     def close(self) -> None:
-        """Undo what was to last until an update that does not come any more:
-        training was broken off.
+        """Undo what was to last until an update that does not come any more.
+
+        Training was broken off.
         """
         self._until_update.close()
 
@@ -172,8 +176,9 @@ class Carrier:
 
 
 def _once(owner: Any, name: str, callback: Callable[[], None]) -> Callable[[], None]:
-    """Replace a method on the instance for its next call;
-    afterwards put back what was there and call ``callback``.
+    """Replace a method on the instance for its next call.
+
+    Afterwards put back what was there and call ``callback``.
 
     Returns what does both without that call, should it not come.
     """

@@ -1,5 +1,6 @@
-"""Callbacks of transformers and TRL:
-the classes that others build on, and which of them only report.
+"""Callbacks of transformers and TRL.
+
+The classes that others build on, and which of them only report.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from nanstop.hosts.window_end import WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import PrecisionPlan
 from nanstop.replay.held import at_rest
+from nanstop.session.watched_run import WatchedRun
 from nanstop.store.plan_file import load_plan, save_plan
 from nanstop.tracebacks import passes_through
 
@@ -22,6 +23,7 @@ PLAN = "nanstop-plan.yaml"
 
 def plan_of(checkpoint: str | None) -> PrecisionPlan:
     """Return the plan that a checkpoint was saved under, an empty one without.
+
     Errors: ``NanstopError`` if damaged.
     """
     path = Path(checkpoint or "", PLAN)
@@ -62,14 +64,15 @@ class CheckpointGuard:
         self._guard(path, lambda: self._save_model(output_dir, _internal_call))
 
     def _guard(self, path: Path, save: Any) -> None:
-        if self._inside or self._watch.session is None:
+        session = self._watch.session
+        if self._inside or session is None:
             save()
             return
         self._inside = True
         try:
             bad = self._bad_parameters()
             if bad:
-                self._refuse(path, bad)
+                self._refuse(session, path, bad)
             else:
                 with at_rest(self._watch.host.root):
                     save()
@@ -90,14 +93,13 @@ class CheckpointGuard:
         self._frozen_checked = self._frozen_checked or not bad
         return bad
 
-    def _refuse(self, path: Path, bad: tuple[str, ...]) -> None:
-        watch = self._watch
+    def _refuse(self, session: WatchedRun, path: Path, bad: tuple[str, ...]) -> None:
         kept = self._last_good
         snapshot = self._ends.keeper.snapshot
         if kept is None and snapshot is not None and path.name:
             kept = path.with_name(f"{path.name}-last-good")
             with snapshot.loaded(), at_rest(self._watch.host.root):
                 self._save_model(str(kept), True)
-        decision = watch.session.checkpoint_refused(str(path), bad, str(kept or ""))
+        decision = session.checkpoint_refused(str(path), bad, str(kept or ""))
         if decision.kind == "stop":
-            watch.stop(decision)
+            self._watch.stop(decision)

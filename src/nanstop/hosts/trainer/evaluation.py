@@ -1,5 +1,6 @@
-"""Watches a trainer's evaluation:
-exceptions with a numeric signature, and losses that are not finite.
+"""Watches a trainer's evaluation.
+
+Exceptions with a numeric signature, and losses that are not finite.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ __tracebackhide__ = passes_through
 
 
 class EvaluationGuard:
-    """On the CPU each batch's loss is read at once and its batch can be replayed;
-    elsewhere the mean is, at the end.
+    """On the CPU each batch's loss is read at once and its batch can be replayed.
+
+    Elsewhere the mean is, at the end.
     """
 
     def __init__(self, watch: WatchedTrainer, ends: WindowEnds) -> None:
@@ -100,8 +102,9 @@ class EvaluationGuard:
 
 @dataclass(slots=True)
 class EvalStep:
-    """One evaluation batch as a step of one micro-batch:
-    forward and loss only, no gradient, no update.
+    """One evaluation batch as a step of one micro-batch.
+
+    Forward and loss only, no gradient, no update.
     """
 
     id: StepId
@@ -113,6 +116,10 @@ class EvalStep:
     host: Reentry
     predict: Any
     rates: tuple[float, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        return self.facts.world_size == 1
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         restore_rng(self.rng)

@@ -17,12 +17,13 @@ from nanstop.records.formats import BY_SHORT_NAME
 
 
 def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFacts:
-    """Return everything that is known of a trainer's run before its first step;
+    """Return everything that is known of a trainer's run before its first step.
+
     ``resumed``: from which checkpoint.
     """
     args, model, processor = trainer.args, view.model, _tokenizer(trainer)
     schedule = schedule_of(args, trainer.train_dataset, compat.world_size(trainer))
-    known = structure(
+    known: dict[str, Any] = structure(
         view,
         model,
         pads=getattr(processor, "pad_token_id", None) is not None,
@@ -54,7 +55,9 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
         "objective": objective_of(args),
     }
     vocab = _vocab(processor)
-    return RunFacts(**(known if vocab is None else known | {"vocab": vocab}))
+    if vocab is not None:
+        known["vocab"] = vocab
+    return RunFacts(**known)
 
 
 def _autocast(trainer: Any) -> str | None:
@@ -90,14 +93,18 @@ def _vocab(tokenizer: Any) -> int | None:
 
 
 def _zero_loss(args: Any) -> str | None:
-    """Return why GRPO and RLOO log a loss of 0:
-    each group's advantages add up to 0 while the policy is its own.
+    """Return why GRPO and RLOO log a loss of 0.
+
+    Each group's advantages add up to 0 while the policy is its own.
     """
     if not hasattr(args, "num_generations") or getattr(args, "beta", None) != 0.0:
         return None
     if args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps:
         return None
-    return "on-policy with beta 0: advantages of a group add up to 0, and the ratio of the policies is 1"
+    return (
+        "on-policy with beta 0: "
+        "advantages of a group add up to 0, and the ratio of the policies is 1"
+    )
 
 
 def _veto(trainer: Any, view: HfView) -> str:

@@ -1,5 +1,6 @@
-"""The first window of a trainer that has been built:
-made as training makes it, used, and undone.
+"""The first window of a trainer that has been built.
+
+Made as training makes it, used, and undone.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def first_step(
 
 @contextmanager
 def put_back(trainer: Any) -> Iterator[None]:
-    """Put everything back on exit that the beginning of a training changes;
-    weights are not copied.
+    """Put everything back on exit that the beginning of a training changes.
+
+    Weights are not copied.
     """
     root: nn.Module = compat.unwrapped(trainer.model)
     hosts = [trainer, trainer.args, trainer.control, trainer.state, trainer.callback_handler]

@@ -1,5 +1,6 @@
-"""What trainers of policies show beside their loss:
-rewards as they came back, and how far two policies are apart.
+"""What trainers of policies show beside their loss.
+
+Rewards as they came back, and how far two policies are apart.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ Note = Callable[[str, Any], None]
 
 
 class Objective:
-    """Looks on while a trainer of TRL scores completions and computes log-probabilities;
-    other trainers have neither.
+    """Looks on while a trainer of TRL scores completions and computes log-probabilities.
+
+    Other trainers have neither.
 
     ``note(name, value)`` takes what there is to remember of the present step. The rewards are read
     where the trainer has just read them itself; ratios stay on the device.
@@ -57,6 +59,7 @@ class Objective:
 
     def compare(self, batch: Any) -> None:
         """Note how far the policy is from the one that generated ``batch``, after its loss.
+
         No synchronisation.
         """
         logps, self._logps = self._logps, None
@@ -100,8 +103,9 @@ class Objective:
         return rewards
 
     def _judge(self, rows: list[list[float]], num_none: Mapping[int, int | None]) -> None:
-        """Note the share of rewards that are not numbers;
-        a None that stands for "not mine" is none of them.
+        """Note the share of rewards that are not numbers.
+
+        A None that stands for "not mine" is none of them.
         """
         self._signals = ()
         for place, name in enumerate(self._trainer.reward_func_names):
@@ -122,7 +126,8 @@ class Objective:
 
 
 def _counted(function: Any, place: int, counts: dict[int, int | None]) -> Any:
-    """Return the reward function with its None counted:
+    """Return the reward function with its None counted.
+
     None, too, becomes NaN, and says something else.
 
     A model, and a function that answers later, stay as they are; of an answer that can be read once

@@ -1,4 +1,5 @@
 """What ``TrainingArguments`` and TRL's configs ask for, as records.
+
 Nothing of the model is looked at.
 """
 
@@ -6,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from nanstop.hosts.accelerate.precision import FORMATS
@@ -78,17 +79,22 @@ def planned_optimizer(args: Any, model: Any = None) -> OptimizerFacts | None:
         return None
     own = inspect.signature(kind).parameters
     default = {name: one.default for name, one in own.items() if one.default is not one.empty}
-    betas = [_number(each) for each in settings.get("betas", default.get("betas")) or ()]
+    betas = tuple(settings.get("betas", default.get("betas")) or ())
     bits = settings.get("optim_bits", default.get("optim_bits"))
     return OptimizerFacts(
         name=kind.__name__,
         lr=_number(settings.get("lr")),
         eps=_number(settings.get("eps", default.get("eps"))),
-        betas=(betas[0], betas[1]) if len(betas) == 2 and None not in betas else None,
+        betas=_pair(betas),
         weight_decay=_number(args.weight_decay),
         state_bits=8 if bits == 8 or "8bit" in kind.__name__ else None,
         fused=bool(settings.get("fused")),
     )
+
+
+def _pair(values: Sequence[Any]) -> tuple[float, float] | None:
+    numbers = [number for number in map(_number, values) if number is not None]
+    return (numbers[0], numbers[1]) if len(numbers) == len(values) == 2 else None
 
 
 def _number(value: Any) -> float | None:

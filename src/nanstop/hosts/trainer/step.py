@@ -29,8 +29,9 @@ __tracebackhide__ = passes_through
 
 @dataclass(slots=True)
 class Micro:
-    """One call of ``training_step``. Noted between its ``_prepare_inputs`` and its loss:
-    replays start there.
+    """One call of ``training_step``.
+
+    Noted between its ``_prepare_inputs`` and its loss: replays start there.
 
     ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch``
     is a shallow copy of what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it
@@ -53,6 +54,7 @@ class Micro:
 @dataclass(slots=True)
 class TrainerWindow:
     """The micro-batches of one optimizer step.
+
     ``logged``: the trainer's running loss before the first of them.
     """
 
@@ -132,8 +134,8 @@ class Reentry:
         """Run a micro-batch for the first time, as the host asked, and note what a replay needs."""
         self._recording = micro
         try:
-            micro.loss = self.training_step(micro.model, micro.raw, micro.num_items)
-            return micro.loss
+            micro.loss = loss = self.training_step(micro.model, micro.raw, micro.num_items)
+            return loss
         finally:
             self._recording = None
             micro.after = state_diff.note(self.trainer)
@@ -157,16 +159,18 @@ class Reentry:
         return prepared
 
     def leave_out(self, micro: Micro) -> Tensor:
-        """Return the loss of a micro-batch that is not run, or not to its end;
-        the next one has its own inputs.
+        """Return the loss of a micro-batch that is not run, or not to its end.
+
+        The next one has its own inputs.
         """
         if not micro.advanced:
             compat.advance_position(self.trainer)
         return torch.zeros((), device=self.trainer.args.device)
 
     def _noted_rng(self) -> RngState:
-        """Return the random state; Python's, 20 KB of numbers that seldom change, is shared
-        between notes.
+        """Return the random state.
+
+        Python's, 20 KB of numbers that seldom change, is shared between notes.
         """
         noted = note_rng()
         if self._python_rng != noted.python:
@@ -174,8 +178,9 @@ class Reentry:
         return replace(noted, python=self._python_rng)
 
     def replay(self, micro: Micro, batch: Batch | None) -> Tensor:
-        """Run a recorded micro-batch again. Gradients are added;
-        bookkeeping of the trainer goes on from where it is.
+        """Run a recorded micro-batch again.
+
+        Gradients are added; bookkeeping of the trainer goes on from where it is.
         """
         state = self.trainer.accelerator.gradient_state
         sync = state.sync_gradients
@@ -208,8 +213,9 @@ def _given(batch: Batch) -> Any:
 
 @dataclass(slots=True)
 class HfStep:
-    """See ``replay.step.Step``. Two micro-batches run in order inside one ``isolated`` go on
-    from each other.
+    """See ``replay.step.Step``.
+
+    Two micro-batches run in order inside one ``isolated`` go on from each other.
     """
 
     id: StepId

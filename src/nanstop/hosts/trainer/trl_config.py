@@ -28,8 +28,9 @@ _MAX_BYTES = 4 * 2**20
 
 
 def read_config(path: Path) -> tuple[RunFacts, str]:
-    """Return the facts of the run that a config file describes, and what was unclear in it;
-    no model is loaded.
+    """Return the facts of the run that a config file describes, and what was unclear in it.
+
+    No model is loaded.
 
     Which command it is for is told by its keys; where several fit, the first of ``COMMANDS``, and
     that is said. Errors: ``NanstopError`` NS001 for a file that is no mapping, a key that no

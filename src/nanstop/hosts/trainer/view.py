@@ -1,5 +1,6 @@
-"""What remedies and the tracer must know of a transformers model:
-the ``ModelView`` of this host.
+"""What remedies and the tracer must know of a transformers model.
+
+The ``ModelView`` of this host.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _HEADS = ("score", "classifier", "qa_outputs", "v_head", "reward_head")
 
 
 class HfView:
-    """See ``replay.step.ModelView``. Reads the trainer each time: ``train()`` makes its
-    optimizer and may wrap its model.
+    """See ``replay.step.ModelView``.
+
+    Reads the trainer each time: ``train()`` makes its optimizer and may wrap its model.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -104,8 +106,10 @@ class HfView:
         return self._name(self._ask("get_input_embeddings"))
 
     def token_ids(self, batch: Batch) -> Tensor | None:
-        """Return ``input_ids`` (SFT, DPO, KTO, Reward:
-        chosen rows before rejected) or prompt and completion (GRPO).
+        """Return the ids that the model gets.
+
+        ``input_ids`` (SFT, DPO, KTO, Reward: chosen rows before rejected), or prompt and
+        completion (GRPO).
         """
         ids = batch.get("input_ids")
         if isinstance(ids, Tensor):

@@ -1,5 +1,6 @@
-"""Watches a transformers or TRL trainer:
-every patch is on the instance, stands in one table and is undone by ``close``.
+"""Watches a transformers or TRL trainer.
+
+Every patch is on the instance, stands in one table and is undone by ``close``.
 
 Two seams carry it: ``_prepare_inputs``, whose output a replay starts from, and
 ``accelerator.clip_grad_norm_``, the window's end, where the losses and the norm are read before the
@@ -14,7 +15,7 @@ import math
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class TrainerWatch:
 
     def __init__(self, trainer: Any, open_session: OpenSession) -> None:
         self.trainer = trainer
-        self.session = cast("WatchedRun", None)  # until a training has begun
+        self.session: WatchedRun | None = None
         self.view = HfView(trainer)
         self.facts = RunFacts()
         self.patches = Patches()
@@ -101,8 +102,9 @@ class TrainerWatch:
         self.patches.undo()
 
     def open(self) -> None:
-        """Open the session, or begin it anew:
-        once a training, when model and optimizer are those that train.
+        """Open the session, or begin it anew.
+
+        Once a training, when model and optimizer are those that train.
         """
         if self._attached:
             return
@@ -111,19 +113,19 @@ class TrainerWatch:
         self.windows.ends.begin()
         if self.session is None:
             self.session = self._open_session(self.view, self.facts)
-        self.session.prepare()
-        self.session.facts = self.facts = facts_of(
-            self.view, self.trainer, resumed=self._resumed_from
-        )
-        self.session.start()
+        session = self.session
+        session.prepare()
+        session.facts = self.facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
+        session.start()
         try:
-            self.session.resume(plan_of(self._resumed_from), str(self._resumed_from))
+            session.resume(plan_of(self._resumed_from), str(self._resumed_from))
         except NanstopError as error:
             _log.warning("the plan of the checkpoint is not used: %s", error)
 
     def _opened(self) -> bool:
-        """Open the session; where that fails, end the watch, say so, and let the training go on
-        without it.
+        """Open the session.
+
+        Where that fails, end the watch, say so, and let the training go on without it.
         """
         try:
             self.open()
@@ -143,7 +145,8 @@ class TrainerWatch:
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
 
     def stop(self, decision: Decision) -> None:
-        """Have the host end training as early stopping does;
+        """Have the host end training as early stopping does.
+
         ``train()`` then raises, if the policy says so.
         """
         self._stop = decision
@@ -172,7 +175,7 @@ class TrainerWatch:
         finally:
             self._training = False
             if self.session is not None:
-                self._end(exit_code)
+                self._end(self.session, exit_code)
         # A search goes on with its next trial: this one has ended early.
         if not self.trainer.state.is_hyper_param_search:
             self._raise_stopped()
@@ -269,7 +272,8 @@ class TrainerWatch:
         return window
 
     def _note_objective(self, name: str, value: Any) -> None:
-        self.session.series.add(name, self.trainer.state.global_step, value)
+        if self.session is not None:
+            self.session.series.add(name, self.trainer.state.global_step, value)
 
     def _refused(self, window: TrainerWindow, error: Exception) -> None:
         """Have the set-up looked at anew where a micro-batch raised what is no failure of
@@ -277,7 +281,8 @@ class TrainerWatch:
         """
         try:
             at = self.step_id(step=window.index, micro=len(window.micros) - 1)
-            self.session.raised(at, error)
+            if self.session is not None:
+                self.session.raised(at, error)
         except Exception as own:  # nanstop is never the reason a run dies
             _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
 
@@ -300,23 +305,24 @@ class TrainerWatch:
 
     def _step_done(self) -> None:
         """Tell the session that the previous step is over, with what the host has logged since."""
-        if self._pending is None:
+        session = self.session
+        if self._pending is None or session is None:
             return
         logs = self.trainer.state.log_history
         losses = [entry for entry in logs[self._num_logs :] if "loss" in entry]
         for entry in losses:
-            self.session.series.add("loss_logged", entry["step"], float(entry["loss"]))
-            self.session.series.log(entry["step"], entry)
+            session.series.add("loss_logged", entry["step"], float(entry["loss"]))
+            session.series.log(entry["step"], entry)
         if losses:
-            self.session.logged()
+            session.logged()
         self._num_logs = len(logs)
-        (self.session.completed if self.windows.applied else self.session.left_out)(self._pending)
+        (session.completed if self.windows.applied else session.left_out)(self._pending)
         self._pending = None
 
-    def _end(self, exit_code: int) -> None:
+    def _end(self, session: WatchedRun, exit_code: int) -> None:
         self._step_done()
         self.carrier.close()
         self.carrier.begin_window()
         odd = self.windows.ends.end(self.view, self.step_id())
         LEFT.note(odd, loaded=self.facts.odd_weights)
-        self.session.finish(exit_code or (STOPPED if self._stop is not None else 0))
+        session.finish(exit_code or (STOPPED if self._stop is not None else 0))

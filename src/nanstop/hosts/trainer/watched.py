@@ -18,7 +18,7 @@ class WatchedTrainer(Protocol):
     """A trainer under watch. ``session`` is None until training has begun."""
 
     trainer: Any
-    session: WatchedRun
+    session: WatchedRun | None
     view: HfView
     facts: RunFacts
     patches: Patches

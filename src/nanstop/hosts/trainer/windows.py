@@ -26,8 +26,9 @@ it falls 16-fold meanwhile.
 
 
 class TrainerWindows:
-    """See ``hosts.window_end.WindowHost``. ``applied``: whether the update of the last window
-    was.
+    """See ``hosts.window_end.WindowHost``.
+
+    ``applied``: whether the update of the last window was.
     """
 
     def __init__(self, watch: WatchedTrainer) -> None:
@@ -47,8 +48,9 @@ class TrainerWindows:
         return self._watch.facts
 
     def close(self, window: TrainerWindow, parameters: list[Tensor], norm_type: float) -> Tensor:
-        """Settle a window and return the norm of its gradients:
-        the host may clip and apply them, or skips the step.
+        """Settle a window and return the norm of its gradients.
+
+        The host may clip and apply them, or skips the step.
         """
         norm = torch.zeros((), device=self._watch.trainer.args.device)
 
@@ -72,8 +74,9 @@ class TrainerWindows:
         return read_window([m.loss for m in window.micros if m.loss is not None], norm, found)
 
     def last_look(self, window: TrainerWindow) -> None:
-        """Look at an update whose gradients are final:
-        one that ruins weights is made anew or left out.
+        """Look at an update whose gradients are final.
+
+        One that ruins weights is made anew or left out.
         """
         settled = self.ends.last_look()
         if settled:
@@ -88,8 +91,9 @@ class TrainerWindows:
         return HfStep(at, watch.view, watch.facts, window, watch.host)
 
     def alarm_of(self, step: HfStep, reading: Reading) -> Alarm | None:
-        """Return what is wrong: a scaler's overflow with finite losses is everyday work, a row
-        of them is not.
+        """Return what is wrong.
+
+        A scaler's overflow with finite losses is everyday work, a row of them is not.
         """
         if reading.quiet:
             self._num_overflows = 0

@@ -18,8 +18,9 @@ _LAUNCHERS = ("accelerate", "deepspeed", "python", "torchrun", "trl")
 
 
 def resolve_command(args: Sequence[str]) -> list[str]:
-    """Return the command to start: a script or ``-m MODULE`` under this Python, else a program and
-    its arguments.
+    """Return the command to start.
+
+    A script or ``-m MODULE`` under this Python, else a program and its arguments.
 
     A program is looked for on PATH, then beside this Python. Errors:
     ``NanstopError`` NS001 for one that is not there.

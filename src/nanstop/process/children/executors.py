@@ -1,25 +1,65 @@
-"""Where the trials of a bisect run:
-forked from a warm parent, spawned, or as tasks of a Ray cluster.
+"""Where the trials of a bisect run.
+
+Forked from a warm parent, spawned, or as tasks of a Ray cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from nanstop.errors import unknown
 from nanstop.process.children.fork_server import CannotForkError, WarmParent
-from nanstop.process.children.isolate import Child, spawn
-from nanstop.process.children.job import Executor, Job
+from nanstop.process.children.isolate import Child, End, EndKind, Job, spawn
 from nanstop.process.children.script_imports import Imports, imports_of
 
 _LATE = ("NANSTOP_DIR", "NANSTOP_RUN")
 """Variables that differ from trial to trial; they are read when a training begins."""
 
 
+class Running(Protocol):
+    """A job that was started, as ``isolate.Child`` is."""
+
+    folder: Path
+    forked: bool
+
+    def poll(self) -> End | None:
+        """Return how the job ended, None while it runs."""
+        ...
+
+    def stop(self, kind: EndKind = "stopped") -> End:
+        """End the job with all that it started, and return its end, which is called ``kind``."""
+        ...
+
+
+class Executor(Protocol):
+    """Starts jobs.
+
+    ``forks``: some of them may be forks; ``why_not`` says why none is, where any could be.
+    """
+
+    @property
+    def forks(self) -> bool:
+        """Whether jobs may be forked from a process that has the imports."""
+        ...
+
+    @property
+    def why_not(self) -> str: ...
+
+    def start(self, job: Job) -> Running:
+        """Start a job and return it. Errors: ``NanstopError`` where its command cannot be run."""
+        ...
+
+    def stop_forking(self, why: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Local:
-    """Starts jobs on this machine:
-    the first ones by themselves, others as forks as far as their script allows it.
+    """Starts jobs on this machine.
+
+    The first ones by themselves, others as forks as far as their script allows it.
     """
 
     def __init__(self, *, forks: bool) -> None:
@@ -32,15 +72,13 @@ class Local:
 
     def start(self, job: Job) -> Child:
         """Return the running job. Errors: ``NanstopError`` NS001 as ``spawn``."""
-        options = {"timeout": job.timeout, "memory_bytes": job.memory_bytes}
-        where = {"folder": job.folder, "environment": job.environment}
         parent = self._warm_parent(job)
         if parent is not None and not job.alone:
             try:
-                return parent.fork(job.command, **where, **options)
+                return parent.fork(job)
             except CannotForkError as error:
                 self.stop_forking(str(error))
-        return spawn(job.command, **where, **options)
+        return spawn(job)
 
     def stop_forking(self, why: str) -> None:
         """Start every further job by itself."""
@@ -55,6 +93,7 @@ class Local:
 
     def _warm_parent(self, job: Job) -> WarmParent | None:
         """Return the parent to fork from.
+
         It begins to import while jobs that have to be alone are running.
         """
         if self._parent is None and self.forks:

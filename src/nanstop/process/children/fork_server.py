@@ -5,7 +5,8 @@ has them at once; all else is as if its command had been started by itself: envi
 standard streams, limits, ``__main__``.
 
     with WarmParent(imports_of(script), environment=os.environ) as parent:
-        child = parent.fork([sys.executable, "train.py", "--steps", "3"], folder=out, environment=os.environ)
+        words = [sys.executable, "train.py", "--steps", "3"]
+        child = parent.fork(Job(command=words, folder=out, environment=os.environ))
 
 ``child.poll()`` returns how it ended, as that of a spawned one. What holds only for a process that
 was started alone (a library that looks at the command line of its process, a thread that an import
@@ -19,14 +20,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from select import select
-from types import TracebackType
 from typing import Any
 
 from nanstop.process.children import fork_server_process
-from nanstop.process.children.isolate import Child, LostError, require_bounds
+from nanstop.process.children.isolate import Child, Job, LostError, require_bounds
 from nanstop.process.children.script_imports import Imports
 
 _SERVER = f"from {fork_server_process.__name__} import main; main()"
@@ -73,41 +72,34 @@ class WarmParent:
             os.close(theirs)
             os.close(ours)
 
-    def fork(
-        self,
-        command: Sequence[str],
-        *,
-        folder: Path,
-        environment: Mapping[str, str],
-        timeout: float | None = None,
-        memory_bytes: int | None = None,
-    ) -> Child:
+    def fork(self, job: Job) -> Child:
         """Return ``[python, SCRIPT, ...]`` as a running child, as ``isolate.spawn`` does.
-        Waits for the imports.
 
-        Errors: ``CannotForkError`` where it would not be the same as a command that was started by
-        itself.
+        Waits for the imports. Errors: ``CannotForkError`` where it would not be the same as a
+        command that was started by itself.
         """
-        require_bounds(memory_bytes)
+        require_bounds(job.memory_bytes)
+        command = list(job.command)
         if len(command) < 2 or command[0] != sys.executable or not command[1].endswith(".py"):
             raise CannotForkError("only a Python script can be forked")
-        other = {name for name, _ in environment.items() ^ self._environment.items()} - self._late
+        differing = job.environment.items() ^ self._environment.items()
+        other = {name for name, _ in differing} - self._late
         if other:
             raise CannotForkError(
                 f"{', '.join(sorted(other))} may be read while modules are imported"
             )
         self._wait_for_imports()
         began = {
-            "command": list(command),
-            "folder": str(folder.absolute()),
-            "environment": dict(environment),
-            "memory_bytes": memory_bytes,
+            "command": command,
+            "folder": str(job.folder.absolute()),
+            "environment": dict(job.environment),
+            "memory_bytes": job.memory_bytes,
         }
         self._send(began)
         answer = self._answer(_ANSWER_SECONDS)
         if "refused" in answer:
             raise CannotForkError(answer["refused"])
-        return Child(_Forked(self, answer["pid"]), folder=folder, timeout=timeout, forked=True)
+        return Child(_Forked(self, answer["pid"]), job, forked=True)
 
     def close(self) -> None:
         """End the process, and every child that still runs."""
@@ -124,12 +116,7 @@ class WarmParent:
     def __enter__(self) -> WarmParent:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def _wait_for_imports(self) -> None:
@@ -149,8 +136,9 @@ class WarmParent:
             raise CannotForkError(self._lost()) from error
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        """Return the answer to what was asked last;
-        ends of children that come before it are noted.
+        """Return the answer to what was asked last.
+
+        Ends of children that come before it are noted.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -77,7 +77,8 @@ class _Server:
         self._unread = b""
 
     def serve(self) -> Job | None:
-        """Return the job in a child;
+        """Return the job in a child.
+
         None in the parent, when nobody asks any more and all children are ended.
         """
         self._say(refused=reason) if (reason := cannot_fork()) else self._say(ready=True)
@@ -133,8 +134,9 @@ def _search_as_in(folder: str) -> None:
 
 
 def import_all(modules: Iterable[tuple[str, list[str]]], environment: Mapping[str, str]) -> None:
-    """Import modules and the names that are taken from them;
-    what cannot be imported is the script's to find out.
+    """Import modules and the names that are taken from them.
+
+    What cannot be imported is the script's to find out.
     """
     own = dict(os.environ)
     os.environ.update(environment)
@@ -157,8 +159,9 @@ def _take(module: ModuleType, member: str) -> None:
 
 
 def cannot_fork() -> str:
-    """Return why a child of this process might not be what a process of its own is;
-    empty where it would.
+    """Return why a child of this process might not be what a process of its own is.
+
+    Empty where it would.
     """
     try:
         threads = [Path(place, "comm").read_text().strip() for place in _listed("/proc/self/task")]

@@ -1,5 +1,6 @@
-"""A command in a child process of its own group:
-bounded in time and memory, ended whole, its end classified.
+"""A command in a child process of its own group.
+
+Bounded in time and memory, ended whole, its end classified.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -66,13 +67,27 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     def reaped(self, *, wait: bool) -> tuple[int, int] | None:
-        """Return its exit code (negative:
-        a signal) and peak memory in bytes once it has ended, else None.
+        """Return its exit code and peak memory in bytes once it has ended, else None.
 
-        What is left of its group is ended then. Errors:
+        A negative exit code is a signal. What is left of its group is ended then. Errors:
         ``LostError`` where nobody can tell any more how it ended.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A command with its folder and bounds, those on memory for each of its processes.
+
+    ``alone``: it has to be a process that was started by itself.
+    """
+
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    timeout: float | None = None
+    memory_bytes: int | None = None
+    alone: bool = False
 
 
 class LostError(Exception):
@@ -84,28 +99,22 @@ class Child:
     all that it started.
     """
 
-    def __init__(
-        self,
-        process: Process,
-        *,
-        folder: Path,
-        timeout: float | None = None,
-        forked: bool = False,
-    ) -> None:
-        self.folder = folder
+    def __init__(self, process: Process, job: Job, *, forked: bool = False) -> None:
+        self.folder = job.folder
         self.forked = forked
         self._process = process
         self._ooms = num_oom_kills() or 0
         self._began = time.monotonic()
-        self._deadline = None if timeout is None else self._began + timeout
+        self._deadline = None if job.timeout is None else self._began + job.timeout
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def poll(self) -> End | None:
-        """Return how the child ended, or None while it runs;
-        one that is over its time is ended now.
+        """Return how the child ended, or None while it runs.
+
+        One that is over its time is ended now.
         """
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return self.stop("timeout")
@@ -141,31 +150,23 @@ class Child:
         signal_group(self.pid, number)
 
 
-def spawn(
-    command: Sequence[str],
-    *,
-    folder: Path,
-    environment: Mapping[str, str],
-    timeout: float | None = None,
-    memory_bytes: int | None = None,
-) -> Child:
-    """Return a command as a running child.
-    Should this process die, the child and all that it started are killed.
+def spawn(job: Job) -> Child:
+    """Return a job as a running child, which is killed with all that it started should this
+    process die.
 
-    ``memory_bytes`` bounds the private memory of each of its processes. Errors: ``NanstopError``
-    NS001 where the command cannot be started or memory cannot be bounded.
+    Errors: ``NanstopError`` NS001 where the command cannot be started or memory cannot be bounded.
     """
-    require_bounds(memory_bytes)
-    if shutil.which(command[0], path=environment.get("PATH")) is None:
-        raise NanstopError(f"cannot start {command[0]}: {os.strerror(errno.ENOENT)}")
-    return Child(
-        _Spawned(command, folder, environment, memory_bytes), folder=folder, timeout=timeout
-    )
+    require_bounds(job.memory_bytes)
+    program = job.command[0]
+    if shutil.which(program, path=job.environment.get("PATH")) is None:
+        raise NanstopError(f"cannot start {program}: {os.strerror(errno.ENOENT)}")
+    return Child(_Spawned(job), job)
 
 
 def require_bounds(memory_bytes: int | None) -> None:
-    """Errors: ``NanstopError`` NS001 where a command cannot be ended whole, or memory is to be
-    bounded and cannot be.
+    """Raise ``NanstopError`` NS001 where a command cannot be ended whole.
+
+    So too where memory is to be bounded and cannot be.
     """
     if not hasattr(os, "fork"):
         raise NanstopError(
@@ -179,20 +180,15 @@ def require_bounds(memory_bytes: int | None) -> None:
 class _Spawned:
     """A command that was started by way of ``guard``."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: Path,
-        environment: Mapping[str, str],
-        memory_bytes: int | None,
-    ) -> None:
+    def __init__(self, job: Job) -> None:
         bounded = [sys.executable, "-I", "-S", run_bounded.__file__]
+        output, errors = job.folder / OUTPUT, job.folder / ERRORS
         reading, self._alive = os.pipe()
         try:
-            with (folder / OUTPUT).open("wb") as out, (folder / ERRORS).open("wb") as err:
+            with output.open("wb") as out, errors.open("wb") as err:
                 self._process = subprocess.Popen(
-                    [*bounded, str(reading), str(memory_bytes or 0), *command],
-                    env=dict(environment),
+                    [*bounded, str(reading), str(job.memory_bytes or 0), *job.command],
+                    env=dict(job.environment),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -201,7 +197,8 @@ class _Spawned:
                 )
         except OSError as error:
             os.close(self._alive)
-            raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
+            why = error.strerror or error
+            raise NanstopError(f"cannot start {job.command[0]}: {why}") from error
         finally:
             os.close(reading)
 

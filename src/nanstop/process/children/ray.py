@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nanstop.errors import NanstopError
-from nanstop.process.children.isolate import End, EndKind, spawn
-from nanstop.process.children.job import Job
+from nanstop.process.children.isolate import End, EndKind, Job, spawn
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
@@ -86,8 +85,9 @@ class _Task:
         self._began = time.monotonic()
 
     def poll(self) -> End | None:
-        """Return how the trial ended, or None while it waits or runs. Errors:
-        ``NanstopError`` NS001 of the worker.
+        """Return how the trial ended, or None while it waits or runs.
+
+        Errors: ``NanstopError`` NS001 of the worker.
         """
         return self._end() if self._is_over(0.0) else None
 
@@ -125,13 +125,7 @@ def _run(job: Job, folder: str) -> End | NanstopError:
     devices = {_DEVICES: os.environ[_DEVICES]} if _DEVICES in os.environ else {}
     child = None
     try:
-        child = spawn(
-            job.command,
-            folder=job.folder,
-            environment={**job.environment, **devices},
-            timeout=job.timeout,
-            memory_bytes=job.memory_bytes,
-        )
+        child = spawn(replace(job, environment={**job.environment, **devices}))
         while (end := child.poll()) is None:
             time.sleep(_POLL_SECONDS)
     except NanstopError as error:
@@ -144,7 +138,8 @@ def _run(job: Job, folder: str) -> End | NanstopError:
 
 
 def _require_answer(address: str) -> None:
-    """Errors: ``NanstopError`` NS001 where nobody answers at an address;
+    """Raise ``NanstopError`` NS001 where nobody answers at an address.
+
     Ray itself tries for minutes.
     """
     host, _, port = address.rpartition("//")[2].rpartition(":")

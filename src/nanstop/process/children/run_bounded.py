@@ -1,5 +1,6 @@
-"""Run as a program: bounds itself, has its process group end with its owner, and becomes the
-command it was given.
+"""Run as a program.
+
+Bounds itself, has its process group end with its owner, and becomes the command it was given.
 
 ``python -I -S guard.py PIPE MEMORY COMMAND...``. Between the start of a process and the word about
 it to anybody else its owner may die, so the process itself has to see to its end. Nothing but the
@@ -20,8 +21,9 @@ than all the rest.
 
 
 def bound(memory_bytes: int | None) -> None:
-    """Bound the private memory of this process and of those it starts (``RLIMIT_DATA``);
-    no core file is written.
+    """Bound the private memory of this process and of those it starts (``RLIMIT_DATA``).
+
+    No core file is written.
 
     Address space alone, which CUDA reserves far more of than it uses, is not counted.
     """
@@ -33,8 +35,9 @@ def bound(memory_bytes: int | None) -> None:
 
 
 def end_with_owner(pipe: int) -> None:
-    """Have this process's group killed once nobody holds the other end of ``pipe``; ``DONE`` in it
-    calls that off.
+    """Have this process's group killed once nobody holds the other end of ``pipe``.
+
+    ``DONE`` in it calls that off.
 
     The process that waits for this is no child of this one:
     a training may wait for all of its children.

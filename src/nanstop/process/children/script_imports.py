@@ -46,6 +46,7 @@ _MAX_FILES = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imports:
     """``modules``: each with the names taken from it, in the order of the text.
+
     ``folder``: where the script lies.
 
     ``variables``: what the script sets of its environment; ``defaults``: what it sets where it is
@@ -111,8 +112,9 @@ class _Reader:
                 self.modules.setdefault(module, []).extend(names)
 
     def _note_environment(self, tree: ast.Module) -> None:
-        """Note what is set always and to a text;
-        what is set otherwise cannot be known without running the script.
+        """Note what is set always and to a text.
+
+        What is set otherwise cannot be known without running the script.
         """
         always = {id(node) for node in _always_run(tree)}
         for node in ast.walk(tree):

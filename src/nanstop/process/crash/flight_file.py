@@ -49,8 +49,9 @@ Operand = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRecord:
-    """One operation, written before it ran. ``done``: it returned.
-    ``source``: "file:line function", or "".
+    """One operation, written before it ran.
+
+    ``done``: it returned. ``source``: "file:line function", or "".
     """
 
     number: int
@@ -124,8 +125,9 @@ class FlightFile:
         self._write(at, self._num_steps_seen, _STEP.pack(step, time.monotonic()))
 
     def op(self, phase: str, op: str, module: str, source: str, operands: Sequence[Operand]) -> int:
-        """Note an operation that is about to run;
-        return the place to give to ``done``, 0 if there is none.
+        """Note an operation that is about to run.
+
+        Return the place to give to ``done``, 0 if there is none.
         """
         if not self._num_ops or os.getpid() != self._pid:
             return 0
@@ -147,8 +149,9 @@ class FlightFile:
             self._map[place + _OP_BYTES - 1] = 1
 
     def ended(self, kind: str = "", message: str = "") -> None:
-        """Note how this process ends:
-        type and message of an exception, or nothing for an orderly end.
+        """Note how this process ends.
+
+        Type and message of an exception, or nothing for an orderly end.
         """
         if os.getpid() == self._pid:
             text = f"{kind}{_FIELD}{message}".encode()
@@ -190,8 +193,9 @@ def read(path: str | os.PathLike[str]) -> Flight:
 
 
 def _header(file: Path, data: bytes) -> tuple[int, int]:
-    """Return (pid, number of operation records). Errors:
-    ``NanstopError`` NS001 for a file of another kind.
+    """Return (pid, number of operation records).
+
+    Errors: ``NanstopError`` NS001 for a file of another kind.
     """
     wrong = NanstopError(f"{file}: not a flight file of this version")
     if len(data) < _OPS_AT:

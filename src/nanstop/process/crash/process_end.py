@@ -42,8 +42,9 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFiles:
-    """What one process left. ``stacks``: the report of a fatal signal, or the stacks it was
-    asked for.
+    """What one process left.
+
+    ``stacks``: the report of a fatal signal, or the stacks it was asked for.
     """
 
     flight: Flight
@@ -58,8 +59,9 @@ class ProcessFiles:
 
     @property
     def trained(self) -> bool:
-        """Whether it was more than a launcher:
-        it trained, or its operations were recorded inside a model.
+        """Whether it was more than a launcher.
+
+        It trained, or its operations were recorded inside a model.
         """
         return self.known is not None or bool(self.flight.steps)
 
@@ -76,8 +78,9 @@ class ProcessFiles:
 
     @property
     def frames(self) -> tuple[tuple[str, int, str], ...]:
-        """(file, line, function) of the thread that failed, innermost first;
-        of the main thread if it was asked.
+        """(file, line, function) of the thread that failed, innermost first.
+
+        Of the main thread if it was asked.
         """
         threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", self.stacks, flags=re.MULTILINE)[
             1:
@@ -91,8 +94,9 @@ class ProcessFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """``signal``: name of the signal or of the exception, or "". ``message``: of what it was
-    seen by. ``files``: those of the process to blame.
+    """``signal``: name of the signal or of the exception, or "".
+
+    ``message``: of what it was seen by. ``files``: those of the process to blame.
     """
 
     kind: EndKind
@@ -102,8 +106,9 @@ class ProcessEnd:
 
 
 def collect(folder: Path) -> tuple[ProcessFiles, ...]:
-    """Return what the processes of a run left in its live folder;
-    what cannot be read is left out.
+    """Return what the processes of a run left in its live folder.
+
+    What cannot be read is left out.
     """
     found = []
     for path in sorted(folder.glob("*.flight")):
@@ -165,8 +170,9 @@ def classify(
 
 
 def _vanished(processes: Sequence[ProcessFiles]) -> ProcessFiles | None:
-    """Return the process that never came to an end of its own:
-    of those that trained, the one silent for longest.
+    """Return the process that never came to an end of its own.
+
+    Of those that trained, the one silent for longest.
     """
     gone = [one for one in processes if one.flight.ended is None]
     gone = [one for one in gone if one.trained] or gone

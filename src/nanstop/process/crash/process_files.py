@@ -1,5 +1,6 @@
-"""What a watched process leaves for the one above it while it lives, at no cost a step:
-its flight file and more.
+"""What a watched process leaves for the one above it while it lives, at no cost a step.
+
+Its flight file and more.
 
 In the folder that ``nanstop run`` names in ``NANSTOP_LIVE``: ``PID.flight`` (see
 ``recorder_file``), ``PID.stacks`` (Python's own report of a fatal signal, or the stacks that were

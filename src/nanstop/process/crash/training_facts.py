@@ -1,5 +1,6 @@
-"""``PID.facts.json`` of the live folder:
-what the process that trains knows and the one above it does not.
+"""``PID.facts.json`` of the live folder.
+
+What the process that trains knows and the one above it does not.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryPlan:
-    """``job``: the module that does it; ``options``: plain values for it;
-    ``out``: where its answer goes.
+    """``job``: the module that does it.
+
+    ``options``: plain values for it; ``out``: where its answer goes.
 
     ``keeps_watch``: whether the script's own watch of a trainer stays:
     to a doctor it is one of the guards.
@@ -76,8 +77,9 @@ def dry_run(
 
 
 def answered(*, result: str = "", error: NanstopError | None = None, crash: str = "") -> bytes:
-    """Return what a job writes: its record as JSON, an error that the user can act on, or a
-    traceback.
+    """Return what a job writes.
+
+    Its record as JSON, an error that the user can act on, or a traceback.
     """
     said = (
         {"message": error.message, "code": error.code, "hint": error.hint}
@@ -120,5 +122,6 @@ def _never_trained(code: int) -> NanstopError:
         )
     return NanstopError(
         "the script ended without training",
-        hint="nanstop waits for train() of a transformers or TRL trainer, or for an optimizer's first step",
+        hint="nanstop waits for train() of a transformers or TRL trainer, "
+        "or for an optimizer's first step",
     )

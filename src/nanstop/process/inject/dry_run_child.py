@@ -1,5 +1,6 @@
-"""In place of the training that a script asks for, one job on what the script has built;
-then the process ends.
+"""In place of the training that a script asks for, one job on what the script has built.
+
+Then the process ends.
 
 The job gets a ``Target``. A trainer is met at its first ``train()``, before it trains; a raw loop
 at its first optimizer step, with the window that leads to it.
@@ -75,8 +76,9 @@ def install(table: Table, trainer_class: Any, plan: DryPlan) -> None:
 
 
 def loop_opener(plan: DryPlan, table: Table) -> OpenSession | None:
-    """Return what raw loops open in place of a session:
-    the job's own, else one that does the job at the first step.
+    """Return what raw loops open in place of a session.
+
+    The job's own, else one that does the job at the first step.
     """
     open_loop = getattr(_job(plan), "open_loop", None)
     if open_loop is not None:
@@ -86,6 +88,7 @@ def loop_opener(plan: DryPlan, table: Table) -> OpenSession | None:
 
 def _job(plan: DryPlan) -> Job:
     """Return the module of a planned job.
+
     What comes from the environment may name a verb's module and no other.
     """
     verbs = f"{__name__.partition('.')[0]}.commands."
@@ -103,8 +106,9 @@ def _train(
     *args: Any,
     **kwargs: Any,
 ) -> NoReturn:
-    """Stand in for ``Trainer.train``, for once;
-    whatever the job has the trainer do, it saves nothing.
+    """Stand in for ``Trainer.train``, for once.
+
+    Whatever the job has the trainer do, it saves nothing.
     """
     table.restore(trainer_class, "train")
     save_nothing(table, trainer)
@@ -181,8 +185,9 @@ def _answer(plan: DryPlan, target: Callable[[], Target]) -> bytes:
 
 
 def end() -> NoReturn:
-    """End the process: neither an ``except`` nor a ``finally`` of the script may go on to save what
-    was never trained.
+    """End the process.
+
+    Neither an ``except`` nor a ``finally`` of the script may go on to save what was never trained.
 
     What libraries have left for the end (worker processes, temporary folders) is still tidied up.
     """

@@ -52,6 +52,7 @@ The lowest functions stand here beside those that call them: a script or a libra
 
 def save_nothing(table: Table, trainer: Any = None) -> None:
     """Have nothing that writes weights write any, until ``table`` is undone.
+
     Called again, it adds what was imported.
 
     ``trainer``: neither do the methods of this one, whose class may have its own. To be called when

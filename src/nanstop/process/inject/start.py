@@ -1,5 +1,6 @@
-"""The first call of nanstop in a process that it was put into:
-watch what is trained there, or do a job in its place.
+"""The first call of nanstop in a process that it was put into.
+
+Watch what is trained there, or do a job in its place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _log = logging.getLogger("nanstop")
 
 def start() -> None:
     """Begin what the environment asks for.
+
     Called again after another import, add what that makes possible.
     """
     if DRY_PLAN in os.environ:
@@ -45,8 +47,9 @@ def _do_job() -> None:
 
 
 def _outlive() -> None:
-    """Begin what outlives this process:
-    its steps, and its operations where they are to be recorded.
+    """Begin what outlives this process.
+
+    Its steps, and its operations where they are to be recorded.
     """
     from nanstop.process.crash import process_files
 
@@ -60,8 +63,9 @@ def _outlive() -> None:
 
 
 def _open_session(view: Any, facts: Any) -> Any:
-    """Open a session as the environment says;
-    what a session needs is imported when training begins.
+    """Open a session as the environment says.
+
+    What a session needs is imported when training begins.
     """
     from nanstop.process.inject.variables import watched_policy
     from nanstop.report.announce import announcer

@@ -15,8 +15,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (pat
 
 
 class _Following:
-    """Finds modules as the others do;
-    after the first execution of a wanted one, nanstop is told.
+    """Finds modules as the others do.
+
+    After the first execution of a wanted one, nanstop is told.
     """
 
     def __init__(self, *wanted):

@@ -95,6 +95,7 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
             "ops": (first["op"],) if first["op"] else (),
             "modules": (first["module"] or "",),
             "proven": first["verdict"] in ("proven", "isolated"),
+            "cure": _cure(folder / "found" / first["folder"], first["verdict"]),
             "ruled_out": tuple(line for line in lines if line.startswith("ruled out")),
         }
     elif findings:
@@ -102,6 +103,14 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
         said |= {name: first.get(name) for name in ("step", "micro", "phase")}
         said |= {"ops": (first["op"],) if first.get("op") else (), "modules": (first["where"],)}
     return said
+
+
+def _cure(folder: Path, verdict: str | None) -> str:
+    """Return the class of a cure that an incident ended in, "" where it ended in none."""
+    if verdict != "proven":
+        return "isolated" if verdict == "isolated" else ""
+    proof = json.loads((folder / "report.json").read_text())["proof"]
+    return "safe" if proof["safety"] == "safe" else "allowed"
 
 
 def _diagnoses(folder: Path, row: Mapping[str, Any]) -> list[dict[str, Any]]:

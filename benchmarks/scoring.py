@@ -22,6 +22,7 @@ COLUMNS = (
     "op",
     "module",
     "cause",
+    "strict",
     "proven",
     "parity",
     "quiet",
@@ -41,7 +42,8 @@ class Said:
     healthy twin has, too, are not among them. ``incidents``: those of them that are failures.
     ``answers``: its findings, the main one first. ``ops``, ``modules``: what it blames first, in
     each of the forms that may be compared with an operator of ATen or the name of a module; empty
-    where it names none.
+    where it names none. ``cure``: "safe", "allowed" (it changes training) or "isolated" (what fails
+    was left out), where it ended in one of these.
     """
 
     alarms: int = 0
@@ -55,6 +57,7 @@ class Said:
     ops: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     proven: bool | None = None
+    cure: str = ""
     final_loss: float = math.nan
     seconds: float = 0.0
     failed: str = ""
@@ -83,6 +86,7 @@ def score(
     found: Row = {
         "detected": detected if detects else None,
         "cause": _cause(truth, case) if names_causes else None,
+        "strict": _strict(truth, case) if names_causes else None,
         "quiet": _quiet(truth, case, twin, names_causes=names_causes),
     }
     found |= {
@@ -97,7 +101,8 @@ def score(
     }
     if truth.in_run and names_causes:
         gap = abs(case.final_loss - healthy_loss) / max(abs(healthy_loss), 1e-12)
-        found |= {"proven": bool(case.proven), "parity": gap <= PARITY}
+        cured = bool(case.proven) and (case.cure != "isolated" or truth.only_isolated)
+        found |= {"proven": cured, "parity": gap <= PARITY}
     return {name: found.get(name) for name in COLUMNS}
 
 
@@ -114,11 +119,12 @@ def rates(rows: Iterable[Mapping[str, bool | None]]) -> dict[str, tuple[int, int
 
 
 def certain_and_wrong(truth: Truth, case: Said, twin: Said) -> tuple[str, ...]:
-    """Return the codes that were said at ``certain`` and are not so:
-    of the case's main answer, and any of the twin.
+    """Return the codes that were said at ``certain`` and are not so, of the case and of its twin.
+
+    What is neither the cause nor true beside it (``also``) is wrong.
     """
-    main = case.answers[:1]
-    wrong = [code for code, sure in main if sure == "certain" and code not in truth.codes]
+    true = {*truth.codes, *truth.also}
+    wrong = [code for code, sure in case.answers if sure == "certain" and code not in true]
     alarms = [c for c, sure in twin.answers if sure == "certain" and c not in ALL_IS_WELL]
     return tuple(dict.fromkeys((*wrong, *alarms)))
 
@@ -149,6 +155,13 @@ def _cause(truth: Truth, case: Said) -> bool | None:
     code, confidence = case.answers[0]
     unsure = confidence != "certain" and bool(case.ruled_out)
     return code in truth.codes or (truth.kind == "open" and unsure)
+
+
+def _strict(truth: Truth, case: Said) -> bool | None:
+    """Return whether the first answer is the very finding that the case was made for."""
+    if truth.kind not in ("loud", "silent"):
+        return None
+    return case.codes[:1] == truth.codes[:1]
 
 
 def _quiet(truth: Truth, case: Said, twin: Said, *, names_causes: bool) -> bool | None:

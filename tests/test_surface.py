@@ -111,7 +111,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "36b301907af5a748")
+REPORT_FORM = (1, "4feb8488b3e7d159")
 
 
 def test_names():

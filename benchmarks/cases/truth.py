@@ -30,6 +30,7 @@ class Truth(BaseModel):
     title: str
     cause_class: str = Field(alias="class")
     codes: tuple[str, ...]
+    also: tuple[str, ...] = ()
     kind: Literal["loud", "silent", "scary", "open"]
     phase: str | None = None
     op: tuple[str, ...] = ()
@@ -42,6 +43,11 @@ class Truth(BaseModel):
     allow: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def only_isolated(self) -> bool:
+        """Whether all that can be done in the run is to leave out what fails."""
+        return bool(self.remedies) and all(one.startswith("drop_") for one in self.remedies)
 
     @property
     def folder(self) -> Path:

@@ -95,7 +95,9 @@ def test_a_run_that_a_peer_fails_on_is_left_out() -> None:
         ({"ops": ("aten.add.Tensor",)}, {"op"}),
         ({"modules": ("model.layers.10",)}, {"module"}),
         ({"modules": ()}, {"module"}),
-        ({"answers": (("NS205", "certain"), ("NS201", "likely"))}, {"cause"}),
+        ({"answers": (("NS205", "certain"), ("NS201", "likely"))}, {"cause", "strict"}),
+        ({"answers": (("NS101", "likely"),)}, {"strict"}),
+        ({"cure": "isolated"}, {"proven"}),
         ({"proven": None}, {"proven"}),
         ({"final_loss": 4.2}, {"parity"}),
         ({"final_loss": math.nan}, {"parity"}),
@@ -171,6 +173,14 @@ def test_what_is_said_at_certain_and_wrong_is_counted() -> None:
     assert certain_and_wrong(truth(), guess, QUIET) == ("NS205",)
     assert certain_and_wrong(truth(), said(), guess) == ("NS205",)
     assert certain_and_wrong(truth(), said(answers=(("NS205", "likely"),)), QUIET) == ()
+    beside = said(answers=(("NS201", "certain"), ("NS301", "certain")))
+    assert certain_and_wrong(truth(), beside, QUIET) == ("NS301",)
+    assert certain_and_wrong(truth(also=("NS301",)), beside, QUIET) == ()
+
+
+def test_leaving_out_what_fails_counts_where_nothing_else_can_be_done() -> None:
+    only = truth(remedies=("drop_micro", "drop_sample"))
+    assert score(only, said(cure="isolated"), QUIET, 4.0)["proven"] is True
 
 
 def kept(runs: dict[str, Said], **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Slices of recorded traces: births, absorption, lineage, growth."""
+"""Slices of recorded traces: births, absorption, growth."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 import planted
 from nanstop.localize import slicing
-from nanstop.localize.slicing import Lineage
+from nanstop.localize.dataflow import growth_chain
+from nanstop.localize.provenance import descents
 from nanstop.tracing.recorder import Recorder
 from planted import INF, NAN, Net
 
@@ -136,31 +137,6 @@ def test_filled_infinities_are_no_absorption():
     assert found == ()
 
 
-def test_lineage():
-    def body(w, batch, ids):
-        mask = torch.zeros(2) - 1e9
-        shifted = batch.float() * mask
-        return w[ids] + shifted
-
-    trace, _ = recorded(
-        body, w=torch.ones(2), batch=torch.ones(2, dtype=torch.long), ids=torch.tensor([0, 1])
-    )
-    made = {
-        op.name.split(".")[1]: lineage
-        for op, lineage in zip(trace.ops, slicing.lineages(trace), strict=True)
-    }
-    assert made["sub"] == Lineage.NONE
-    assert made["mul"] == Lineage.BATCH
-    assert made["add"] == Lineage.BATCH | Lineage.SIGNAL
-
-
-def test_floating_batch_is_a_signal():
-    trace, values = recorded(lambda batch: batch * 2, batch=torch.ones(2))
-    assert (
-        slicing.value_lineage(slicing.lineages(trace), values[0]) == Lineage.BATCH | Lineage.SIGNAL
-    )
-
-
 @pytest.mark.parametrize(("factor", "expected"), [(8.0, ["mul"]), (1e4, [])])
 def test_growth(factor, expected):
     trace, _ = recorded(
@@ -169,7 +145,7 @@ def test_growth(factor, expected):
         batch=torch.linspace(0.1, 1, 3),
     )
     last = len(trace.ops) - 1
-    chain = slicing.growth_chain(trace, last, slicing.lineages(trace), factor=factor)
+    chain = growth_chain(trace, last, descents(trace), factor=factor)
     assert names_of(trace, chain) == expected
 
 
@@ -181,7 +157,7 @@ def test_growth_follows_activations_and_not_weights():
         return (scaled * (1 + w)).exp()
 
     trace, _ = recorded(body, w=torch.full((4,), 3e4), batch=torch.ones(2, 4))
-    chain = slicing.growth_chain(trace, len(trace.ops) - 1, slicing.lineages(trace))
+    chain = growth_chain(trace, len(trace.ops) - 1, descents(trace))
     assert [trace.ops[i].name for i in chain] == ["aten.mul.Tensor", "aten.mul.Tensor"]
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nanstop.diagnose.catalogue import CATALOGUE
+from nanstop.diagnose.evidence.reading import number
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, Report
+from nanstop.records import Change, Diagnosis, Evidence, Report
 from nanstop.records.vocabulary import RANK
 
 
@@ -17,6 +18,8 @@ class Examination:
 
     diagnoses: tuple[Diagnosis, ...]
     failures: tuple[str, ...]
+    open: tuple[tuple[str, Change], ...] = ()
+    """Experiments that would decide, each with the code of the finding that names it."""
 
 
 def diagnose(evidence: Evidence, when: str) -> tuple[Diagnosis, ...]:
@@ -32,12 +35,20 @@ def examine(evidence: Evidence, when: str, catalogue: Sequence[Rule] = CATALOGUE
     failures: list[str] = []
     rules = {rule.code: rule for rule in catalogue}
     found = _run((rule for rule in catalogue if when in rule.when), evidence, failures)
+    asked = _asked(found, rules, evidence)
+    found = [one for diagnosis in found if (one := _judged(diagnosis, asked, evidence))]
     kept = _withdraw(found, rules)
     wanted = {code for diagnosis in kept for code in rules[diagnosis.code].beside}
     wanted -= {diagnosis.code for diagnosis in kept}
     beside = _run((rule for rule in catalogue if rule.code in wanted), evidence, failures)
     ordered = tuple(one for part in (kept, beside) for one in sorted(part, key=_order(rules)))
-    return Examination(tuple(_attach(one, ordered, rules) for one in ordered), tuple(failures))
+    made = {(one.code, one.change) for one in evidence.experiments}
+    changes = ((code, change) for code, change in asked.items() if change is not None)
+    return Examination(
+        tuple(_attach(one, ordered, rules) for one in ordered),
+        tuple(failures),
+        tuple(one for one in changes if one not in made),
+    )
 
 
 def diagnose_anew(report: Report) -> Report:
@@ -49,6 +60,7 @@ def diagnose_anew(report: Report) -> Report:
         replay=report.replay,
         localization=report.localization,
         series=incident.history,
+        experiments=report.experiments,
         trials=report.proof.tried if report.proof else (),
     )
     fresh = diagnose(evidence, "incident")
@@ -68,6 +80,44 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
         if diagnosis is not None:
             found.append(replace(diagnosis, page=f"docs/rules/{rule.code}.md"))
     return found
+
+
+_CONFIRMED = {
+    "raise_zeros": "with {value} in place of each 0 of that operand the same operation is finite",
+    "bound": "with its argument held within {value} the same operation is finite",
+    "unmask": "with one entry of each such row in sight the same operation is finite",
+    "supervise": "with one label that is not ignored the same operation is finite",
+}
+
+
+def _asked(
+    found: Iterable[Diagnosis], rules: Mapping[str, Rule], evidence: Evidence
+) -> dict[str, Change | None]:
+    """Return by code the change that decides a finding, None where there is none to be made."""
+    if evidence.incident is None:
+        return {}
+    unsure = ((one.code, rules[one.code].confirm) for one in found if not one.confirmed)
+    return {code: confirm(evidence) for code, confirm in unsure if confirm is not None}
+
+
+def _judged(
+    diagnosis: Diagnosis, asked: Mapping[str, Change | None], evidence: Evidence
+) -> Diagnosis | None:
+    """Return a finding as its experiment leaves it: confirmed, only likely, or not at all."""
+    if diagnosis.code not in asked:
+        return diagnosis
+    change = asked[diagnosis.code]
+    outcome = next(
+        (e.outcome for e in evidence.experiments if (e.code, e.change) == (diagnosis.code, change)),
+        "unknown",
+    )
+    if outcome == "nonfinite":
+        return None
+    if change is not None and outcome == "finite":
+        said = _CONFIRMED[change.kind].format(value=number(change.value))
+        return replace(diagnosis, confirmed=said)
+    weaker = max(diagnosis.confidence, "likely", key=RANK.__getitem__)
+    return replace(diagnosis, confidence=weaker)
 
 
 def _withdraw(found: list[Diagnosis], rules: Mapping[str, Rule]) -> list[Diagnosis]:

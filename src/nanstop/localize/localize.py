@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from nanstop.localize import slicing
 from nanstop.localize.origin import FailureOrigin
 from nanstop.localize.positions import Grid
-from nanstop.records import Localization, Phase
+from nanstop.numerics.tensors import is_plain
+from nanstop.records import Confidence, Localization, Phase
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import Observer, OpDetails, storage_names
 from nanstop.tracing.op_patches import Look, Patch, Spot
@@ -51,11 +54,26 @@ def localize(
         origin = _explained(scene, first, {})
     if origin is None:
         return None
-    origin = _confirmed(scene, origin)
+    origin, tested = _confirmed(scene, origin)
     found = origin.localization()
     if found is None:
         return None
-    return replace(found, num_ops=len(first.trace.ops), seconds=clock() - began)
+    return replace(
+        found,
+        confidence=_confidence(found, tested=tested),
+        num_ops=len(first.trace.ops),
+        seconds=clock() - began,
+    )
+
+
+def _confidence(found: Localization, *, tested: bool) -> Confidence:
+    """Return how certain the place is: the op that raised or was put right, the tensor that was bad
+    before any op ran; likely where the run did not take the same path twice.
+    """
+    if found.origin == "unknown":
+        return "possible"
+    named = found.origin.startswith("from_") or found.key.kind in ("exception", "absorbed")
+    return "certain" if (tested or named) and not found.blind_spots else "likely"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +115,7 @@ def _explained(
         absorbed,
         error=type(recording.error).__name__ if recording.error is not None else "",
         grid=_grid(scene),
+        masks=_masks(scene),
     )
 
 
@@ -153,6 +172,24 @@ def _looked(
     return observer.seen
 
 
+def _masks(scene: _Scene) -> frozenset[str]:
+    """Return the names of what in the batch holds nothing but 0 and 1; all 0 may be anything."""
+    named = known_tensors(scene.step, scene.micro)
+    return frozenset(
+        name
+        for name, tensor in named.items()
+        if name.startswith("batch[") and is_plain(tensor) and _is_mask(tensor)
+    )
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Return whether a tensor is 0 or 1 everywhere; of floats, 1 at least once."""
+    ones = tensor == 1
+    return bool((ones | (tensor == 0)).all()) and (
+        not tensor.is_floating_point() or bool(ones.any())
+    )
+
+
 def _grid(scene: _Scene) -> Grid | None:
     ids = scene.step.view.token_ids(scene.step.batches[scene.micro])
     if ids is None or ids.dim() != 2:
@@ -160,9 +197,9 @@ def _grid(scene: _Scene) -> Grid | None:
     return Grid((int(ids.shape[0]), int(ids.shape[1])), scene.step.view.root)
 
 
-def _confirmed(scene: _Scene, origin: FailureOrigin) -> FailureOrigin:
-    """Return the origin whose cause stands the test:
-    with it put right the failure is gone, or without it remains.
+def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, bool]:
+    """Return the origin whose cause stands the test, with it put right the failure is gone, or
+    without it remains; and whether a run in which it was put right passed.
 
     A padded row may be NaN while the failure is born in another row of the same tensor: the
     earliest birth is then a decoy. It is put right for good, and the run recorded again.
@@ -172,16 +209,16 @@ def _confirmed(scene: _Scene, origin: FailureOrigin) -> FailureOrigin:
     for _ in range(_MAX_DECOYS):
         suspect = origin.suspect()
         if suspect is None or not first.reaches:
-            return origin
+            return origin, False
         tried = mended | suspect
         if _passes(scene, first.reaches, tried):
-            return origin
+            return origin, True
         rest = _explained(scene, scene.recorded(Patch(tried)), tried)
         other = rest.suspect() if rest is not None else None
         if rest is None or other is None or not _passes(scene, first.reaches, mended | other):
-            return origin
+            return origin, False
         mended, origin = tried, rest.with_reaches(first.reaches)
-    return origin
+    return origin, True
 
 
 def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:

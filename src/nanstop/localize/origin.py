@@ -7,13 +7,14 @@ from __future__ import annotations
 import copy
 import linecache
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 
-from nanstop.localize import slicing
+from nanstop.localize import dataflow, slicing
 from nanstop.localize.positions import Grid, positions_in
-from nanstop.localize.slicing import Lineage, range_of
+from nanstop.localize.provenance import Kinds, descents, kinds_of, named
+from nanstop.localize.slicing import range_of
 from nanstop.numerics.tensors import format_name
 from nanstop.records import (
     FailureKey,
@@ -26,12 +27,14 @@ from nanstop.records import (
     SourceLine,
     TensorStats,
 )
+from nanstop.records.vocabulary import Descent
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.op_patches import Spot
 from nanstop.tracing.recorder import Op, Trace, Value
 
 _OUTSIDE = "the bad value was written outside any operation that torch dispatches"
 _OTHER_PATH = "the second recorded run took another path"
+_SIGNAL: Kinds = frozenset({"parameter", "state", "data"})
 _MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 
 
@@ -52,6 +55,7 @@ class FailureOrigin:
         *,
         error: str = "",
         grid: Grid | None = None,
+        masks: frozenset[str] = frozenset(),
     ) -> None:
         self.reaches = reaches
         self._trace = trace
@@ -61,7 +65,8 @@ class FailureOrigin:
         self._details = details if self.stable else {}
         self._error = error
         self._grid = grid
-        self._made = slicing.lineages(trace)
+        self._masks = masks
+        self._made = descents(trace, masks)
         self._absorbed = tuple(filter(self._is_overflow, absorbed))
 
     def with_reaches(self, reaches: tuple[str, ...]) -> FailureOrigin:
@@ -162,8 +167,8 @@ class FailureOrigin:
             ]
         placed = [i for i in self._births.inf if slicing.is_placed(self._trace.ops[i])]
         computed = [i for i in self._births.inf if i not in placed]
-        found = [*real, *self._births.nan] or (computed if "loss" in self.reaches else [])
-        return min(found, default=None)
+        spoiling = (computed or placed) if "loss" in self.reaches else []
+        return min([*real, *self._births.nan] or spoiling, default=None)
 
     def _is_meant(self, index: int) -> bool:
         """Return whether an op's infinities are the program's own: filled in, or part of a mask.
@@ -180,7 +185,7 @@ class FailureOrigin:
         if details is not None and details.masking:
             return True
         negative = all(edge.high != math.inf for edge in edges)
-        return negative and not self._made[index] & Lineage.SIGNAL
+        return negative and not self._made[index] & _SIGNAL
 
     def _is_overflow(self, index: int) -> bool:
         details = self._details.get(index)
@@ -189,7 +194,7 @@ class FailureOrigin:
     def _born(self, index: int) -> Localization:
         event = self.event(index)
         smuggled = self._smuggled(index)
-        growth = slicing.growth_chain(self._trace, index, self._made)
+        growth = dataflow.growth_chain(self._trace, index, self._made)
         return Localization(
             key=self._key(event, self._kind(event)),
             first_bad=event,
@@ -199,10 +204,11 @@ class FailureOrigin:
             blind_spots=(_OUTSIDE,) if smuggled else (),
             growth=tuple(self.event(i) for i in growth),
             positions=self._positions(index),
-            masks=self._masks(index, event),
+            masks=self._made_masks(index, event),
+            vanished=self._vanished(event),
         )
 
-    def _masks(self, index: int, event: OpEvent) -> tuple[OpEvent, ...]:
+    def _made_masks(self, index: int, event: OpEvent) -> tuple[OpEvent, ...]:
         """Return what made the -inf of rows that are masked throughout, where no fill and no
         cast of one did.
         """
@@ -286,11 +292,12 @@ class FailureOrigin:
         op = self._trace.ops[index]
         details = self._details.get(index)
         lanes = {o.lane for o in self._bad_outputs(index)} - {None}
-        inputs = details.inputs if details else self._light(op.inputs)
-        outputs = details.outputs if details else self._light(op.outputs)
+        read = [v for v in op.inputs if not lanes or v.lane in lanes]
+        inputs, outputs = self._light(read), self._light(op.outputs)
         if lanes:
-            inputs = self._light(v for v in op.inputs if v.lane in lanes)
             outputs = self._light(v for v in op.outputs if v.lane in lanes)
+        elif details:
+            inputs, outputs = details.inputs, details.outputs
         return OpEvent(
             index=index,
             phase=op.phase,
@@ -306,7 +313,28 @@ class FailureOrigin:
             reference=details.reference if details else "unknown",
             fully_masked_rows=details.fully_masked_rows if details else 0,
             legal=self._legal(op),
+            descent=self._descent(read, inputs),
+            read_by=dataflow.read_by(self._trace, index) if details else (),
         )
+
+    def _descent(
+        self, read: Sequence[Value], inputs: tuple[TensorStats, ...]
+    ) -> tuple[tuple[Descent, ...], ...]:
+        """Return what each input is by descent; nothing where inputs and values do not match."""
+        shown = read if len(read) == len(inputs) else [v for v in read if v.slot >= 0]
+        if [value.shape for value in shown] != [stats.shape for stats in inputs]:
+            return ()
+        kinds = (kinds_of(self._trace, self._made, value, self._masks) for value in shown)
+        return tuple(map(named, kinds))
+
+    def _vanished(self, event: OpEvent) -> OpEvent | None:
+        """Return what should have kept the op's divisor from 0 and is rounded to 0 itself."""
+        read, place = self._trace.ops[event.index].inputs, event.divisor
+        if place is None or len(read) != len(event.inputs):
+            return None
+        divisor = read[place]
+        found = dataflow.vanished_number(self._trace, divisor)
+        return self.event(found) if found is not None else None
 
     def _legal(self, op: Op) -> str | None:
         if not self._bad_outputs(op.index) or not self._is_meant(op.index):

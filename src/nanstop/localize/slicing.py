@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntFlag
 
 from nanstop.tracing.operators import FILLS, NAN_DROPS, base_name
 from nanstop.tracing.recorder import Op, Trace, Value
@@ -150,7 +149,7 @@ def reaching(trace: Trace, sinks: Iterable[Value]) -> frozenset[int]:
     """Return the indices of every op that the sinks depend on."""
     queue: deque[int] = deque()
     for sink in sinks:
-        queue.extend(_writers(trace, sink))
+        queue.extend(writers(trace, sink))
     seen: set[int] = set()
     while queue:
         index = queue.popleft()
@@ -158,11 +157,12 @@ def reaching(trace: Trace, sinks: Iterable[Value]) -> frozenset[int]:
             continue
         seen.add(index)
         for value in trace.ops[index].inputs:
-            queue.extend(_writers(trace, value))
+            queue.extend(writers(trace, value))
     return frozenset(seen)
 
 
-def _writers(trace: Trace, value: Value) -> Iterator[int]:
+def writers(trace: Trace, value: Value) -> Iterator[int]:
+    """Yield the indices of the ops that made what the value shows, newest first."""
     yield from dict.fromkeys(index for index, _ in _seen_writes(trace, value))
 
 
@@ -228,78 +228,3 @@ def is_placed(op: Op) -> bool:
     a fill, or a fill of a mask.
     """
     return base_name(op.name) in FILLS and not any(math.isnan(number) for number in op.scalars)
-
-
-class Lineage(IntFlag):
-    """What a value was made from.
-
-    SIGNAL: parameters, optimizer state or floating batch entries. BATCH: any batch entry, ids and
-    masks too. Neither: constants, positions and buffers (rotary tables, causal masks), of which
-    additive masks are built.
-    """
-
-    NONE = 0
-    SIGNAL = 1
-    BATCH = 2
-
-
-def _own_lineage(value: Value) -> Lineage:
-    name = value.storage.name
-    if name is None or name.startswith("buffer "):
-        return Lineage.NONE
-    if not name.startswith("batch["):
-        return Lineage.SIGNAL
-    return Lineage.BATCH | (Lineage.SIGNAL if value.dtype.is_floating_point else Lineage.NONE)
-
-
-def lineages(trace: Trace) -> tuple[Lineage, ...]:
-    """Return of each op what its operands were made from."""
-    made: list[Lineage] = []
-    for op in trace.ops:
-        found = Lineage.NONE
-        for value in op.inputs:
-            found |= value_lineage(made, value)
-        made.append(found)
-    return tuple(made)
-
-
-def value_lineage(made: Sequence[Lineage], value: Value) -> Lineage:
-    """Return what a value was made from, given the lineage of the ops before."""
-    found = _own_lineage(value)
-    for index in value.storage.writers[: value.generation]:
-        found |= made[index]
-    return found
-
-
-def growth_chain(
-    trace: Trace, index: int, made: Sequence[Lineage], *, factor: float = 8.0, limit: int = 6
-) -> tuple[int, ...]:
-    """Return ops upstream of ``index``, oldest first, whose output is ``factor`` times larger than
-    all they read.
-
-    At each op the largest activation is followed:
-    of the operands made from the batch, those that are not broadcast.
-    """
-    chain: list[int] = []
-    seen: set[int] = set()
-    current: int | None = index
-    while current is not None and current not in seen and len(chain) < limit:
-        seen.add(current)
-        op = trace.ops[current]
-        read = _activation(trace, op, made)
-        written = max((range_of(trace, o).absmax for o in op.outputs), default=0.0)
-        if read is None:
-            break
-        before = range_of(trace, read).absmax
-        if current != index and 0.0 < factor * before < written < math.inf:
-            chain.append(current)
-        current = next(_writers(trace, read), None)
-    return tuple(reversed(chain))
-
-
-def _activation(trace: Trace, op: Op, made: Sequence[Lineage]) -> Value | None:
-    measured = [v for v in op.inputs if v.slot >= 0 and not range_of(trace, v).is_bad]
-    activations = [v for v in measured if value_lineage(made, v) & Lineage.BATCH] or measured
-    most = max((math.prod(v.shape) for v in activations), default=0)
-    whole = [v for v in activations if math.prod(v.shape) == most]
-    return max(whole, key=lambda v: range_of(trace, v).absmax, default=None)

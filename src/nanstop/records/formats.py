@@ -5,8 +5,6 @@ from __future__ import annotations
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 HALF = ("float16", "bfloat16")
 BY_SHORT_NAME = {"fp16": "float16", "bf16": "bfloat16"}
-COUNTS = ("int64", "int32", "int16", "int8", "uint8")
-"""Formats of a denominator that counts something, such as ``mask.sum(-1)`` of a mask of 0 and 1."""
 
 SMALLEST: dict[str, float] = {
     "float16": 2.0**-24,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nanstop.records.facts import BatchFact, Environment, RunFacts
 from nanstop.records.record import record
 from nanstop.records.values import FailureKey, OpEvent, Series, Signal, StepId, TensorStats
-from nanstop.records.vocabulary import SCHEMA, Fidelity, Finiteness, Origin, Phase
+from nanstop.records.vocabulary import SCHEMA, Confidence, Fidelity, Finiteness, Origin, Phase
 
 
 @record
@@ -68,6 +68,10 @@ class Localization:
     key: FailureKey
     first_bad: OpEvent | None
     origin: Origin
+    confidence: Confidence | None = None
+    """Of the place: certain where the failure was gone with the operation's result put right; None
+    in records of a time when that was not noted.
+    """
     culprit: str | None = None
     reaches: tuple[str, ...] = ()
     """What the bad value spoiled: "loss", or names of parameters (their gradient or value)."""
@@ -78,6 +82,10 @@ class Localization:
     """Overflows that turned back into finite numbers downstream."""
     masks: tuple[OpEvent, ...] = ()
     """Operations on finite operands whose -inf the first bad op read as a mask; no fills."""
+    vanished: OpEvent | None = None
+    """The operation that should have kept a divisor from 0, by a number that its format rounds to
+    0.
+    """
     num_ops: int = 0
     blind_spots: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -6,7 +6,7 @@ import math
 import re
 
 from nanstop.records.record import record
-from nanstop.records.vocabulary import FailureKind, Finiteness, Phase, SignalSource
+from nanstop.records.vocabulary import Descent, FailureKind, Finiteness, Phase, SignalSource
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -88,7 +88,9 @@ class OpEvent:
     -> float64). ``reference``: the same op in the same format by reference mathematics (another
     kernel, eager instead of compiled). ``forward_op``: for a backward op, the forward op whose
     gradient it computes; ``module`` and ``source`` are that op's. ``legal``: why a non-finite value
-    is meant to be there (a mask), else None.
+    is meant to be there (a mask), else None. ``descent``: of each input, what it is by the
+    operations that made it; empty where that is not known. ``read_by``: the first operations that
+    compute with the result.
     """
 
     index: int
@@ -105,6 +107,22 @@ class OpEvent:
     reference: Finiteness = "unknown"
     fully_masked_rows: int = 0
     legal: str | None = None
+    descent: tuple[tuple[Descent, ...], ...] = ()
+    read_by: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The operation without namespace, overload and mark of change in place: ``div``."""
+        parts = self.op.split(".")
+        return parts[min(1, len(parts) - 1)].rstrip("_")
+
+    @property
+    def divisor(self) -> int | None:
+        """The place of the input that the operation divides by; None where it divides by none."""
+        if self.name in ("div", "true_divide", "floor_divide", "remainder", "fmod"):
+            return len(self.inputs) - 1 if len(self.inputs) > 1 else None
+        negative = self.name == "pow" and bool(self.scalars) and self.scalars[-1] < 0
+        return 0 if self.inputs and (negative or self.name in ("reciprocal", "rsqrt")) else None
 
 
 @record

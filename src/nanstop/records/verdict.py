@@ -13,7 +13,9 @@ from nanstop.records.values import FailureKey, Series, StepId
 from nanstop.records.vocabulary import (
     SCHEMA,
     ActionKind,
+    ChangeKind,
     Confidence,
+    Finiteness,
     Outcome,
     Phase,
     Safety,
@@ -58,6 +60,31 @@ class Trial:
 
 
 @record
+class Change:
+    """A small change of what the first bad operation reads, in a replay.
+
+    ``operand``: its place among the operation's inputs. "raise_zeros": what is 0 becomes ``value``;
+    "bound": magnitudes end at ``value``; "unmask": of rows that hide everything, one entry does no
+    longer; "supervise": of labels that are all ignored, one becomes class ``value``.
+    """
+
+    kind: ChangeKind
+    operand: int
+    value: float = 1.0
+
+
+@record
+class Experiment:
+    """What followed from a change that a finding had named. ``outcome``: of the operation's result;
+    "unknown" where the change could not be made.
+    """
+
+    code: str
+    change: Change
+    outcome: Finiteness
+
+
+@record
 class Evidence:
     """All a rule may look at; every field is optional.
 
@@ -75,6 +102,7 @@ class Evidence:
     series: tuple[Series, ...] = ()
     updates: tuple[UpdateRow, ...] = ()
     trials: tuple[Trial, ...] = ()
+    experiments: tuple[Experiment, ...] = ()
     probe: Probe | None = None
     checkpoint: CheckpointScan | None = None
     at: StepId | None = None
@@ -98,12 +126,18 @@ class Sighting:
 
 @record
 class Diagnosis:
-    """What a rule concluded. ``remedies``: candidate sets of atoms, in the order to try."""
+    """What a rule concluded. ``remedies``: candidate sets of atoms, in the order to try.
+
+    ``confidence`` is that of the cause; where a failure began is the localization's to say.
+    ``confirmed``: the experiment that bore the cause out, or the fact that leaves no other; ""
+    where there was none.
+    """
 
     code: str
     title: str
     cause: str
     confidence: Confidence
+    confirmed: str = ""
     lines: tuple[str, ...] = ()
     remedies: tuple[tuple[Atom, ...], ...] = ()
     page: str = ""
@@ -197,6 +231,7 @@ class Report:
     incident: Incident
     replay: Replay | None = None
     localization: Localization | None = None
+    experiments: tuple[Experiment, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
     proof: Proof | None = None
     audit: tuple[AuditEntry, ...] = ()

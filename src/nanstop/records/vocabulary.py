@@ -29,7 +29,28 @@ Origin = Literal[
 ]
 Fidelity = Literal["bitwise", "same_failure", "different", "not_reproduced"]
 Finiteness = Literal["finite", "nonfinite", "unknown"]
+Descent = Literal[
+    "parameter",
+    "state",
+    "data",
+    "ids",
+    "constant",
+    "mask",
+    "count",
+    "total",
+    "magnitude",
+    "square",
+    "extreme",
+    "norm",
+    "logarithm",
+    "probability",
+    "log_sum",
+    "log_probability",
+    "log_ratio",
+]
+"""What a value was made from (the first five), and what it means by the operations that made it."""
 Confidence = Literal["certain", "likely", "possible"]
+ChangeKind = Literal["raise_zeros", "bound", "unmask", "supervise"]
 Outcome = Literal[
     "pass", "same_failure", "other_failure", "crash", "not_applicable", "oom", "timeout"
 ]

@@ -198,6 +198,7 @@ class Failures:
             if known is not None and found.stage("repeat", lambda: self._passes(failing, known)):
                 return self._again(known, now, failing)
             found.explain(self._run.series)
+            found.confirm(failing)
             if self._run.facts.world_size == 1:  # the others wait, and nothing would come of it
                 found.prove(failing, self._run.policy)
             if known is not None and names_samples(known):

@@ -12,6 +12,7 @@ from typing import TypeVar
 from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
 from nanstop.errors import NanstopError
+from nanstop.localize.intervention import intervene
 from nanstop.localize.localize import localize
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_rows
@@ -21,9 +22,11 @@ from nanstop.records import (
     Atom,
     AuditEntry,
     BatchFact,
+    Change,
     Diagnosis,
     Environment,
     Evidence,
+    Experiment,
     FailureKey,
     Incident,
     Localization,
@@ -69,6 +72,8 @@ class Investigation:
     replay: Replay | None = None
     localization: Localization | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
+    experiments: tuple[Experiment, ...] = ()
+    open_questions: tuple[tuple[str, Change], ...] = ()
     proof: Proof | None = None
     failures: list[str] = field(default_factory=list)
 
@@ -157,6 +162,25 @@ class Investigation:
             self.replay = replace(self.replay, key=self.localization and self.localization.key)
         self._diagnose()
 
+    def confirm(self, failing: FailingStep) -> None:
+        """Make the experiments that the diagnoses name, and diagnose anew with what came of them.
+
+        Call inside ``failing.in_place()``.
+        """
+        event = self.localization.first_bad if self.localization is not None else None
+        if event is None or not self.is_steady or not self.open_questions:
+            return
+        for code, change in self.open_questions:
+            outcome = self.stage(
+                "experiment",
+                lambda change=change: intervene(
+                    failing.step, failing.micro, event, change, update=failing.update
+                ),
+            )
+            made = Experiment(code=code, change=change, outcome=outcome or "unknown")
+            self.experiments = (*self.experiments, made)
+        self._diagnose()
+
     def _diagnose(self) -> None:
         examined = examine(
             Evidence(
@@ -165,10 +189,12 @@ class Investigation:
                 replay=self.replay,
                 localization=self.localization,
                 series=self.incident.history if self.incident is not None else (),
+                experiments=self.experiments,
             ),
             "incident",
         )
         self.diagnoses = examined.diagnoses
+        self.open_questions = examined.open
         self.failures += examined.failures
 
     def prove(self, failing: FailingStep, policy: Policy) -> None:
@@ -195,6 +221,7 @@ class Investigation:
             incident=self.incident,
             replay=self.replay,
             localization=self.localization,
+            experiments=self.experiments,
             diagnoses=self.diagnoses,
             proof=self.proof,
             audit=(audit,),

@@ -248,3 +248,11 @@ def replaced(args: Any, copies: Mapping[int, Tensor]) -> tuple[Any, ...]:
         else copies.get(id(arg), arg)
         for arg in args
     )
+
+
+def replaced_in(
+    args: Any, kwargs: Mapping[str, Any], copies: Mapping[int, Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments and named ones with tensors exchanged, by their ids."""
+    named = zip(kwargs, replaced(tuple(kwargs.values()), copies), strict=True)
+    return replaced(args, copies), dict(named)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.numerics.tensors import bad_mask, is_measurable
 from nanstop.replay.rng import rng_kept
-from nanstop.tracing.op_details import operands_of, outputs_of, replaced
+from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
 from nanstop.tracing.recorder import is_counted
 
 Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
@@ -52,11 +52,16 @@ class SecondRun(TorchDispatchMode):
                 done = look(index, func, args, kwargs)
                 if done is not None:
                     afterwards.append(done)
-        result = func(*args, **kwargs)
+        result = self.call(index, func, args, kwargs)
         for done in afterwards:
             with suppress(Exception):
                 done(result)
         return result
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return what the op numbered ``index`` gives; for those who run one of them otherwise."""
+        del index
+        return func(*args, **kwargs)
 
 
 Masks = tuple[Tensor | None, ...]
@@ -130,16 +135,12 @@ def _brought(func: Any, args: Any, kwargs: Mapping[str, Any], usual: Masks) -> M
         spoiled[id(operand)] = torch.where(bad, operand, numbers)
     if not strange:
         return ()
-    with_them = _bad_of(func, replaced(args, spoiled), _replaced_names(kwargs, spoiled))
-    without = _bad_of(func, replaced(args, ordinary), _replaced_names(kwargs, ordinary))
+    with_them = _bad_of(func, *replaced_in(args, kwargs, spoiled))
+    without = _bad_of(func, *replaced_in(args, kwargs, ordinary))
     return tuple(
         None if bad is None or own is None else bad & ~own
         for bad, own in zip(with_them, without, strict=True)
     )
-
-
-def _replaced_names(kwargs: Mapping[str, Any], copies: Mapping[int, Tensor]) -> dict[str, Any]:
-    return dict(zip(kwargs, replaced(tuple(kwargs.values()), copies), strict=True))
 
 
 def _bad_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Masks:

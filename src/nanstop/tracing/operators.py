@@ -20,7 +20,9 @@ _UNINITIALISED = frozenset(
 _OVERWRITES = frozenset(
     {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 )
-_UNDECLARED_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "detach"})
+_UNDECLARED_VIEWS = frozenset(
+    {"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "detach", "set_"}
+)
 FILLS = frozenset(
     {"full", "full_like", "new_full", "fill_", "fill", "scalar_tensor", "masked_fill"}
     | {"masked_fill_", "where", "lift_fresh_copy", "index_fill", "index_fill_", "constant_pad_nd"}

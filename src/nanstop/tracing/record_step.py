@@ -131,8 +131,15 @@ def look_again(
     """Run what ``record`` ran once more, undone, and have ``looks`` see its ops;
     return what failed and what it raised.
     """
+    return run_under(step, micro, SecondRun(*looks), update=update)
+
+
+def run_under(
+    step: Step, micro: int, mode: TorchDispatchMode, *, update: bool = False
+) -> tuple[tuple[str, ...], Exception | None]:
+    """Run what ``record`` ran under ``mode``, undone; return what failed and what it raised."""
     with _begun(step, nullcontext, update=update):
-        loss, error = _run(step, micro, SecondRun(*looks), update=update)
+        loss, error = _run(step, micro, mode, update=update)
         return nonfinite(_judged(step, loss, update=update)), error
 
 

@@ -268,12 +268,23 @@ for step in range(5):"""
     assert learnt["optimizer"].state_faults == ()
 
 
+BY_HAND = "[p.grad.div_(scaler.get_scale()) for p in net.parameters()]"
+
+
 @pytest.mark.parametrize(
     ("step", "sinks"),
     [
         ("optimizer.step()", ("update",)),
-        ("[p.grad.div_(scaler.get_scale()) for p in net.parameters()]; optimizer.step()", ()),
+        (f"{BY_HAND}; optimizer.step()", ()),
         ("scaler.step(optimizer)", ("unscale",)),
+        (
+            f"{BY_HAND}; torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0); optimizer.step()",
+            (),
+        ),
+        (
+            "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0); scaler.step(optimizer)",
+            ("clip",),
+        ),
     ],
 )
 def test_gradients_that_are_applied_with_their_scale_are_noted(script, step, sinks):

@@ -17,7 +17,7 @@ from nanstop.records import (
     Sighting,
     TensorStats,
 )
-from nanstop.records.formats import COUNTS, SMALLEST
+from nanstop.records.formats import SMALLEST
 
 _OF_TORCH = (
     "_c10d_functional",
@@ -217,15 +217,3 @@ def has_masters(facts: RunFacts) -> bool:
     """Return whether the optimizer updates copies of the parameters, none of themselves."""
     path = facts.gradient_path
     return path is not None and path.num_trainable > 0 and path.num_updated == 0
-
-
-def is_count(read: TensorStats) -> bool:
-    """Return whether a tensor seems to count something:
-    integers, or floats of which the ends are whole and reach 2.
-
-    A mask that is summed in a floating format counts what it lets through;
-    norms that are whole are 0 or 1 at most.
-    """
-    least, most = float(read.absmin_nonzero), float(read.absmax)
-    whole = least.is_integer() and most.is_integer()
-    return read.dtype in COUNTS or (whole and least >= 1.0 and most >= 2.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Change, Diagnosis, Evidence
 
 Role = Literal["cause", "chance", "symptom", "log", "unexplained"]
 """What made a failure; that it comes and goes, so that no replay says what made it; how it shows;
@@ -22,7 +22,10 @@ class Rule:
     ``when``: "static" rules look at ``RunFacts`` before and during a run, "incident" rules at a
     failure, "gauge" rules at sampled ranges and logs of a run that has not failed. ``yields_to``:
     codes that are more specific; where one of them is more than possible, this one is withdrawn.
-    ``beside``: codes of standing facts that can have caused this, named beside it.
+    ``beside``: codes of standing facts that can have caused this, named beside it. ``confirm``:
+    the change of what the first bad operation read after which it must be finite if the finding is
+    true, None where there is no such; without it, or before it was made, a finding that has one is
+    likely at most, and one that it speaks against is withdrawn.
     """
 
     code: str
@@ -33,6 +36,7 @@ class Rule:
     role: Role = "cause"
     yields_to: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    confirm: Callable[[Evidence], Change | None] | None = None
 
     @property
     def page(self) -> str:

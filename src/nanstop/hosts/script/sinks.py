@@ -72,7 +72,7 @@ class Sinks:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         measure = partial(norm_of, parameters, norm_type, foreach)
         self._state.window.clip = float(max_norm)
-        self._state.window.note("clip")
+        self._state.window.note_clip(parameters)
         norm = measure()
         if norm is not None and self._judge.judge(parameters, norm).redone:
             norm = measure()
@@ -87,7 +87,7 @@ class Sinks:
             return original(parameters, *args, **kwargs)
         self._state.stop_expecting()
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        self._state.window.note("clip")
+        self._state.window.note_clip(parameters)
         self._judge.judge(parameters, norm_of(parameters))
         return original(parameters, *args, **kwargs)
 

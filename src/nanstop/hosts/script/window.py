@@ -138,6 +138,11 @@ class ScriptWindow:
             self.note("update")
             self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
 
+    def note_clip(self, parameters: Sequence[Tensor]) -> None:
+        """Note that gradients are clipped, unless the script had unscaled them by hand."""
+        if self.scaler is None or self.sinks or self.is_still_scaled(parameters):
+            self.note("clip")
+
     def note(self, sink: str) -> None:
         """Add what the gradients have come to, each once."""
         if sink not in self.sinks:

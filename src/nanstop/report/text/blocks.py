@@ -160,6 +160,7 @@ def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
     texts += _positions(report.localization)
     texts += _replayed(report.replay)
     texts += _certainty(best)
+    texts += _place_certainty(report.localization)
     texts += _beside(report.diagnoses)
     texts += [f"not seen: {spot}" for spot in _blind_spots(report.localization)]
     texts += [f"not completed: {failure}" for failure in report.failures]
@@ -172,7 +173,15 @@ def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
 
 
 def _certainty(diagnosis: Diagnosis) -> list[str]:
-    return [] if diagnosis.confidence == "certain" else [f"{diagnosis.confidence}, not certain"]
+    confirmed = [f"confirmed: {diagnosis.confirmed}"] if diagnosis.confirmed else []
+    unsure = [] if diagnosis.confidence == "certain" else [f"{diagnosis.confidence}, not certain"]
+    return confirmed + unsure
+
+
+def _place_certainty(found: Localization | None) -> list[str]:
+    if found is None or found.confidence in (None, "certain") or found.first_bad is None:
+        return []
+    return [f"the place is {found.confidence}, not certain"]
 
 
 def _beside(diagnoses: tuple[Diagnosis, ...]) -> list[str]:

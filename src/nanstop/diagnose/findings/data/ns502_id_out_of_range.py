@@ -53,7 +53,7 @@ import re
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.reading import failing_batch, number, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts
+from nanstop.records import BatchFact, Diagnosis, Evidence, OpEvent, RunFacts
 from nanstop.records.formats import is_float
 
 IGNORED_LABEL = -100
@@ -64,22 +64,64 @@ _MESSAGE = re.compile(
 _NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
 
 
+ROWS_AT = {
+    "embedding": 0,
+    "_embedding_bag": 0,
+    "_embedding_bag_forward_only": 0,
+    "nll_loss_forward": 1,
+    "nll_loss2d_forward": 1,
+    "index": 0,
+    "_unsafe_index": 0,
+}
+"""Operations that look something up by number, with the axis of what they look in; those that are
+given the axis name it by their first number.
+"""
+ALONG = ("gather", "index_select", "scatter", "scatter_add", "index_add", "index_copy")
+
+
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an id exceeds its table, or an exception says so."""
-    facts = standing(evidence)
+    facts, asked = standing(evidence), _lookup(evidence)
     wrong = [problem for fact in failing_batch(evidence) if (problem := _problem(fact, facts))]
     raised = _message(evidence)
-    if not wrong and not raised:
+    if (not wrong and not raised) or _raised_elsewhere(evidence):
         return None
     return Diagnosis(
         code="NS502",
         title="id out of range" + (f": {wrong[0]}" if wrong else ""),
         cause=raised or "an id of the batch has no row in the table",
-        confidence=("certain" if raised else "likely") if wrong else "possible",
+        confidence="certain" if asked else ("likely" if wrong else "possible"),
+        confirmed=asked,
         lines=tuple(wrong[1:]),
         remedies=without_rows(evidence),
         where=wrong[0].split("`")[1] if wrong else "",
     )
+
+
+def _raised_op(evidence: Evidence) -> OpEvent | None:
+    found = evidence.localization
+    return found.first_bad if found is not None and found.key.kind == "exception" else None
+
+
+def _raised_elsewhere(evidence: Evidence) -> bool:
+    """Return whether the operation that raised is known, and looks nothing up."""
+    event = _raised_op(evidence)
+    return event is not None and event.name not in (*ROWS_AT, *ALONG)
+
+
+def _lookup(evidence: Evidence) -> str:
+    """Return which number the operation that raised was asked for, if it is beyond its table."""
+    event = _raised_op(evidence)
+    if event is None or _raised_elsewhere(evidence) or len(event.inputs) < 2:
+        return ""
+    axis = ROWS_AT.get(event.name, int(event.scalars[0]) if event.scalars else 0)
+    table, ids = event.inputs[0], event.inputs[1]
+    if is_float(ids.dtype) or not -len(table.shape) <= axis < len(table.shape):
+        return ""
+    rows = table.shape[axis]
+    if ids.absmax < rows:
+        return ""
+    return f"`{event.name}` was asked for {number(ids.absmax)}; what it looks in has {rows} rows"
 
 
 def _problem(fact: BatchFact, facts: RunFacts) -> str | None:

@@ -48,35 +48,71 @@ Precision, learning rate and clipping have no part in it.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad
+from nanstop.diagnose.evidence.descent import operand, zero_divisor
+from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad, number
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence
+from nanstop.records import Atom, Change, Diagnosis, Evidence, OpEvent
 
-EMPTY_MEANS = ("nll_loss", "cross_entropy", "div", "mean")
+STATISTICS = ("mean", "nanmean")
+TARGET = 1
+"""The place of the labels among what a negative log-likelihood reads."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if the micro-batch supervises nothing and its loss is not finite."""
+    """Return the finding if nothing is supervised and the loss is a mean of that."""
     empty = [fact for fact in failing_batch(evidence) if fact.num_supervised == 0]
-    if not empty or not loss_is_bad(evidence):
+    if not empty or not loss_is_bad(evidence) or not _may_be_empty(evidence):
         return None
-    fact = empty[0]
+    fact, event = empty[0], _first_bad(evidence)
+    over_none = event is not None and _is_of_nothing(event)
     return Diagnosis(
         code="NS503",
         title="no supervised token in the micro-batch",
-        cause=f"every label in `{fact.name}` {list(fact.shape)} is -100: the mean loss is 0/0",
-        confidence="certain" if _divides_by_nothing(evidence) else "likely",
+        cause=f"every entry of `{fact.name}` {list(fact.shape)} is {number(fact.maximum or 0.0)}: "
+        "the mean loss is 0/0",
+        confidence="certain" if event is not None else "likely",
+        confirmed="the mean is over no element" if over_none else "",
         lines=("truncation or the template removed the answers; decode one row to see which",),
         remedies=((Atom(remedy="drop_micro", target=str(fact.micro)),),),
         where=fact.name,
     )
 
 
-def _divides_by_nothing(evidence: Evidence) -> bool:
+def confirm(evidence: Evidence) -> Change | None:
+    """Return the label, or the count of labels, that the loss must be finite with."""
+    event = _first_bad(evidence)
+    if event is None:
+        return None
+    if event.name.startswith("nll_loss"):
+        return Change(kind="supervise", operand=TARGET, value=0.0)
+    divisor = zero_divisor(event)
+    return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None
+
+
+def _first_bad(evidence: Evidence) -> OpEvent | None:
     found = evidence.localization
-    if found is None or found.first_bad is None:
-        return False
-    return any(name in found.first_bad.op for name in EMPTY_MEANS)
+    return found.first_bad if found is not None else None
 
 
-RULE = Rule("NS503", "no-supervised-tokens", "every label is masked", check, ("incident",))
+def _is_of_nothing(event: OpEvent) -> bool:
+    averages = event.name in STATISTICS or event.name.startswith("nll_loss")
+    return averages and bool(event.inputs) and 0 in event.inputs[0].shape
+
+
+def _may_be_empty(evidence: Evidence) -> bool:
+    """Return whether what failed first takes labels, or counts them, or takes what they chose."""
+    event = _first_bad(evidence)
+    if event is None or not event.descent or _is_of_nothing(event):
+        return True
+    read = [operand(event, place) for place in range(len(event.inputs))]
+    return any(one is not None and one.is_a("ids", "mask", "count") for one in read)
+
+
+RULE = Rule(
+    "NS503",
+    "no-supervised-tokens",
+    "every label is masked",
+    check,
+    ("incident",),
+    confirm=confirm,
+)

@@ -113,10 +113,10 @@ def _finding(evidence: Evidence, fact: BatchFact, which: str, ratio: float) -> D
     return Diagnosis(
         code="NS504",
         title=f"{which} is far from the others",
-        cause=f"`{fact.name}` comes to {number(_size(fact))} there, {ratio:.3g} times the others' "
-        "largest",
+        cause=f"`{fact.name}` comes to {number(_size(fact))} there, {ratio:.3g} times the median "
+        "of the others' largest",
         confidence="likely" if which.startswith("sample") else "possible",
-        lines=("the other samples are finite in the same step", *tested),
+        lines=tested,
         remedies=without_rows(evidence),
         where=fact.name,
     )

@@ -48,9 +48,10 @@ not help: 0 / 0 is NaN in every format.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import kernels, without_rows
+from nanstop.diagnose.evidence.descent import CONTRACTIONS
 from nanstop.diagnose.evidence.reading import FORWARD, born, counted, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Change, Diagnosis, Evidence, OpEvent
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -58,7 +59,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event = born(evidence, FORWARD)
     if event is None or event.fully_masked_rows == 0:
         return None
-    if not any(output.nan for output in event.outputs):
+    if not any(output.nan for output in event.outputs) or not _weighs_values(event):
         return None
     rows = counted(event.fully_masked_rows, "row")
     return Diagnosis(
@@ -72,6 +73,28 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def confirm(evidence: Evidence) -> Change | None:
+    """Return the key in sight that softmax must be finite with."""
+    event = born(evidence, FORWARD)
+    if event is None:
+        return None
+    hidden = [place for place, stats in enumerate(event.inputs) if stats.neginf]
+    masks = [place for place, stats in enumerate(event.inputs) if stats.dtype == "bool"]
+    place = next(iter((*hidden, *masks)), None)
+    visible = 1.0 if place is not None and not hidden else 0.0
+    return Change(kind="unmask", operand=place, value=visible) if place is not None else None
+
+
+def _weighs_values(event: OpEvent) -> bool:
+    """Return whether the op is attention: its rows weigh values, inside of it or right after.
+
+    A router or a policy hides choices too; what its rows do is be chosen from.
+    """
+    if event.name not in ("_softmax", "softmax", "_safe_softmax", "_masked_softmax"):
+        return True
+    return not event.read_by or any(name in CONTRACTIONS for name in event.read_by)
+
+
 RULE = Rule(
     "NS202",
     "fully-masked-row",
@@ -80,4 +103,5 @@ RULE = Rule(
     ("incident",),
     yields_to=("NS203",),
     beside=("NS108",),
+    confirm=confirm,
 )

@@ -49,6 +49,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.descent import Operand, zero_divisor
 from nanstop.diagnose.evidence.reading import FORWARD, first_bad, foreign_kernel, number, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
@@ -82,10 +83,22 @@ def _made(event: OpEvent, output: TensorStats) -> str:
     constants = [value for value in event.scalars if not math.isfinite(value)]
     if constants:
         return f"{kind} from the constant {number(constants[0])}"
+    if event.name == "div" and 0.0 in event.scalars:
+        return f"{kind} from a division by the number 0 of the program"
+    divisor = zero_divisor(event)
+    if divisor is not None:
+        return f"{kind} from a division by {_meaning(divisor)} that is 0"
     given = [stats for stats in event.inputs if not stats.finite]
     if not given:
         return f"{kind} from finite inputs"
     return f"{kind} from an input that is Inf already"
+
+
+def _meaning(divisor: Operand) -> str:
+    """Return what a divisor is, as far as it descends from anything."""
+    if divisor.is_a("probability"):
+        return "a probability"
+    return "a constant" if divisor.is_constant else "a value"
 
 
 RULE = Rule(

@@ -1,8 +1,8 @@
 """A mean, a deviation or a normaliser over no element.
 
 ## What happened
-An operation divided by a count that is 0, or took the mean or the standard deviation of nothing
-(or, for a sample deviation, of a single element). The result is NaN.
+An operation divided by a count or a sum of weights that is 0, or took the mean or the standard
+deviation of nothing (or, for a sample deviation, of a single element). The result is NaN or Inf.
 
 ## Why it happens
 sum / count with count = 0 is 0 / 0 = NaN. `torch.std` divides by n - 1: for a group of one
@@ -47,46 +47,69 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import FORWARD, first_bad, is_count, op_name
+from nanstop.diagnose.evidence.descent import zero_divisor
+from nanstop.diagnose.evidence.reading import FORWARD, first_bad, op_name
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent
+from nanstop.records import Change, Diagnosis, Evidence, OpEvent
 
 STATISTICS = ("mean", "std", "var", "var_mean", "std_mean", "nanmean", "median")
 DEVIATIONS = ("std", "var", "var_mean", "std_mean")
+_NONE = "it reads no element at all: 0/0"
 _ONE = "the sample deviation of one element divides by n - 1 = 0"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if the first bad op divides by a single 0 or reduces no element."""
+    """Return the finding if the first bad op divides by a count of 0 or reduces no element."""
     event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or event.wider == "finite":
         return None
     few = _reduces_too_few(event)
-    cause = few or _divides_by_zero(event) or _weighs_nothing(event)
-    if cause is None:
+    cause = few or _divides_by_no_count(event) or _weighs_nothing(event)
+    total = _divides_by_no_total(event) if cause is None else None
+    if cause is None and total is None:
         return None
+    over = "one" if few == _ONE else "no"
     return Diagnosis(
         code="NS205",
-        title=f"`{op_name(event.op)}` over {'one' if few == _ONE else 'no'} element",
-        cause=cause,
+        title="division by a sum of 0" if total else f"`{op_name(event.op)}` over {over} element",
+        cause=cause or total or "",
         confidence="certain",
+        confirmed=f"the operation's own shape: {few}" if few else "",
         remedies=without_rows(evidence),
         where=event.module,
     )
 
 
-def _divides_by_zero(event: OpEvent) -> str | None:
-    if op_name(event.op).rstrip("_") != "div" or len(event.inputs) < 2:
+def confirm(evidence: Evidence) -> Change | None:
+    """Return the count of 1 that the division must be finite with."""
+    event, _ = first_bad(evidence, FORWARD)
+    if event is None:
         return None
-    count = event.inputs[1]
-    num_counts = math.prod(count.shape)
-    if not count.zeros:
+    if _weighs_nothing(event) is not None:
+        return Change(kind="raise_zeros", operand=2)
+    divisor = zero_divisor(event)
+    return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None
+
+
+def _divides_by_no_count(event: OpEvent) -> str | None:
+    divisor = zero_divisor(event)
+    if divisor is None or not divisor.is_a("count") or divisor.is_a("norm"):
         return None
+    num_counts = math.prod(divisor.stats.shape)
     if num_counts == 1:
-        return "the denominator is one number, and it is 0"
-    if not is_count(count):  # a norm or a scale: NS206
+        return "it divides by a count, and the count is 0"
+    return f"of the {num_counts} counts that it divides by, {divisor.stats.zeros} came to 0"
+
+
+def _divides_by_no_total(event: OpEvent) -> str | None:
+    """Return the cause if it divides by a sum, of weights or masses, that is 0."""
+    divisor = zero_divisor(event)
+    if divisor is None or not divisor.is_a("total") or divisor.is_a("norm", "probability"):
         return None
-    return f"{count.zeros} of {num_counts} counts in the denominator are 0"
+    num_sums = math.prod(divisor.stats.shape)
+    if num_sums == 1:
+        return "it divides by a sum, and the sum is 0"
+    return f"of the {num_sums} sums that it divides by, {divisor.stats.zeros} came to 0"
 
 
 def _weighs_nothing(event: OpEvent) -> str | None:
@@ -105,7 +128,7 @@ def _reduces_too_few(event: OpEvent) -> str | None:
     num_elements = math.prod(event.inputs[0].shape)
     num_results = math.prod(event.outputs[0].shape) if event.outputs else 1
     if num_elements == 0:
-        return "no element is left to average: 0/0"
+        return _NONE
     if name in DEVIATIONS and num_elements in (1, num_results):
         return _ONE
     return None
@@ -118,4 +141,5 @@ RULE = Rule(
     check,
     ("incident",),
     yields_to=("NS503",),
+    confirm=confirm,
 )

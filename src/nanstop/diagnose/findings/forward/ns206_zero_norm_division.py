@@ -53,46 +53,64 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import Candidates, initialised, islands, without_rows
-from nanstop.diagnose.evidence.reading import (
-    FORWARD,
-    counted,
-    first_bad,
-    is_count,
-    op_name,
-    standing,
-)
+from nanstop.diagnose.evidence.descent import Operand, zero_divisor
+from nanstop.diagnose.evidence.reading import FORWARD, counted, first_bad, number, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent
+from nanstop.records import Change, Diagnosis, Evidence, OpEvent
 from nanstop.records.formats import HALF
-
-_NO_EPS = "in float16 an eps below 3e-8 is 0, and keeps nothing from being 0"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if the first bad op divides by a tensor that holds zeros."""
+    """Return the finding if the first bad op divides by a norm, deviation or range of 0."""
     event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or event.wider == "finite":
         return None
-    if op_name(event.op).rstrip("_") != "div" or len(event.inputs) < 2:
-        return None
-    norms = event.inputs[1]
-    num_norms = math.prod(norms.shape)
-    if num_norms < 2 or not norms.zeros or is_count(norms):
+    divisor = zero_divisor(event)
+    if divisor is None or not divisor.is_a("norm", "extreme", "magnitude", "square"):
         return None
     return Diagnosis(
         code="NS206",
         title="division by a norm of 0",
-        cause=f"{counted(norms.zeros, 'denominator')} of {num_norms} equal to 0",
+        cause=_cause(event, divisor),
         confidence="certain",
-        lines=(_NO_EPS,) if norms.dtype == "float16" else (),
-        remedies=(*_zero_tables(evidence), *_wider(event, evidence), *without_rows(evidence)),
+        lines=_lost_eps(evidence),
+        remedies=(*_wider(event, evidence), *_zero_tables(evidence), *without_rows(evidence)),
         where=event.module,
     )
 
 
+def confirm(evidence: Evidence) -> Change | None:
+    """Return the norm of 1 that the division must be finite with."""
+    event, _ = first_bad(evidence, FORWARD)
+    divisor = zero_divisor(event) if event is not None else None
+    return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None
+
+
+def _cause(event: OpEvent, divisor: Operand) -> str:
+    """Return how many norms are 0, and what kind of norm they are."""
+    zeros, total = divisor.stats.zeros, math.prod(divisor.stats.shape)
+    of = "largest values or ranges" if divisor.is_a("extreme") else "norms or deviations"
+    some = f"{counted(zeros, 'denominator')} of {total}" if total > 1 else "the denominator"
+    verb = "are" if zeros > 1 else "is"
+    return f"{some} of `{op_name(event.op)}` {verb} 0: {of} of what does not vary or is all zero"
+
+
+def _lost_eps(evidence: Evidence) -> tuple[str, ...]:
+    """Return which number should have kept the norm from 0, if one was rounded to 0 itself."""
+    added = evidence.localization.vanished if evidence.localization is not None else None
+    if added is None or not added.outputs:
+        return ()
+    eps = min((value for value in added.scalars if value > 0.0), default=0.0)
+    source = added.source
+    at = f", {source.file.rpartition('/')[-1]}:{source.line} {source.text}" if source else ""
+    return (f"its eps {number(eps)} is 0 in {added.outputs[0].dtype}{at}",)
+
+
 def _wider(event: OpEvent, evidence: Evidence) -> Candidates:
     """Return islands for a half-precision denominator that may not be 0 in float32."""
-    return islands(event, standing(evidence)) if event.inputs[1].dtype in HALF else ()
+    place = event.divisor
+    half = place is not None and event.inputs[place].dtype in HALF
+    return islands(event, standing(evidence)) if half else ()
 
 
 def _zero_tables(evidence: Evidence) -> Candidates:
@@ -101,4 +119,11 @@ def _zero_tables(evidence: Evidence) -> Candidates:
     )
 
 
-RULE = Rule("NS206", "zero-norm-division", "division by a norm of 0", check, ("incident",))
+RULE = Rule(
+    "NS206",
+    "zero-norm-division",
+    "division by a norm of 0",
+    check,
+    ("incident",),
+    confirm=confirm,
+)

@@ -46,13 +46,16 @@ the logarithm of a negative number has no stable form.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.descent import operand
 from nanstop.diagnose.evidence.reading import FORWARD, first_bad, limit, number, op_name
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
-from nanstop.records.formats import NARROW
+from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats
+from nanstop.records.formats import NARROW, SMALLEST
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 LOGARITHMS = ("log", "log1p", "log2", "log10")
+_MODEST = 8.0
+"""An argument of which every exponential fits in float16."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -70,20 +73,53 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"`{op_name(event.op)}` leaves the range of {output.dtype}",
         cause=cause,
         confidence="certain",
-        lines=("a form that stays in range exists; more bits only move the edge",),
+        lines=_beyond(event, output),
         remedies=without_rows(evidence),
         where=event.module,
     )
 
 
+def confirm(evidence: Evidence) -> Change | None:
+    """Return the argument within range that the op must be finite with."""
+    event, _ = first_bad(evidence, FORWARD)
+    if event is None or not event.inputs:
+        return None
+    if event.name in EXPONENTIALS:
+        return Change(kind="bound", operand=0, value=_MODEST)
+    if event.name == "log1p":
+        return Change(kind="bound", operand=0, value=0.5)
+    return Change(kind="raise_zeros", operand=0, value=_least(event.inputs[0].dtype))
+
+
+def _least(dtype: str) -> float:
+    return SMALLEST.get(dtype, SMALLEST["float32"])
+
+
 def _cause(event: OpEvent, output: TensorStats) -> str | None:
-    name = op_name(event.op).rstrip("_")
-    if name in EXPONENTIALS and event.inputs:
-        reached = number(event.inputs[0].absmax)
+    read = operand(event, 0)
+    if read is None:
+        return None
+    if event.name in EXPONENTIALS:
+        reached = number(read.stats.absmax)
         return f"an argument of up to {reached}; {output.dtype} ends at {limit(output.dtype)}"
-    if name in LOGARITHMS:
-        return "the logarithm of an exact 0: a probability or a difference was rounded away"
-    return None
+    if event.name not in LOGARITHMS:
+        return None
+    if read.is_a("probability"):
+        return "the logarithm of a probability that was rounded to exactly 0"
+    return (
+        "the logarithm of -1 + 1, an exact 0"
+        if event.name == "log1p"
+        else ("the logarithm of an exact 0")
+    )
+
+
+def _beyond(event: OpEvent, output: TensorStats) -> tuple[str, ...]:
+    """Return what more bits do, as the repetition of the op in them showed."""
+    if event.wider == "nonfinite":
+        return ("the same in a wider format",)
+    if event.wider == "finite" and output.dtype == "float32":
+        return ("finite in float64, whose exponential ends at an argument of 709",)
+    return ()
 
 
 RULE = Rule(
@@ -94,4 +130,5 @@ RULE = Rule(
     ("incident",),
     yields_to=("NS702",),
     beside=("NS404", "NS504"),
+    confirm=confirm,
 )

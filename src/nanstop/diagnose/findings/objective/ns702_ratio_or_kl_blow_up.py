@@ -55,17 +55,17 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.objective import RATIO, RATIO_AT_ONCE, is_of_policies, typical
+from nanstop.diagnose.evidence.descent import operand
+from nanstop.diagnose.evidence.objective import RATIO, RATIO_AT_ONCE, typical
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
     first_bad,
     limit,
     number,
-    op_name,
     series_values,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Change, Diagnosis, Evidence
 
 MOST_KL = 20.0
 """Nats a token on average; the logarithm of a vocabulary of 256000 is 12.5."""
@@ -83,7 +83,8 @@ def _overflow(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or output.nan or not event.inputs:
         return None
-    if op_name(event.op).rstrip("_") not in OVERFLOWS or not is_of_policies(evidence, event):
+    exponent = operand(event, 0)
+    if event.name not in OVERFLOWS or exponent is None or not exponent.is_a("log_ratio"):
         return None
     reached = number(event.inputs[0].absmax)
     return Diagnosis(
@@ -97,6 +98,12 @@ def _overflow(evidence: Evidence) -> Diagnosis | None:
         remedies=without_rows(evidence),
         where=event.module,
     )
+
+
+def confirm(evidence: Evidence) -> Change | None:
+    """Return the difference of log-probabilities whose exponential must be finite."""
+    event, _ = first_bad(evidence, FORWARD)
+    return Change(kind="bound", operand=0, value=8.0) if event is not None else None
 
 
 def _edge(dtype: str) -> str:
@@ -133,4 +140,5 @@ RULE = Rule(
     "the ratio or KL of two policies explodes",
     check,
     ("incident", "gauge"),
+    confirm=confirm,
 )

@@ -43,8 +43,10 @@ operation that touches the bad weight, which did nothing wrong.
 
 from __future__ import annotations
 
+import math
+
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import counted, listed, standing
+from nanstop.diagnose.evidence.reading import counted, listed, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence
 
@@ -59,21 +61,34 @@ def check(evidence: Evidence) -> Diagnosis | None:
         named = (found.culprit, *(name for name in named if name != found.culprit))
     if not named:
         return None
-    at_start = incident is not None and incident.at.step == 0
-    history = "before this step; the update is not known"
-    if at_start:
-        left = {stats.name for stats in standing(evidence).left_weights} & set(named)
-        so = ": an earlier training in this process left them so" if left else ""
-        history = f"before the first step{so}"
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
-        cause=f"{counted(len(named), 'parameter')} not finite {history}",
+        cause=f"{counted(len(named), 'parameter')} not finite {_since(evidence, named)}",
         confidence="certain",
-        lines=("no operation of this step made it: the forward pass began with it",),
+        lines=("the forward pass began with what was not finite; it was written before",),
         remedies=_row_initialisations(evidence, named),
         where=named[0],
     )
+
+
+def _since(evidence: Evidence, named: tuple[str, ...]) -> str:
+    """Return how long the weights have been so, as far as losses of this run tell.
+
+    An optimizer that evaluates its loss again and again (LBFGS), or a script that moves weights
+    within a step (SAM), breaks them in the step in which they are found.
+    """
+    incident = evidence.incident
+    healthy = [step for step, loss in series_values(evidence, "loss_raw") if math.isfinite(loss)]
+    if healthy and incident is not None and healthy[-1] == incident.at.step:
+        return "since an earlier forward pass of this step, whose loss was finite"
+    if healthy:
+        return f"since step {healthy[-1]}, whose loss was finite; the update is not known"
+    if incident is None or incident.at.step > 0:
+        return "before this step; the update is not known"
+    left = {stats.name for stats in standing(evidence).left_weights} & set(named)
+    so = ": an earlier training in this process left them so" if left else ""
+    return f"before the first step{so}"
 
 
 def _row_initialisations(evidence: Evidence, named: tuple[str, ...]) -> Candidates:

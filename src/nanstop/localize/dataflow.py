@@ -1,0 +1,98 @@
+"""What lies before and after an operation of a trace: growth, numbers that vanish, who reads it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
+from nanstop.localize.slicing import range_of, writers
+from nanstop.numerics.tensors import format_name
+from nanstop.records.formats import vanishes
+from nanstop.tracing.operators import ADDITIVE, base_name
+from nanstop.tracing.recorder import Op, Trace, Value
+
+_FLOORS = frozenset({"clamp", "clamp_min", "maximum"})
+_ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal", "pow", "div"})
+_BATCH: Kinds = frozenset({"data", "ids"})
+
+
+def growth_chain(
+    trace: Trace, index: int, made: Sequence[Kinds], *, factor: float = 8.0, limit: int = 6
+) -> tuple[int, ...]:
+    """Return ops upstream of ``index``, oldest first, whose output is ``factor`` times larger than
+    all they read.
+
+    At each op the largest activation is followed:
+    of the operands made from the batch, those that are not broadcast.
+    """
+    chain: list[int] = []
+    seen: set[int] = set()
+    current: int | None = index
+    while current is not None and current not in seen and len(chain) < limit:
+        seen.add(current)
+        op = trace.ops[current]
+        read = _activation(trace, op, made)
+        written = max((range_of(trace, o).absmax for o in op.outputs), default=0.0)
+        if read is None:
+            break
+        before = range_of(trace, read).absmax
+        if current != index and 0.0 < factor * before < written < math.inf:
+            chain.append(current)
+        current = next(writers(trace, read), None)
+    return tuple(reversed(chain))
+
+
+def _activation(trace: Trace, op: Op, made: Sequence[Kinds]) -> Value | None:
+    measured = [v for v in op.inputs if v.slot >= 0 and not range_of(trace, v).is_bad]
+    activations = [v for v in measured if kinds_of(trace, made, v) & _BATCH] or measured
+    most = max((math.prod(v.shape) for v in activations), default=0)
+    whole = [v for v in activations if math.prod(v.shape) == most]
+    return max(whole, key=lambda v: range_of(trace, v).absmax, default=None)
+
+
+def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | None:
+    """Return the op that kept a divisor from 0 by a number that its format rounds to 0: an eps of
+    1e-12 in float16. None where there is no such op, followed through roots and casts.
+    """
+    queue, seen = deque(writers(trace, divisor)), set()
+    while queue and len(seen) < limit:
+        index = queue.popleft()
+        if index in seen:
+            continue
+        seen.add(index)
+        op = trace.ops[index]
+        base = base_name(op.name).removesuffix("_")
+        if base in ADDITIVE | _FLOORS and any(_vanishes(op, number) for number in op.scalars):
+            return index
+        if base in _ROOTS | _FLOORS | KEEPS:
+            queue.extend(writer for value in op.inputs for writer in writers(trace, value))
+    return None
+
+
+def _vanishes(op: Op, number: float) -> bool:
+    return any(vanishes(number, format_name(value.dtype)) for value in op.outputs)
+
+
+def read_by(trace: Trace, index: int, *, limit: int = 4) -> tuple[str, ...]:
+    """Return the first ops (``bmm``, ``topk``) that compute with what an op wrote, passed on as it
+    is (cast, dropped out, masked) as often as need be.
+    """
+    passed = {id(value.storage) for value in trace.ops[index].outputs}
+    found: dict[str, None] = {}
+    for op in _after(trace, index):
+        if not any(id(value.storage) in passed for value in op.inputs):
+            continue
+        base = base_name(op.name).removesuffix("_")
+        if base in KEEPS and base != "topk":
+            passed |= {id(value.storage) for value in op.outputs}
+        else:
+            found[base] = None
+        if len(found) == limit:
+            break
+    return tuple(found)
+
+
+def _after(trace: Trace, index: int) -> Iterator[Op]:
+    return (op for op in trace.ops[index + 1 :] if op.phase in ("forward", "loss", "recompute"))

@@ -1,0 +1,289 @@
+"""What values are, by descent: a count, a norm, a probability, the difference of two
+log-probabilities.
+
+The operations of a trace are read in their order; each hands on what its operands are, or makes
+something of it: the sum of a mask is a count, the logarithm of a probability is a log-probability.
+Neither a name nor a line of source takes part: a script may call things as it likes, and spell a
+division as a product with a reciprocal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from nanstop.localize.slicing import writers
+from nanstop.records.vocabulary import Descent
+from nanstop.tracing.operators import base_name
+from nanstop.tracing.recorder import Op, Trace, Value
+
+Kinds = frozenset[Descent]
+
+NOTHING: Kinds = frozenset()
+SOURCES: Kinds = frozenset({"parameter", "state", "data", "ids"})
+_CONSTANT: Kinds = frozenset({"constant"})
+_MASK: Kinds = frozenset({"mask"})
+_NORM: Kinds = frozenset({"norm"})
+_COUNT: Kinds = frozenset({"count"})
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+_COMPARES = frozenset(
+    {"eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "signbit", "isin"}
+    | {"logical_and", "logical_or", "logical_not", "logical_xor"}
+    | {"bitwise_and", "bitwise_or", "bitwise_not"}
+)
+_FILLS = frozenset({"full", "full_like", "new_full", "fill", "scalar_tensor"})
+_ZEROS_AND_ONES = frozenset({"zeros", "ones", "zeros_like", "ones_like", "new_zeros", "new_ones"})
+_SUMS = frozenset({"sum", "mean", "cumsum", "scatter_add", "index_add", "_segment_reduce"})
+_COUNTS = frozenset({"count_nonzero", "bincount", "histc"})
+_PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "vdot"})
+_EXTREMES = frozenset({"amax", "amin", "max", "min", "aminmax", "kthvalue", "median", "quantile"})
+_NORMS = frozenset(
+    {"norm", "linalg_vector_norm", "std", "var", "std_mean", "var_mean", "_cdist_forward"}
+    | {"_euclidean_dist", "_pdist_forward", "frobenius_norm"}
+)
+_ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal"})
+_PROBABILITIES = frozenset({"_softmax", "softmax", "sigmoid"})
+_LOG_PROBABILITIES = frozenset({"_log_softmax", "log_softmax", "log_sigmoid_forward"})
+_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
+KEEPS = frozenset(
+    {"_to_copy", "copy", "clone", "gather", "index", "index_select", "cat", "stack", "repeat"}
+    | {"clamp", "clamp_min", "clamp_max", "where", "masked_fill", "masked_select", "flip", "roll"}
+    | {"constant_pad_nd", "nan_to_num", "tril", "triu", "sort", "topk", "index_put", "scatter"}
+    | {"slice_scatter", "select_scatter", "expand_copy", "lift_fresh_copy", "neg", "_foreach_neg"}
+    | {"repeat_interleave", "native_dropout", "take", "diag_embed", "_unsafe_index"}
+)
+_NEGATIVE_LOG_LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+_MIXES = frozenset({"add", "sub", "rsub", "maximum", "minimum"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An operation with what it reads: its values, and what each of them is by descent."""
+
+    base: str
+    scalars: tuple[float, ...]
+    values: tuple[Value, ...]
+    kinds: tuple[Kinds, ...]
+
+    @classmethod
+    def of(cls, op: Op, kinds: Sequence[Kinds]) -> Reading:
+        """Return an op of a trace, those that change a tensor in place as those that do not."""
+        return cls(base_name(op.name).removesuffix("_"), op.scalars, op.inputs, tuple(kinds))
+
+
+def descents(trace: Trace, masks: Collection[str] = ()) -> tuple[Kinds, ...]:
+    """Return of each op what it wrote, by descent.
+
+    ``masks``: names of tensors that hold nothing but 0 and 1.
+    """
+    made: list[Kinds] = []
+    for op in trace.ops:
+        read = [kinds_of(trace, made, value, masks) for value in op.inputs]
+        sources = NOTHING.union(*read) & SOURCES
+        meaning = _meaning(Reading.of(op, read)) - SOURCES - _CONSTANT
+        made.append(meaning | (sources or _CONSTANT))
+    return tuple(made)
+
+
+def kinds_of(
+    trace: Trace, made: Sequence[Kinds], value: Value, masks: Collection[str] = ()
+) -> Kinds:
+    """Return what a value is, given what the ops before it ``made``; masks by their format too."""
+    found = [made[index] for index in writers(trace, value) if index < len(made)]
+    kinds = _agreed(found) if found else _own(value)
+    is_mask = value.dtype is torch.bool or (not found and value.storage.name in masks)
+    return kinds | _MASK if is_mask else kinds
+
+
+def _own(value: Value) -> Kinds:
+    """Return what a value is that no op wrote: by where it lies, and by its format."""
+    name = value.storage.name
+    if name is None or name.startswith("buffer "):
+        return _CONSTANT
+    if name.startswith("state "):
+        return frozenset({"state"})
+    if not name.startswith("batch["):
+        return frozenset({"parameter"})
+    numbers = value.dtype.is_floating_point or value.dtype.is_complex
+    return frozenset({"data"}) if numbers else frozenset({"ids"})
+
+
+def _agreed(kinds: Iterable[Kinds]) -> Kinds:
+    """Return what values that are put together are: what all that say something agree on."""
+    found = list(kinds)
+    sources = NOTHING.union(*found) & SOURCES
+    telling = [one - SOURCES - _CONSTANT for one in found if one != _CONSTANT]
+    meaning = frozenset.intersection(*telling) if telling else NOTHING
+    return meaning | (sources or _CONSTANT)
+
+
+def _meaning(op: Reading) -> Kinds:
+    """Return what an op makes of its operands, the sources left out of account."""
+    for names, made in _RULES.items():
+        if op.base in names:
+            return made(op)
+    return NOTHING
+
+
+def _fixed(*kinds: Descent) -> Callable[[Reading], Kinds]:
+    return lambda _: frozenset(kinds)
+
+
+def _filled(op: Reading) -> Kinds:
+    return _MASK if op.scalars and op.scalars[-1] in (0.0, 1.0) else NOTHING
+
+
+def _floats(op: Reading) -> Iterator[Kinds]:
+    """Yield what the operands are that carry values: ids and masks beside floats only choose."""
+    floating = [value.dtype.is_floating_point for value in op.values]
+    for kinds, is_float in zip(op.kinds, floating, strict=True):
+        if is_float or not any(floating):
+            yield kinds
+
+
+def _kept(op: Reading) -> Kinds:
+    return _agreed(_floats(op))
+
+
+def _summed(op: Reading) -> Kinds:
+    kinds = _kept(op)
+    counts = "mask" in kinds or all(value.dtype in _INTEGERS for value in op.values)
+    if counts and op.values:
+        return _COUNT
+    if kinds & {"square", "magnitude"}:
+        return _NORM
+    return kinds | {"total"}
+
+
+def _multiplied(op: Reading) -> Kinds:
+    """Return what a product is: a square, a masked value, or what it was times a constant."""
+    if len(op.kinds) == 2 and all("mask" in kinds for kinds in op.kinds):
+        return _MASK
+    if len(op.kinds) == 2 and _same(*op.values):
+        return frozenset({"square"})
+    return _scaled(op.kinds)
+
+
+def _scaled(read: Sequence[Kinds]) -> Kinds:
+    rest = [one for one in read if one != _CONSTANT and "mask" not in one]
+    if len(rest) == 1:
+        return rest[0]
+    both: Kinds = frozenset({"probability", "count", "norm"})
+    return frozenset.intersection(*rest) & both if rest else _agreed(read)
+
+
+def _contracted(op: Reading) -> Kinds:
+    if len(op.kinds) >= 2 and all("mask" in kinds for kinds in op.kinds):
+        return _COUNT
+    with_itself = len(op.values) == 2 and op.values[0].storage is op.values[1].storage
+    return _NORM if with_itself else NOTHING
+
+
+def _divided(op: Reading) -> Kinds:
+    """Return what a quotient is: a mean of what was summed, a share of probabilities."""
+    if len(op.kinds) == 2 and "count" in op.kinds[1] and "mask" not in op.kinds[1]:
+        return op.kinds[0]
+    return (_scaled(op.kinds) | op.kinds[0] & {"square"}) if op.kinds else NOTHING
+
+
+def _powered(op: Reading) -> Kinds:
+    exponent = op.scalars[-1] if op.scalars else None
+    kinds = op.kinds[0] if op.kinds else NOTHING
+    if exponent == 2.0:
+        return frozenset({"square"})
+    return kinds if exponent in (-1.0, 0.5, -0.5) else NOTHING
+
+
+def _rooted(op: Reading) -> Kinds:
+    kinds = _kept(op)
+    return kinds & {"norm", "count", "total", "extreme", "probability", "magnitude"}
+
+
+def _extreme(op: Reading) -> Kinds:
+    kinds = _kept(op)
+    if "magnitude" in kinds:
+        return _NORM
+    return kinds if kinds & {"count", "norm"} else kinds - _MASK | {"extreme"}
+
+
+def _logarithm(op: Reading) -> Kinds:
+    kinds = _kept(op)
+    made: Kinds = frozenset({"logarithm"})
+    return made | {"log_probability"} if "probability" in kinds else made
+
+
+def _exponential(op: Reading) -> Kinds:
+    return frozenset({"probability"}) if "log_probability" in _kept(op) else NOTHING
+
+
+def _mixed(op: Reading) -> Kinds:
+    """Return what a sum or difference is; numbers that the program adds do not change it."""
+    if len(op.kinds) == 2 and op.base in ("sub", "rsub"):
+        found = _difference(op)
+        if found:
+            return found
+    telling = [one for one in op.kinds if one != _CONSTANT]
+    squares = [one for one in telling if "square" in one]
+    if len(telling) == 2 and squares and any("logarithm" in one for one in telling):
+        return frozenset({"log_probability"})  # the logarithm of a normal density
+    return frozenset.intersection(*telling) if telling else _agreed(op.kinds)
+
+
+def _difference(op: Reading) -> Kinds:
+    """Return what a difference of two tensors is: of two log-probabilities, their log-ratio.
+
+    What is noted of an earlier policy comes with the batch, or from outside the step.
+    """
+    first, second = op.kinds
+    if "log_sum" in second:
+        return frozenset({"log_probability"})
+    if "extreme" in first and "extreme" in second:
+        return _NORM
+    ours = ["log_probability" in one for one in op.kinds]
+    noted = [
+        ("data" in kinds or kinds == _CONSTANT) and len(value.shape) > 0
+        for kinds, value in zip(op.kinds, op.values, strict=True)
+    ]
+    ratio = all(one or other for one, other in zip(ours, noted, strict=True)) and any(ours)
+    return frozenset({"log_ratio"}) if ratio else NOTHING
+
+
+def _same(first: Value, second: Value) -> bool:
+    return (
+        first.storage is second.storage
+        and first.generation == second.generation
+        and (first.layout, first.shape) == (second.layout, second.shape)
+    )
+
+
+_RULES: Mapping[frozenset[str], Callable[[Reading], Kinds]] = {
+    _COMPARES | _ZEROS_AND_ONES: _fixed("mask"),
+    _FILLS: _filled,
+    _SUMS: _summed,
+    _COUNTS: _fixed("count"),
+    _PRODUCTS: _contracted,
+    _EXTREMES: _extreme,
+    _NORMS: _fixed("norm"),
+    _ROOTS: _rooted,
+    _PROBABILITIES: _fixed("probability"),
+    _LOG_PROBABILITIES: _fixed("log_probability"),
+    _NEGATIVE_LOG_LIKELIHOODS | KEEPS: _kept,
+    _LOGARITHMS: _logarithm,
+    frozenset({"exp"}): _exponential,
+    frozenset({"logsumexp"}): _fixed("log_sum"),
+    frozenset({"abs"}): _fixed("magnitude"),
+    frozenset({"square"}): _fixed("square"),
+    frozenset({"pow"}): _powered,
+    frozenset({"mul"}): _multiplied,
+    frozenset({"div"}): _divided,
+    _MIXES: _mixed,
+}
+
+
+def named(kinds: Kinds) -> tuple[Descent, ...]:
+    """Return kinds in the order of their vocabulary, as records hold them."""
+    return cast("tuple[Descent, ...]", tuple(sorted(kinds)))

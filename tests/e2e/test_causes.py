@@ -1,0 +1,239 @@
+"""Causes, however the script spells them: what is said follows from descent and experiment, never
+from a name or an operation alone.
+"""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nanstop
+
+ROWS, WIDTH = 4, 8
+
+
+def said(loss, **batch):
+    """Return the diagnoses of the incident of one step with ``loss(net, batch)``."""
+    torch.manual_seed(0)
+    net = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with nanstop.watch(net, optimizer, policy="observe") as watch, suppress(IndexError):
+        watch.step(lambda given: loss(net, given), batch)
+        watch.update()
+    return watch.incidents[0].diagnoses
+
+
+def x(zero_row=None):
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(ROWS, WIDTH, generator=generator)
+    if zero_row is not None:
+        values[zero_row] = 0.0
+    return values
+
+
+NO_MASK = torch.zeros(ROWS, WIDTH)
+EMPTY_COUNTS = {
+    "divided": lambda net, b: (net(b["v"]) * b["kl"]).sum() / b["kl"].sum(),
+    "by the mean": lambda net, b: (net(b["v"]) * b["kl"]).mean() / b["kl"].mean(),
+    "times a reciprocal": lambda net, b: (net(b["v"]) * b["kl"]).sum() * b["kl"].sum().reciprocal(),
+    "times a power": lambda net, b: (net(b["v"]) * b["kl"]).sum() * b["kl"].sum().pow(-1),
+    "by rows": lambda net, b: ((net(b["v"]) * b["kl"]).sum(-1) / b["kl"].sum(-1)).mean(),
+    "of what a filter leaves": lambda net, b: net(b["v"])[b["kl"].bool()].mean(),
+    "of comparisons": lambda net, b: net(b["v"]).sum() / (b["v"] > 1e9).sum(),
+    "by einsum": lambda net, b: (
+        net(b["v"]).sum() / torch.einsum("ij,ij->", (b["v"] > 1e9).float(), (b["v"] < 1e9).float())
+    ),
+}
+
+
+@pytest.mark.parametrize("spelled", EMPTY_COUNTS)
+def test_a_count_of_0(spelled):
+    found = said(EMPTY_COUNTS[spelled], v=x(), kl=NO_MASK)
+    assert (found[0].code, found[0].confidence) == ("NS205", "certain")
+    assert found[0].confirmed
+
+
+ZERO_NORMS = {
+    "divided": lambda v: v / v.norm(dim=-1, keepdim=True),
+    "times a reciprocal": lambda v: v * v.norm(dim=-1, keepdim=True).reciprocal(),
+    "inverse root": lambda v: v * torch.rsqrt(v.square().sum(-1, keepdim=True)),
+    "power": lambda v: v * v.pow(2).mean(-1, keepdim=True).pow(-0.5),
+    "largest": lambda v: v / v.abs().amax(-1, keepdim=True),
+    "deviation": lambda v: (v - v.mean(-1, keepdim=True)) / v.std(-1, keepdim=True),
+    "range": lambda v: (v - v.amin()) / (v - v).abs().amax(),
+    "cosine by hand": lambda v: (
+        v.T @ ((v @ v.T) / (v.norm(dim=-1)[:, None] * v.norm(dim=-1)[None]))
+    ),
+}
+
+
+@pytest.mark.parametrize("spelled", ZERO_NORMS)
+def test_a_norm_of_0(spelled):
+    def loss(net, batch):
+        return net(ZERO_NORMS[spelled](batch["count"])[:, :1].expand(-1, WIDTH)).sum()
+
+    found = said(loss, count=x(zero_row=2))
+    assert (found[0].code, found[0].confidence) == ("NS206", "certain")
+
+
+def test_the_eps_that_float16_rounds_away():
+    def loss(net, batch):
+        variance = batch["v"].half().pow(2).mean(-1, keepdim=True)
+        return net((batch["v"].half() * torch.rsqrt(variance + 1e-12)).float()).sum()
+
+    found = said(loss, v=x(zero_row=1))
+    assert found[0].code == "NS206"
+    assert any("its eps 1e-12 is 0 in float16" in line for line in found[0].lines)
+
+
+SUMS = {
+    "weights of neighbours": lambda net, b: net(b["v"]) / b["w"].sum(-1, keepdim=True),
+    "overlap": lambda net, b: net(b["v"]).sum() / (F.relu(net(b["v"]) - 99) + 0 * b["w"]).sum(),
+}
+
+
+@pytest.mark.parametrize("spelled", SUMS)
+def test_a_sum_of_0(spelled):
+    weights = torch.tensor([[0.3, 0.0], [0.0, 0.0], [0.5, 1.0], [0.2, 0.2]]).repeat(1, 4)
+    found = said(lambda net, b: SUMS[spelled](net, b).sum(), v=x(), w=weights)
+    assert (found[0].code, found[0].confidence) == ("NS205", "certain")
+    assert "sum" in found[0].cause
+    assert "count" not in found[0].cause
+
+
+def test_the_range_of_what_does_not_vary():
+    def loss(net, batch):
+        low, high = batch["blank"].min(), batch["blank"].max()
+        return net((batch["blank"] - low) / (high - low)).sum()
+
+    assert said(loss, blank=torch.ones(ROWS, WIDTH))[0].code == "NS206"
+
+
+NUMBERS = {
+    "divided by 0": (lambda net, b: net(b["v"]) / 0.0, "the number 0 of the program"),
+    "filled in": (
+        lambda net, b: net(b["v"]).masked_fill(b["v"] > 0, -torch.inf),
+        "the constant -inf",
+    ),
+}
+
+
+@pytest.mark.parametrize("spelled", NUMBERS)
+def test_a_number_of_the_program_is_named(spelled):
+    loss, named = NUMBERS[spelled]
+    found = said(lambda net, b: loss(net, b).sum(), v=x())
+    assert found[0].code == "NS204"
+    assert named in found[0].cause
+
+
+def test_a_number_of_the_program_is_neither_count_nor_norm():
+    found = said(lambda net, b: net(b["v"]).sum() / torch.tensor(0.0), v=x())
+    assert found[0].code == "NS204"
+
+
+OFF = torch.full((ROWS, WIDTH), -torch.inf)
+ATTENTION = {
+    "product": lambda net, b: net((b["v"] @ b["v"].T + b["off"][:, :ROWS]).softmax(-1) @ b["v"]),
+    "einsum": lambda net, b: net(
+        torch.einsum("qk,kd->qd", F.softmax(b["v"] @ b["v"].T + b["off"][:, :ROWS], -1), b["v"])
+    ),
+    "dropped out": lambda net, b: net(
+        F.dropout((b["v"] @ b["v"].T + b["off"][:, :ROWS]).softmax(-1), 0.1) @ b["v"]
+    ),
+    "in float32": lambda net, b: net(
+        (b["v"] @ b["v"].T + b["off"][:, :ROWS]).softmax(-1, dtype=torch.float32) @ b["v"]
+    ),
+}
+
+
+@pytest.mark.parametrize("spelled", ATTENTION)
+def test_a_row_of_attention_that_hides_every_key(spelled):
+    found = said(lambda net, b: ATTENTION[spelled](net, b).sum(), v=x(), off=OFF)
+    assert (found[0].code, found[0].confidence) == ("NS202", "certain")
+
+
+CHOICES = {
+    "router": lambda net, b: (net(b["attention"]) + OFF).softmax(-1).topk(2).values.sum(),
+    "policy": lambda net, b: (
+        (net(b["attention"]) + OFF).softmax(-1).gather(1, torch.zeros(ROWS, 1, dtype=torch.long))
+    ).sum(),
+}
+
+
+@pytest.mark.parametrize("spelled", CHOICES)
+def test_a_choice_that_hides_everything_is_no_attention(spelled):
+    found = said(CHOICES[spelled], attention=x())
+    assert "NS202" not in [one.code for one in found]
+
+
+def cold(net, batch):
+    return (1e4 * net(batch["v"])).softmax(-1)
+
+
+def test_the_logarithm_of_a_rounded_probability():
+    found = said(lambda net, b: -cold(net, b).log().mean(), v=x())
+    assert (found[0].code, found[0].confidence) == ("NS207", "certain")
+    assert "probability" in found[0].cause
+
+
+def test_the_logarithm_of_another_zero_has_no_story():
+    found = said(lambda net, b: net(b["v"]).sum() + b["prob"].log().sum(), v=x(), prob=x(1).abs())
+    assert found[0].code == "NS207"
+    assert "probability" not in found[0].cause
+
+
+RATIOS = {
+    "of two runs": lambda net, b: (
+        (50 * net(b["v"])).log_softmax(-1) - (-500 * net(b["v"])).log_softmax(-1)
+    ).exp(),
+    "to noted ones": lambda net, b: (net(b["v"]).log_softmax(-1)[:, 0] - b["a"]).exp(),
+}
+
+
+@pytest.mark.parametrize("spelled", RATIOS)
+def test_a_ratio_of_policies(spelled):
+    found = said(lambda net, b: RATIOS[spelled](net, b).sum(), v=x(), a=torch.full((ROWS,), -200.0))
+    assert (found[0].code, found[0].confidence) == ("NS702", "certain")
+
+
+def test_a_variational_code_is_no_policy():
+    def loss(net, batch):
+        kl_log_ratio = 100 * net(batch["v"])
+        return (kl_log_ratio.exp() + 1 - kl_log_ratio).sum()
+
+    found = said(loss, v=5 * x())
+    assert found[0].code == "NS207"
+    assert "NS702" not in [one.code for one in found]
+
+
+def test_labels_that_are_all_ignored_in_any_spelling():
+    labels = torch.full((ROWS,), -100)
+    found = said(lambda net, b: F.cross_entropy(net(b["v"]), b["labels"]), v=x(), labels=labels)
+    assert (found[0].code, found[0].confidence) == ("NS503", "certain")
+
+    def by_hand(net, batch):
+        kept = batch["labels"] != -100
+        scores = net(batch["v"]).log_softmax(-1).gather(1, batch["labels"].clamp(min=0)[:, None])
+        return -(scores[:, 0] * kept).sum() / kept.sum()
+
+    found = said(by_hand, v=x(), labels=labels)
+    assert found[0].code in ("NS503", "NS205")
+    assert found[0].confidence == "certain"
+
+
+def test_labels_without_a_part_in_the_failure_are_not_blamed():
+    def loss(net, batch):
+        counted = (batch["labels"] != -100).sum()
+        return net(batch["v"] / (batch["v"] - batch["v"]).norm()).sum() + counted
+
+    found = said(loss, v=x(), labels=torch.full((ROWS,), -100))
+    assert "NS503" not in [one.code for one in found if one.confidence == "certain"]
+    assert found[0].code == "NS206"
+
+
+def test_the_table_is_what_the_operation_looked_in():
+    table = nn.Embedding(4, WIDTH)
+    found = said(lambda net, b: net(table(b["where"])).sum(), where=torch.tensor([1, 7]))
+    assert (found[0].code, found[0].confidence) == ("NS502", "certain")

@@ -22,7 +22,9 @@ Cure = Literal[
 
 
 class Truth(BaseModel):
-    """What is true of one case. Fields: ``README.md`` beside this file."""
+    """What is true of one case. Fields: ``README.md`` beside this file; ``name`` and ``folder``,
+    where ``case.py`` and ``healthy.py`` lie, are those of the file that it was read from.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,18 +43,16 @@ class Truth(BaseModel):
     in_run: bool = False
     remedies: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
+    line: str = ""
+    fix: str = ""
     links: tuple[str, ...] = ()
     note: str = ""
+    folder: Path = Field(default=CASES, exclude=True)
 
     @property
     def only_isolated(self) -> bool:
         """Whether all that can be done in the run is to leave out what fails."""
         return bool(self.remedies) and all(one.startswith("drop_") for one in self.remedies)
-
-    @property
-    def folder(self) -> Path:
-        """Where ``case.py`` and ``healthy.py`` lie."""
-        return CASES / self.name
 
 
 def matches(value: str, patterns: tuple[str, ...]) -> bool:
@@ -60,11 +60,11 @@ def matches(value: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatchcase(value, pattern) for pattern in patterns)
 
 
-def load_truths(names: tuple[str, ...] = ()) -> tuple[Truth, ...]:
-    """Return the truths of all cases, or of those named. Errors:
+def load_truths(names: tuple[str, ...] = (), *, cases: Path = CASES) -> tuple[Truth, ...]:
+    """Return the truths of all cases in the folder ``cases``, or of those named. Errors:
     ``SystemExit`` for a name that does not exist.
     """
-    found = {path.parent.name: path for path in sorted(CASES.glob("*/truth.toml"))}
+    found = {path.parent.name: path for path in sorted(cases.glob("*/truth.toml"))}
     missing = [name for name in names if name not in found]
     if missing:
         raise SystemExit(f"no such case: {', '.join(missing)}")
@@ -76,4 +76,4 @@ def _load(path: Path) -> Truth:
     for name in ("op", "module"):
         if isinstance(values.get(name), str):
             values[name] = [values[name]]
-    return Truth.model_validate({"name": path.parent.name, **values})
+    return Truth.model_validate({**values, "name": path.parent.name, "folder": path.parent})

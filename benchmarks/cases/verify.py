@@ -1,4 +1,5 @@
-"""Check that cases are as their truth says: ``python benchmarks/cases/verify.py [NAME ...]``.
+"""Check that cases are as their truth says:
+``python benchmarks/cases/verify.py [--folder FOLDER] [NAME ...]``.
 
 The case and its twin are run as they are (time, end, last loss), and once more under ``births.py``:
 the operation that the truth names must be born non-finite where and when it says, and nothing may
@@ -7,6 +8,7 @@ be bad at an earlier step.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -26,8 +28,12 @@ _LOSS = re.compile(r"^final_loss=(\S+)$", re.MULTILINE)
 
 def main() -> int:
     """Verify the named cases, or all; return 1 if one is not what its truth says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--folder", type=Path, default=CASES, help="where the cases lie")
+    asked = parser.parse_args()
     wrong = 0
-    for truth in load_truths(tuple(sys.argv[1:])):
+    for truth in load_truths(tuple(asked.names), cases=asked.folder.resolve()):
         complaints = verify(truth)
         wrong += bool(complaints)
         print(f"{'ok   ' if not complaints else 'WRONG'} {truth.name}", flush=True)
@@ -39,7 +45,10 @@ def main() -> int:
 def verify(truth: Truth) -> list[str]:
     """Return what is not as the truth says; empty for a true case."""
     case, twin = _plain(truth.folder / "case.py"), _plain(truth.folder / "healthy.py")
-    return _complaints_about_ends(truth, case, twin) + _complaints_about_births(truth)
+    found = _complaints_about_ends(truth, case, twin) + _complaints_about_births(truth)
+    if truth.line and truth.line not in (truth.folder / "case.py").read_text():
+        found.append(f"no such line in case.py: {truth.line}")
+    return found
 
 
 def _complaints_about_ends(truth: Truth, case: dict[str, Any], twin: dict[str, Any]) -> list[str]:

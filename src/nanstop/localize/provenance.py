@@ -28,6 +28,9 @@ _CONSTANT: Kinds = frozenset({"constant"})
 _MASK: Kinds = frozenset({"mask"})
 _NORM: Kinds = frozenset({"norm"})
 _COUNT: Kinds = frozenset({"count"})
+_TOTAL: Kinds = frozenset({"total"})
+_EXTREME: Kinds = frozenset({"extreme"})
+_LOG_PROBABILITY: Kinds = frozenset({"log_probability"})
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _COMPARES = frozenset(
@@ -156,7 +159,7 @@ def _summed(op: Reading) -> Kinds:
         return _COUNT
     if kinds & {"square", "magnitude"}:
         return _NORM
-    return kinds | {"total"}
+    return kinds | _TOTAL
 
 
 def _multiplied(op: Reading) -> Kinds:
@@ -207,13 +210,13 @@ def _extreme(op: Reading) -> Kinds:
     kinds = _kept(op)
     if "magnitude" in kinds:
         return _NORM
-    return kinds if kinds & {"count", "norm"} else kinds - _MASK | {"extreme"}
+    return kinds if kinds & {"count", "norm"} else kinds - _MASK | _EXTREME
 
 
 def _logarithm(op: Reading) -> Kinds:
     kinds = _kept(op)
     made: Kinds = frozenset({"logarithm"})
-    return made | {"log_probability"} if "probability" in kinds else made
+    return made | _LOG_PROBABILITY if "probability" in kinds else made
 
 
 def _exponential(op: Reading) -> Kinds:
@@ -229,7 +232,7 @@ def _mixed(op: Reading) -> Kinds:
     telling = [one for one in op.kinds if one != _CONSTANT]
     squares = [one for one in telling if "square" in one]
     if len(telling) == 2 and squares and any("logarithm" in one for one in telling):
-        return frozenset({"log_probability"})  # the logarithm of a normal density
+        return _LOG_PROBABILITY  # the logarithm of a normal density
     return frozenset.intersection(*telling) if telling else _agreed(op.kinds)
 
 
@@ -240,7 +243,7 @@ def _difference(op: Reading) -> Kinds:
     """
     first, second = op.kinds
     if "log_sum" in second:
-        return frozenset({"log_probability"})
+        return _LOG_PROBABILITY
     if "extreme" in first and "extreme" in second:
         return _NORM
     ours = ["log_probability" in one for one in op.kinds]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from nanstop.decide.policy import Policy
@@ -28,6 +29,7 @@ from nanstop.records import (
     Evidence,
     Experiment,
     FailureKey,
+    Finiteness,
     Incident,
     Localization,
     Phase,
@@ -171,13 +173,11 @@ class Investigation:
         if event is None or not self.is_steady or not self.open_questions:
             return
         for code, change in self.open_questions:
-            outcome = self.stage(
-                "experiment",
-                lambda change=change: intervene(
-                    failing.step, failing.micro, event, change, update=failing.update
-                ),
+            run = partial(
+                intervene, failing.step, failing.micro, event, change, update=failing.update
             )
-            made = Experiment(code=code, change=change, outcome=outcome or "unknown")
+            outcome: Finiteness = self.stage("experiment", run) or "unknown"
+            made = Experiment(code=code, change=change, outcome=outcome)
             self.experiments = (*self.experiments, made)
         self._diagnose()
 

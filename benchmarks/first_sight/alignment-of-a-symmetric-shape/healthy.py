@@ -1,0 +1,5 @@
+"""The same training without the shape that has no direction."""
+
+from case import train
+
+train(cube_at=None)

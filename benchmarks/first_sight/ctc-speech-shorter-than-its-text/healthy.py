@@ -1,0 +1,5 @@
+"""The same training without the recording that cannot hold its text."""
+
+from case import train
+
+train(drop_short=True)

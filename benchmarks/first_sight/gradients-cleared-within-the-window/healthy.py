@@ -1,0 +1,5 @@
+"""The same training; gradients are cleared after the update."""
+
+from case import train
+
+train(clear_after=True)

@@ -18,6 +18,8 @@ class FnView:
     def __init__(self, root: nn.Module, optimizer=None) -> None:
         self.root, self.optimizer, self.scaler = root, optimizer, None
         self.device_type = "cpu"
+        self.beside = []
+        self.met = self.beside.append
 
     def attention(self):
         return getattr(getattr(self.root, "config", None), "_attn_implementation", None)

@@ -111,7 +111,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "4feb8488b3e7d159")
+REPORT_FORM = (1, "9261358285b20ed1")
 
 
 def test_names():

@@ -858,3 +858,13 @@ def test_a_process_killed_from_outside_blames_no_operation():
     told = check("NS601", ended("signal", ("SIGKILL", ""), op=GEMM))
     assert (told.title, told.where) == ("process killed by SIGKILL", "")
     assert told.lines[0].startswith("it was at aten.mm.default")
+
+
+def test_an_optimizer_that_squares_nothing_is_told_nothing_of_squares():
+    found = check("NS102", Evidence(facts=half_head(eps=None, name="SGD")))
+    assert (found.confidence, found.cause) == (
+        "possible",
+        "an update below 1/4096 of a float16 weight is rounded away",
+    )
+    update = check("NS402", evidence(UPDATE, half_head(eps=None, name="SGD")))
+    assert "squared" not in update.cause

@@ -116,6 +116,19 @@ def test_what_a_router_draws_is_no_distance_to_float32():
     assert distances[0] == distances[1]
 
 
+def test_what_a_forward_draws_by_itself_is_no_distance_to_float32():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x + 4.0 * torch.rand_like(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), Noisy(), nn.Linear(64, 4)).bfloat16()
+    batch = {"x": torch.randn(128, 64).bfloat16(), "sign": torch.randn(128, 4).sign()}
+    step = FnStep(model, lambda m, b: (m(b["x"]).float() * b["sign"]).sum(), [batch])
+    found = probe(step)
+    assert found.loss == pytest.approx(found.reference_loss, abs=1.0)
+
+
 def test_gradient_checkpointing_is_probed(tmp_path):
     trainer = hf_cases.build("trainer", tmp_path, precision="bf16", checkpointing=False)
     found = first_step(trainer, probe)

@@ -73,7 +73,7 @@ def updating(lr, *, optimizer=torch.optim.SGD):
 KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", module="")
 
 
-@pytest.mark.parametrize(("lr", "outcome"), [(0.1, "pass"), (500.0, "other_failure")])
+@pytest.mark.parametrize(("lr", "outcome"), [(0.1, "pass"), (1.5, "other_failure")])
 def test_the_updates_that_follow_under_a_cure_must_not_run_away(lr, outcome):
     failing = updating(lr)
     before = [p.detach().clone() for p in failing.step.view.root.parameters()]

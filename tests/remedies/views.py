@@ -20,6 +20,7 @@ class View:
     scaler: Any = None
     packed: tuple[str, ...] = ()
     device_type: str = "cpu"
+    beside: tuple[Any, ...] = ()
 
     def _inner(self):
         peft = getattr(self.root, "get_base_model", None)

@@ -37,16 +37,17 @@ def run_window(
     step: Step,
     *,
     under: Under = nullcontext,
+    along: Under = nullcontext,
     micros: Iterable[int] | None = None,
 ) -> WindowOutputs:
     """Run the micro-batches of a window, all by default, and undo it. Synchronises the device.
 
-    The head is heard in the first one.
+    The head is heard in the first one. ``along``: a ``Path`` that is recorded or played.
     """
     head = step.view.head()
     heard: list[Tensor] = []
     losses: list[float] = []
-    with step.isolated(), under(), eager():
+    with step.isolated(), under(), eager(), along():
         for micro in range(len(step.batches)) if micros is None else micros:
             with _heard(step.view.root, head, heard) if micro == 0 else nullcontext():
                 losses.append(float(step.run(micro)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from nanstop.diagnose.findings.forward.ns208_silent_precision_loss import strays
@@ -24,6 +25,7 @@ from nanstop.measure.updates import probe_update
 from nanstop.records import Probe
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import without_dropout
+from nanstop.replay.path import Path
 from nanstop.replay.step import Step, scale_of
 
 T = TypeVar("T")
@@ -47,18 +49,22 @@ def probe(
     ``hosts.trainer.first_window.first_step`` hands to its job, as a raw loop's watch hands to
     ``gauge``, or any step of a run. It is run three times whole and its first ``max_micros``
     micro-batches four times more, under the recorder and in float32 (room for a float32 copy of
-    every half parameter), with dropout off so that formats can be compared. Everything is undone
-    bitwise. Synchronises the device. What cannot be measured (out of memory, an optimizer that
-    raises) is in ``problems``; raises nothing but ``KeyboardInterrupt`` and the like.
+    every half parameter), with dropout off, and what else is drawn the same in float32, so that
+    formats can be compared. Everything is undone bitwise. Synchronises the device. What cannot be
+    measured (out of memory, an optimizer that raises) is in ``problems``; raises nothing but
+    ``KeyboardInterrupt`` and the like.
     """
     began = clock()
     stage = _Stages()
     micros = range(min(max_micros, len(step.batches)))
     found: dict[str, Any] = {}
+    path = Path()
+    along = nullcontext if step.facts.compiled else path.recorded
     with without_dropout(step.view.root):
-        own = stage("the window", lambda: run_window(step))
+        own = stage("the window", lambda: run_window(step, along=along))
         if own is not None:
-            found |= _as_it_is(step, stage, micros) | _against_float32(step, stage, micros, own)
+            found |= _as_it_is(step, stage, micros)
+            found |= _against_float32(step, stage, micros, own, path)
         probed = Probe(at=step.id, num_micro=len(step.batches), **found)
         if strays(probed):
             rows = stage(
@@ -82,7 +88,7 @@ def _as_it_is(step: Step, stage: _Stages, micros: range) -> dict[str, Any]:
 
 
 def _against_float32(
-    step: Step, stage: _Stages, micros: range, own: WindowOutputs
+    step: Step, stage: _Stages, micros: range, own: WindowOutputs, path: Path
 ) -> dict[str, Any]:
     """Return ranges, and the distances of the window in the run's formats to the same window in
     float32.
@@ -93,7 +99,8 @@ def _against_float32(
 
     scale = scale_of(step.view)
     found: dict[str, Any] = {"loss": _mean(own.losses), "loss_scale": scale}
-    true = stage("float32", lambda: run_window(step, under=wide))
+    played = partial(path.played, choices=False)
+    true = stage("float32", lambda: run_window(step, under=wide, along=played))
     formats = stage("formats", lambda: op_formats(step, micros=micros))
     if true is None or formats is None:
         return found

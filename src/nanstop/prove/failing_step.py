@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,16 +17,15 @@ from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt, attempt
-from nanstop.replay.step import Batch, Step
+from nanstop.replay.step import Batch, Step, trainable_of
 
 
 class Rewind(Protocol):
-    """The way back to a snapshot."""
+    """The way back to a snapshot. ``steps``: windows whose updates were applied since it, oldest
+    first.
+    """
 
-    @property
-    def steps(self) -> Sequence[Step]:
-        """Windows whose updates were applied since it, oldest first."""
-        ...
+    steps: Sequence[Step]
 
     def rewound(self) -> AbstractContextManager[Any]:
         """Be at the snapshot inside, and bitwise back at the present state after it."""
@@ -83,11 +82,11 @@ class FailingStep:
         *,
         batch: Batch | None = None,
         without_update: bool = False,
-        under: Callable[[], AbstractContextManager[Any]],
+        under: Under,
+        along: Under = nullcontext,
     ) -> Attempt:
-        """Run it (or another micro-batch of its window) under a context, and keep the gradients.
-
-        Undone.
+        """Run the failing step (or another micro-batch of its window) under a context, undone, and
+        keep the gradients. ``along``: see ``replay.rerun.attempt``.
         """
         return attempt(
             self.step,
@@ -97,7 +96,8 @@ class FailingStep:
             window=self.update,
             keep_grads=True,
             in_float32=self.in_float32,
-            under=partial(self._since_snapshot, under) if self.pending else under,
+            under=partial(self.from_snapshot, under),
+            along=along,
         )
 
     def run_on(self, num: int, *, under: Under) -> tuple[list[float], tuple[str, ...]]:
@@ -108,8 +108,7 @@ class FailingStep:
         window's own. Synchronises the device.
         """
         step, losses = self.step, []
-        inside = partial(self._since_snapshot, under) if self.pending else under
-        with step.isolated(with_update=True), inside():
+        with step.isolated(with_update=True), self.from_snapshot(under):
             for place in range(num + 1):
                 with step.isolated():
                     losses.append(_mean_loss(step))
@@ -120,12 +119,34 @@ class FailingStep:
             return losses, _broken(step.view.root)
 
     @contextmanager
-    def _since_snapshot(self, under: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-        """Make the updates before this one anew, under the same context."""
+    def from_snapshot(self, under: Under) -> Iterator[None]:
+        """Have a context inside; where the update is still to come, with those before it made
+        anew under the same context.
+        """
+        if not self.pending:
+            with under():
+                yield
+            return
         with self.rewind.rewound() if self.rewind is not None else nullcontext(), under():
             for earlier in self.before:
                 apply_update(earlier)
             yield
+
+    def usual_length(self) -> float | None:
+        """Return the length of the longest update between the snapshot and this step, over all
+        that is trained; None where there is none.
+        """
+        if self.rewind is None or not self.before:
+            return None
+        lengths = []
+        with self.rewind.rewound():
+            for earlier in self.before:
+                trained = trainable_of(earlier.view).parameters
+                old = {name: p.detach().clone() for name, p in trained.items()}
+                apply_update(earlier)
+                moved = (float((trained[name].detach() - old[name]).norm()) for name in old)
+                lengths.append(math.hypot(*moved))
+        return max(lengths)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -158,7 +179,8 @@ def apply_update(step: Step) -> None:
 
 
 def failing_step(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
-    """Return a window with its micro-batches whose loss or gradients are bad when run again.
+    """Return the failing step of a window:
+    the micro-batches whose loss or gradients are bad when run again.
 
     The ones whose first loss was bad count even if they replay clean.
     A micro-batch that raised is the last one.
@@ -176,7 +198,9 @@ def failing_step(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
 
 
 def breaking_update(rewind: Rewind) -> FailingStep | None:
-    """Return the update that broke the weights, found by running kept windows again, or None."""
+    """Return the failing step of the update that broke the weights, found by running the kept
+    windows again; else None.
+    """
     root = rewind.steps[0].view.root if rewind.steps else None
     if root is None or not _broken(root):  # no update breaks what is frozen
         return None
@@ -202,7 +226,8 @@ def _broken(root: nn.Module) -> tuple[str, ...]:
 
 
 def pending_update(step: Step, rewind: Rewind | None) -> FailingStep | None:
-    """Return an update that is about to ruin weights, judged by a float32 run of it, or None.
+    """Return the failing step of an update that is about to ruin weights, judged by a float32 run
+    of it; None if it does not.
 
     ``rewind``: its last step is this one.
     """

@@ -1,6 +1,5 @@
-"""The proof of one failing step.
-
-Baseline and reference, then the search over the candidates that the rules proposed.
+"""The proof of one failing step:
+baseline and reference, then the search over the candidates that the rules proposed.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ def prove_step(
         extend=trials.extend,
         confirm=(*others[:_MAX_CONFIRMED], *healthy),
         lasts=trials.following if failing.update or failing.step.rates else None,
+        anew=trials.anew,
         isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),
         budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
     )

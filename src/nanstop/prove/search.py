@@ -91,6 +91,7 @@ def prove(  # noqa: PLR0913 - called once, by name
     confirm: Sequence[int] = (),
     lasts: RunOn | None = None,
     isolates: Callable[[Atoms], bool] = lambda _: False,
+    anew: RunOn | None = None,
     budget: Budget | None = None,
 ) -> Proof:
     """Return the best cure among ``candidates``, with everything that was tried.
@@ -100,10 +101,10 @@ def prove(  # noqa: PLR0913 - called once, by name
     becomes an outcome. When a candidate does not pass, ``extend(its trial)`` may name the next
     larger set. ``confirm``: further micro-batches on which a cure must hold. ``lasts`` runs on
     under a cure, past the step that fails: the updates that follow must hold as well. ``isolates``:
-    whether atoms leave out what fails. Where ``reference`` fails too, ``Trial.rows_unchanged``
-    takes the place of agreement.
+    whether atoms leave out what fails. ``anew(atoms)``: how the runs in turn are made, where not by
+    ``trial``. Where ``reference`` fails too, ``Trial.rows_unchanged`` takes the place of agreement.
     """
-    bench = Bench(trial, reference, budget or Budget(), baseline)
+    bench = Bench(trial, reference, budget or Budget(), baseline, anew)
     cures: dict[frozenset[Atom], _Cure] = {}
     untried: tuple[Atoms, ...] = ()
     for place, candidate in enumerate(candidates if baseline.outcome != "pass" else ()):
@@ -272,6 +273,11 @@ def _next_experiment(
     if untried:
         return (
             f"the budget ended with {len(untried)} candidates untried: allow more trials or seconds"
+        )
+    if bench.reference.still_in:
+        return (
+            f"a part of the step is cast to {bench.reference.still_in} by the script itself, even "
+            "in the float32 run: cast to float32 there"
         )
     if bench.reference.outcome != "pass":
         return (

@@ -8,7 +8,6 @@ import math
 import re
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -16,8 +15,10 @@ import torch
 from nanstop.diagnose.evidence.reading import counted
 from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.prove.agreement import agree, cosine, largest_gap, loss_gap
+from nanstop.prove.agreement import agree
 from nanstop.prove.bad_samples import atoms_for, bad_rows, without
+from nanstop.prove.exact import ExactRuns, Gaps
+from nanstop.prove.exact_update import fault_of_update
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
 from nanstop.remedies.apply import applied
@@ -29,9 +30,9 @@ from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
 
 _HEALTHY_FACTOR = 3.0
-_LOSS_SPACINGS, _COSINE_SPACINGS, _GRADIENT_SPACINGS = 8.0, 10.0, 64.0
-"""Spacings of the coarsest format that a cure may be off where no healthy run says how far is
-usual.
+_SPACINGS = 8.0, 10.0, 64.0
+"""Spacings of the coarsest format that the loss, the gradients' direction and the worst gradient
+may be off under a cure where no healthy run says how far is usual.
 """
 
 _FOLLOWING = 4
@@ -49,7 +50,7 @@ class Trials:
     def __init__(self, failing: FailingStep, key: FailureKey) -> None:
         self._failing = failing
         self._key = key
-        self._references: dict[int, Attempt] = {}
+        self._exact = ExactRuns(failing)
 
     def reference(self) -> Reference:
         """Return the float32 run of the failing micro-batch, and how near to it a cure must come.
@@ -57,64 +58,75 @@ class Trials:
         The tolerances are three times the distances of something healthy of the same window to its
         own float32 run; where there is none, they follow from the format's spacing.
         """
-        run = self._reference(self._failing.micro)
-        eps = _coarsest_eps(self._failing)
-        found = self._healthy_gaps()
-        source, loss, cosines, gradient = found or (
-            "the spacing of the format: nothing in this window is healthy",
-            _LOSS_SPACINGS * eps / _HEALTHY_FACTOR,
-            _COSINE_SPACINGS * eps / _HEALTHY_FACTOR,
-            _GRADIENT_SPACINGS * eps / _HEALTHY_FACTOR,
+        run = self._exact.of(self._failing.micro)
+        eps = self._exact.coarsest_eps()
+        source, healthy = self._healthy_gaps()
+        loss, cosines, gradient = (
+            (healthy[0], 1.0 - healthy[1], healthy[2])
+            if healthy is not None
+            else tuple(n * eps / _HEALTHY_FACTOR for n in _SPACINGS)
         )
+        num_draws, num_choices = self._exact.num_taken()
         return Reference(
             outcome=_outcome(run, None, self._key),
             loss=run.loss,
             loss_tolerance=max(_HEALTHY_FACTOR * loss, eps),
             cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
-            grad_tolerance=max(_HEALTHY_FACTOR * gradient, _GRADIENT_SPACINGS * eps),
+            grad_tolerance=max(_HEALTHY_FACTOR * gradient, _SPACINGS[2] * eps),
             source=source,
+            num_draws=num_draws,
+            num_choices=num_choices,
+            still_in=self._exact.still_in(),
         )
 
-    def _healthy_gaps(self) -> tuple[str, float, float, float] | None:
-        """Return what is healthy, and how far its loss, its gradients' direction and the worst
-        gradient are from float32.
+    def _healthy_gaps(self) -> tuple[str, Gaps | None]:
+        """Return what is healthy, and how far it is from float32.
 
         Another micro-batch; the failing one where only the update fails;
         else those of its samples that do not.
         """
-        failing, batch = self._failing, None
-        healthy = self._others[:1]
-        if healthy:
-            micro, source = (
-                healthy[0],
-                f"micro-batch {healthy[0]} of the same window, which is healthy",
-            )
+        failing, found, source = self._failing, None, ""
+        if self._others:
+            micro = self._others[0]
+            source = f"micro-batch {micro} of the same window, which is healthy"
+            own = self._exact.attempt(micro, under=nullcontext, without_update=True)
+            found = self._exact.gaps(micro, own, nullcontext)
         elif failing.update:
-            micro, source = failing.micro, "forward and backward of this window, which are healthy"
+            source = "forward and backward of this window, which are healthy"
+            own = self._exact.attempt(failing.micro, under=nullcontext, without_update=True)
+            found = self._exact.gaps(failing.micro, own, nullcontext)
         elif self._healthy_rows:
-            micro, source = failing.micro, "the healthy samples of this micro-batch"
-            batch = self._without_bad_rows(micro)
-        else:
-            return None
-        own = failing.attempt(micro, batch=batch, without_update=True, under=nullcontext)
-        exact = self._reference(micro) if batch is None else self._exact(micro, batch)
-        if own.failed or exact.failed or own.loss is None or exact.loss is None:
-            return None
-        first, second = own.grads or {}, exact.grads or {}
-        gap = loss_gap(own.loss, exact.loss)
-        return source, gap, 1 - cosine(first, second), largest_gap(first, second)
+            source = "the healthy samples of this micro-batch"
+            batch = self._without_bad_rows(failing.micro)
+            found = self._exact.gaps_of_rows(failing.micro, batch)
+        if found is None:
+            return "the spacing of the format: nothing in this window is healthy", None
+        return source, found
 
-    def trial(self, atoms: tuple[Atom, ...], micro: int | None = None) -> Trial:
+    def anew(self, atoms: tuple[Atom, ...]) -> Trial:
+        """Run the failing micro-batch once more as the host would: what is drawn and chosen
+        is this run's own, and so it is not held against float32.
+        """
+        return self.trial(atoms, anew=True)
+
+    def trial(
+        self, atoms: tuple[Atom, ...], micro: int | None = None, *, anew: bool = False
+    ) -> Trial:
         """Run the failing micro-batch (or another one of the window) under ``atoms``."""
         micro = self._failing.micro if micro is None else micro
         mine = atoms_for(self._failing, atoms, micro) if micro in self._failing.micros else atoms
         if micro in dropped_micros(mine):
             return self._without_micro(atoms, micro)
         under = partial(applied, self._view, atoms)
-        batch = rebatch(self._failing.step.batches[micro], mine, micro=micro)
-        run = self._failing.attempt(micro, batch=batch, under=under)
+        own = self._failing.step.batches[micro]
+        batch = rebatch(own, mine, micro=micro)
+        if batch is own and not anew:
+            run = self._exact.attempt(micro, under=under)
+        else:
+            run = self._failing.attempt(micro, batch=batch, under=under)
         key = self._key_under(atoms, micro, run) if run.failed else None
-        gaps = (None, None, None) if run.failed else self._gaps(micro, run)
+        judged = not (run.failed or anew)
+        gaps = (self._exact.gaps(micro, run, under) if judged else None) or (None, None, None)
         return Trial(
             atoms=atoms,
             outcome=_outcome(run, key, self._key),
@@ -124,11 +136,11 @@ class Trials:
             loss_gap=gaps[0],
             grad_cosine=gaps[1],
             grad_gap=gaps[2],
-            causal=None if run.failed else self._is_causal(atoms, micro),
-            rows_unchanged=None if run.failed else self._rows_unchanged(atoms, micro, run),
+            causal=self._is_causal(atoms, micro) if judged else None,
+            rows_unchanged=self._rows_unchanged(atoms, micro, run) if judged else None,
             seconds=run.seconds,
             peak_bytes=run.peak_bytes,
-            message=_said(run.error),
+            message=_said(run),
         )
 
     def extend(self, trial: Trial) -> tuple[Atom, ...] | None:
@@ -151,26 +163,6 @@ class Trials:
     @property
     def _view(self) -> ModelView:
         return self._failing.step.view
-
-    def _reference(self, micro: int) -> Attempt:
-        if micro not in self._references:
-            self._references[micro] = self._exact(micro)
-        return self._references[micro]
-
-    def _exact(self, micro: int, batch: Batch | None = None) -> Attempt:
-        """Return the float32 run of a micro-batch; what the update should be is not its to say."""
-        under = partial(reference, self._view)
-        run = self._failing.attempt(micro, batch=batch, without_update=True, under=under)
-        # A run that fails on a device is nearly full:
-        # what only waits to be compared waits in host memory.
-        return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})
-
-    def _gaps(self, micro: int, run: Attempt) -> tuple[float | None, float | None, float | None]:
-        exact = self._reference(micro)
-        if exact.failed or run.loss is None or exact.loss is None:
-            return None, None, None
-        first, second = run.grads or {}, exact.grads or {}
-        return loss_gap(run.loss, exact.loss), cosine(first, second), largest_gap(first, second)
 
     def _without_micro(self, atoms: tuple[Atom, ...], micro: int) -> Trial:
         """Return what is left of the window without a micro-batch:
@@ -195,14 +187,16 @@ class Trials:
         """Apply this update and those after it on the same window, under ``atoms``: whether weights
         and losses stay.
 
-        What is finite now and ruins the forward after it has cured nothing, where float32 is ruined
-        as well. Where it is not, what fails later is another failure of the format. Raises what the
-        host's update raises.
+        The update itself must be the step that its gradients make exactly. What is finite now and
+        ruins the forward after it has cured nothing, where float32 is ruined as well. Where it is
+        not, what fails later is another failure of the format. Raises what the host's update
+        raises.
         """
-        began = time.perf_counter()
-        loss, message = self._ruin(partial(applied, self._view, atoms))
-        if message:
-            message = self._ruin_in_float32
+        began, under = time.perf_counter(), partial(applied, self._view, atoms)
+        loss, message = None, fault_of_update(self._failing, under) if self._failing.update else ""
+        if not message:
+            loss, message = self._ruin(under)
+            message = message and self._ruin_in_float32
         return Trial(
             atoms=atoms,
             outcome="other_failure" if message else "pass",
@@ -247,8 +241,10 @@ class Trials:
     @cached_property
     def _healthy_rows(self) -> tuple[int, ...] | None:
         """The samples that do not fail by themselves; None where that is unknown."""
-        batch = self._failing.step.batches[self._failing.micro]
-        rows, bad = num_samples(batch), bad_rows(self._failing)
+        rows, bad = (
+            num_samples(self._failing.step.batches[self._failing.micro]),
+            bad_rows(self._failing),
+        )
         if rows is None or bad is None:
             return None
         return tuple(row for row in range(rows) if row not in bad)
@@ -259,20 +255,20 @@ class Trials:
 
         An update's remedy that leaves forward and backward alone leaves every sample as it was.
         """
-        if not self._reference(micro).failed or micro != self._failing.micro:
+        if not self._exact.of(micro).failed or micro != self._failing.micro:
             return None
         if self._failing.update:
-            plain = self._failing.attempt(micro, without_update=True, under=nullcontext)
+            plain = self._exact.attempt(micro, without_update=True, under=nullcontext)
             return agree(plain, run)
         healthy = self._healthy_rows
         if not healthy:
             return None if healthy is None else self._others_unchanged(atoms)
         only_healthy = self._without_bad_rows(micro)
-        plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
         if any(atom.remedy == "drop_sample" for atom in atoms):
+            plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
             return agree(plain, run)
         under = partial(applied, self._view, atoms)
-        return agree(plain, self._failing.attempt(micro, batch=only_healthy, under=under))
+        return self._exact.is_unchanged(micro, under, only_healthy)
 
     def _others_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
         """Return what a healthy micro-batch of the window says where every sample of the failing
@@ -280,10 +276,7 @@ class Trials:
         """
         if not self._others:
             return None
-        other = self._others[0]
-        plain = self._failing.attempt(other, without_update=True, under=nullcontext)
-        under = partial(applied, self._view, atoms)
-        return agree(plain, self._failing.attempt(other, without_update=True, under=under))
+        return self._exact.is_unchanged(self._others[0], partial(applied, self._view, atoms))
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was;
@@ -315,14 +308,6 @@ def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outco
     return "same_failure" if key is None or key.same_as(failure) else "other_failure"
 
 
-def _coarsest_eps(failing: FailingStep) -> float:
-    formats = [p.dtype for p in failing.step.view.root.parameters() if p.is_floating_point()]
-    autocast = failing.step.facts.autocast
-    if autocast:
-        formats.append(getattr(torch, autocast))
-    return max((torch.finfo(one).eps for one in formats), default=torch.finfo(torch.float32).eps)
-
-
 def _half_format(failing: FailingStep) -> str:
     used = (p.dtype for p in failing.step.view.root.parameters())
     half = [format_name(one) for one in used if one in HALF]
@@ -333,6 +318,10 @@ def _has(atoms: tuple[Atom, ...], remedy: str) -> bool:
     return any(atom.remedy == remedy for atom in atoms)
 
 
-def _said(error: BaseException | None) -> str:
-    first_line, _, _ = str(error).partition("\n")
-    return "" if error is None else f"{type(error).__name__}: {first_line}"
+def _said(run: Attempt) -> str:
+    first_line, _, _ = str(run.error).partition("\n")
+    if run.error is not None:
+        return f"{type(run.error).__name__}: {first_line}"
+    if run.strayed and not run.failed:
+        return f"draws other numbers from {run.strayed} on: compared without dropout"
+    return ""

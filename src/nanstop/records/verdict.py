@@ -158,6 +158,14 @@ class Reference:
     grad_tolerance: float = math.inf
     source: str = ""
     """Where the tolerances come from: a healthy micro-batch of the same run, or the format."""
+    num_draws: int = 0
+    """Ops that drew at random in the failing run: they give all trials the numbers of that run."""
+    num_choices: int = 0
+    """Ops that chose by finite values (top-k, sort, comparisons): as there, in all trials."""
+    still_in: str = ""
+    """Where it fails: the half format that a part of it computed in all the same, which casts by
+    itself; then it says nothing of float32.
+    """
 
 
 @record

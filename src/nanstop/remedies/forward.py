@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from nanstop.numerics.tensors import HALF
@@ -220,6 +221,25 @@ class AutocastOverride(Wrapper):
         enabled = self.dtype is not None
         with torch.autocast(device, dtype=self.dtype, enabled=enabled, cache_enabled=False):
             return self.inner(*args, **kwargs)
+
+
+class WithoutAutocast(TorchFunctionMode):
+    """Calls torch's functions without an autocast to ``replaced`` formats, whoever is in one: a
+    forward of its own, the loss, a call that is played again.
+    """
+
+    def __init__(self, device_type: str, replaced: frozenset[torch.dtype]) -> None:
+        super().__init__()
+        self._device_type = device_type
+        self._replaced = replaced
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = self._device_type
+        on = torch.is_autocast_enabled(device)
+        if not on or torch.get_autocast_dtype(device) not in self._replaced:
+            return func(*args, **(kwargs or {}))
+        with torch.autocast(device, enabled=False):
+            return func(*args, **(kwargs or {}))
 
 
 class InputCast(Wrapper):

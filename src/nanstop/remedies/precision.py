@@ -5,10 +5,11 @@ logits; the reference.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import HALF, format_name
@@ -20,6 +21,7 @@ from nanstop.remedies.forward import (
     Float32Recompute,
     InputCast,
     WideOwnerForward,
+    WithoutAutocast,
     Wrapper,
     callable_modules,
     computing_in,
@@ -28,6 +30,7 @@ from nanstop.remedies.forward import (
     wrapper_of,
 )
 from nanstop.remedies.storage import state_swapped, stored_in
+from nanstop.replay.conditions import eager
 from nanstop.replay.held import saved_plain, swapped
 from nanstop.replay.step import ModelView
 
@@ -48,9 +51,9 @@ def island(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
 
 @contextmanager
 def _island(view: ModelView, target: str, *, narrow: bool) -> Iterator[None]:
-    module = module_named(view, target)
+    modules = modules_named(view, target)
     with ExitStack() as undo:
-        for part in callable_modules(module):
+        for module, part in ((m, part) for m in modules for part in callable_modules(m)):
             owner = wrapper_of(part.forward)
             if isinstance(owner, WideOwnerForward):
                 undo.enter_context(owner.emitting(torch.float32))
@@ -86,10 +89,11 @@ def reference(view: ModelView) -> Iterator[None]:
     """The whole model in float32: storage, optimizer state, 4-bit compute format;
     the host's autocast is off.
 
-    Needs room for a float32 copy of every half-precision parameter.
+    Compiled code runs eagerly. Needs room for a float32 copy of every half-precision parameter.
     The same storages are back on exit.
     """
-    with _in_format(view, frozenset(HALF), torch.float32):
+    half = frozenset(HALF)
+    with _in_format(view, half, torch.float32), eager(), WithoutAutocast(view.device_type, half):
         yield
 
 
@@ -132,32 +136,51 @@ def fp32_logits(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
     return _island(view, head, narrow=False)
 
 
-def module_named(view: ModelView, name: str) -> nn.Module:
-    """Return the module of that name. Raises NanstopError where there is none."""
-    try:
-        return view.root.get_submodule(name)
-    except AttributeError:
-        raise NanstopError(f"the model has no module `{name}`") from None
+def modules_named(view: ModelView, name: str) -> list[nn.Module]:
+    """Return the module of that name; of those beside the model, which their classes name, all.
+    Raises NanstopError where there is none.
+    """
+    with suppress(AttributeError):
+        return [view.root.get_submodule(name)]
+    kind, _, part = name.partition(".")
+    found = []
+    for module in view.beside:
+        with suppress(AttributeError):
+            found += [module.get_submodule(part)] if type(module).__name__ == kind else []
+    if not found:
+        raise NanstopError(f"the model has no module `{name}`")
+    return found
 
 
 @contextmanager
 def _in_format(
     view: ModelView, replaced: frozenset[torch.dtype], dtype: torch.dtype
 ) -> Iterator[None]:
-    """Everything that is stored or computed in one of ``replaced``: in ``dtype``."""
+    """Everything that is stored or computed in one of ``replaced``, beside the model too: in
+    ``dtype``.
+    """
     tensors = stored_in(view, replaced)
     region = None if dtype == torch.float32 else dtype
     with ExitStack() as undo:
-        for module in callable_modules(view.root):
-            override = AutocastOverride(view.device_type, replaced, region)
-            undo.enter_context(forward_replaced(module, override))
-        undo.enter_context(forward_replaced(view.root, InputCast(replaced, dtype)))
+        for root in (view.root, *view.beside):
+            for module in callable_modules(root):
+                override = AutocastOverride(view.device_type, replaced, region)
+                undo.enter_context(forward_replaced(module, override))
+            undo.enter_context(forward_replaced(root, InputCast(replaced, dtype)))
         for name in view.quantized_layers():
             layer = view.root.get_submodule(name)
             if vars(layer).get("compute_dtype") in (*replaced, None):
                 computing_in(layer, undo, dtype)
         if view.optimizer is not None:
             undo.enter_context(state_swapped(view.optimizer, tensors, dtype))
-        undo.enter_context(swapped(tensors, dtype))
-        undo.enter_context(saved_plain(view.root))
+        undo.enter_context(swapped((*tensors, *_beside_in(view, replaced)), dtype))
+        for root in (view.root, *view.beside):
+            undo.enter_context(saved_plain(root))
         yield
+
+
+def _beside_in(view: ModelView, formats: frozenset[torch.dtype]) -> list[Tensor]:
+    """Return parameters and buffers in these formats of the modules beside the model, each once."""
+    own = {id(tensor) for tensor in chain(view.root.parameters(), view.root.buffers())}
+    found = (t for m in view.beside for t in chain(m.parameters(), m.buffers()))
+    return list({id(t): t for t in found if t.dtype in formats and id(t) not in own}.values())

@@ -33,6 +33,7 @@ class Attempt:
 
     ``grads``: the gradients by parameter name (kept on the device) where they were asked for.
     ``lengths``: how far the update moved each of the parameters that were to be judged by that.
+    ``strayed``: of a run on another's path, see ``Path``.
     """
 
     loss: float | None
@@ -43,6 +44,7 @@ class Attempt:
     grads: dict[str, Tensor] | None = None
     peak_bytes: int | None = None
     lengths: Mapping[str, float] = field(default_factory=dict)
+    strayed: str = ""
 
     @property
     def failed(self) -> bool:
@@ -50,7 +52,7 @@ class Attempt:
         return bool(self.bad) or self.error is not None
 
 
-def attempt(
+def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
     step: Step,
     micro: int,
     *,
@@ -60,11 +62,13 @@ def attempt(
     keep_grads: bool = False,
     in_float32: Mapping[str, float] | None = None,
     under: Under = nullcontext,
+    along: Under = nullcontext,
 ) -> Attempt:
     """Run a micro-batch (with ``window``: all of them;
     with ``update``: and the optimizer update) and undo it bitwise.
 
-    ``under`` gives the context to run in, entered inside the isolation. ``in_float32``: how far the
+    ``under`` gives the context to run in, entered inside the isolation; ``along`` one for forward
+    and backward alone (a ``Path`` that is recorded or played). ``in_float32``: how far the
     update should move parameters, by name; one that is moved out of all proportion to it is bad.
     Synchronises the device. Raises nothing but ``KeyboardInterrupt`` and the like: what the loss
     raises is in ``error``.
@@ -79,11 +83,12 @@ def attempt(
     lengths: dict[str, float] = {}
     with step.isolated(with_update=update), under():
         try:
-            if update or window:
-                for place in range(len(step.batches)):
-                    loss = step.run(place)
-            else:
-                loss = step.run(micro, batch)
+            with along():
+                if update or window:
+                    for place in range(len(step.batches)):
+                        loss = step.run(place)
+                else:
+                    loss = step.run(micro, batch)
             grads = gradients_of(step.view.root)
             bad = _bad(loss, grads)
             if keep_grads and update:  # which may clip them in place

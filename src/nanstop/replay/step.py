@@ -46,6 +46,17 @@ class ModelView(Protocol):
         ...
 
     @property
+    def beside(self) -> list[nn.Module]:
+        """Modules that are not under the root and that the loss calls, as far as they have been
+        met: a teacher, a reference model, a criterion. Parts of them are named ``CLASS.PART``.
+        """
+        ...
+
+    def met(self, module: nn.Module) -> None:
+        """Note a module that is not under the root and that the loss calls."""
+        ...
+
+    @property
     def device_type(self) -> str:
         """``cpu``, ``cuda``, ...: of the trainable parameters."""
         ...

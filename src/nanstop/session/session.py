@@ -293,7 +293,26 @@ class Session(WatchedRun):
         ):  # one that an exception of the script ended the run in was not
             self.announce(f"{lost} of {self._steps} updates were left out")
         if in_force and exit_code == 0:
+            self._say_how_it_ended(in_force)
+
+    def _say_how_it_ended(self, in_force: tuple[Atom, ...]) -> None:
+        from nanstop.session.run_end import not_finite
+
+        try:
+            broken = not_finite(self.view, self.series)
+        except Exception as error:  # what was trained may be gone by now
+            said = f"in force to the end: {describe(in_force)} (the end could not be looked at: "
+            self.announce(f"{said}{type(error).__name__})")
+            return
+        if not broken:
             self.announce(f"this run was kept finite by: {describe(in_force)}")
+            return
+        names = ", ".join(f"`{name}`" for name in broken[:3])
+        more = " and more" if len(broken) > 3 else ""
+        self.announce(
+            f"this run did not stay finite under: {describe(in_force)} (not finite at its end: "
+            f"{names}{more})"
+        )
 
     def report(self) -> RunReport:
         from nanstop.report.run_report import RunReport

@@ -213,6 +213,13 @@ def lost_squares(facts: RunFacts, dtype: str) -> str:
     return f"second moments are kept in {dtype}: those of gradients below {least:.2g} are 0"
 
 
+def squares_gradients(facts: RunFacts) -> bool:
+    """Return whether the optimizer may divide by roots of squared gradients: what does has an eps
+    beside them, and of an unknown one nothing is known.
+    """
+    return facts.optimizer is None or facts.optimizer.eps is not None
+
+
 def has_masters(facts: RunFacts) -> bool:
     """Return whether the optimizer updates copies of the parameters, none of themselves."""
     path = facts.gradient_path

@@ -29,6 +29,10 @@ class PlainView:
         self.root = root
         self.optimizer = optimizer
         self.scaler = scaler
+        self.beside: list[nn.Module] = []
+
+    def met(self, module: nn.Module) -> None:
+        self.beside.append(module)
 
     @property
     def device_type(self) -> str:

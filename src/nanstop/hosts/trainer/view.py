@@ -28,6 +28,19 @@ class HfView:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._met: list[nn.Module] = []
+
+    @property
+    def beside(self) -> list[nn.Module]:
+        """Return the trainer's own further models, and what its loss was seen to call."""
+        root, own = self.root, vars(self._trainer).values()
+        found = [m for m in own if isinstance(m, nn.Module)]
+        known = {id(module) for module in root.modules()}
+        others = [m for m in (*found, *self._met) if not any(p is root for p in m.modules())]
+        return list({id(m): m for m in others if id(m) not in known}.values())
+
+    def met(self, module: nn.Module) -> None:
+        self._met.append(module)
 
     @property
     def root(self) -> nn.Module:

@@ -282,11 +282,14 @@ def _nearness(proof: Proof) -> str:
     gaps = [abs(trial.loss_gap) for trial in proof.passing if trial.loss_gap is not None]
     if proof.reference is not None and proof.reference.outcome != "pass":
         unchanged = [trial.rows_unchanged for trial in proof.passing]
-        return "healthy rows unchanged" if unchanged and all(unchanged) else "float32 fails too"
+        known = [one for one in unchanged if one is not None]
+        return "healthy rows unchanged" if known and all(known) else "float32 fails too"
     if not gaps:
         return ""
     cosines = [trial.grad_cosine for trial in proof.passing if trial.grad_cosine is not None]
-    return _within(max(gaps)) + (f", gradient cosine {min(cosines):.5f}" if cosines else "")
+    near = _within(max(gaps)) + (f", gradient cosine {min(cosines):.5f}" if cosines else "")
+    shared = proof.reference.num_choices if proof.reference is not None else 0
+    return near + (f", with {counted(shared, 'choice')} as in the run" if shared else "")
 
 
 def _within(gap: float) -> str:

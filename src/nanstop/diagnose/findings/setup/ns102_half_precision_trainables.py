@@ -70,11 +70,12 @@ from nanstop.diagnose.evidence.reading import (
     listed,
     lost_squares,
     sighting,
+    squares_gradients,
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
-from nanstop.records.formats import HALF, vanishes
+from nanstop.records.formats import EPSILON, HALF, vanishes
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -104,8 +105,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _harm(facts: RunFacts, formats: tuple[str, ...]) -> tuple[Confidence, str]:
     optimizer = facts.optimizer
     eps = optimizer.eps if optimizer is not None else None
-    if "float16" not in formats:
-        return "possible", "an update below 1/512 of a bfloat16 weight is rounded away"
+    if "float16" not in formats or not squares_gradients(facts):
+        part = round(4.0 / EPSILON[formats[0]])
+        return "possible", f"an update below 1/{part} of a {formats[0]} weight is rounded away"
     squares = lost_squares(facts, "float16")
     if optimizer is not None and optimizer.fused and squares:
         firm = eps is not None and vanishes(eps, "float16")

@@ -62,7 +62,14 @@ from nanstop.diagnose.evidence.candidates import (
     initialised,
     updated_in_half,
 )
-from nanstop.diagnose.evidence.reading import counted, listed, lost_squares, op_name, standing
+from nanstop.diagnose.evidence.reading import (
+    counted,
+    listed,
+    lost_squares,
+    op_name,
+    squares_gradients,
+    standing,
+)
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
 from nanstop.records.formats import vanishes
@@ -167,7 +174,7 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
             "likely",
             f"{name} keeps 8-bit moments: a second moment that rounds to 0 divides by eps alone",
         )
-    if formats:
+    if formats and squares_gradients(facts):
         return "likely", f"{name} computes in {formats[0]}: squared gradients leave its range"
     rate = f" (lr {optimizer.lr:g})" if optimizer is not None and optimizer.lr is not None else ""
     return "possible", f"{name}'s update leaves the weights' format{rate}"

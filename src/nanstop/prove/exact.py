@@ -1,0 +1,184 @@
+"""Float32 runs of a failing step that compute what its own runs compute: the numbers that were
+drawn, the choices that were made, the modules beside the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from nanstop.numerics.tensors import HALF, format_name
+from nanstop.prove.agreement import agree, cosine, largest_gap, loss_gap
+from nanstop.prove.failing_step import FailingStep
+from nanstop.remedies.precision import reference
+from nanstop.replay.conditions import Under, without_dropout
+from nanstop.replay.path import Path
+from nanstop.replay.rerun import Attempt
+from nanstop.replay.step import Batch
+
+Gaps = tuple[float, float, float]
+"""Distance of a loss, cosine of the gradients, distance of the worst gradient."""
+
+
+class ExactRuns:
+    """Runs of one failing step, and what each micro-batch is in float32.
+    Call inside ``failing.in_place()``.
+
+    The first run of a micro-batch makes the path that all others of it take.
+    """
+
+    def __init__(self, failing: FailingStep) -> None:
+        self._failing = failing
+        self._paths: dict[int, Path] = {}
+        self._runs: dict[int, Attempt] = {}
+        self._takes_choices = True
+
+    def path(self, micro: int) -> Path:
+        """Return the path of a micro-batch."""
+        return self._paths.setdefault(micro, Path())
+
+    def attempt(self, micro: int, *, under: Under, without_update: bool = False) -> Attempt:
+        """Run a micro-batch under a context, undone, on its path."""
+        return self._on(self.path(micro), micro, under=under, without_update=without_update)
+
+    def of(self, micro: int) -> Attempt:
+        """Return the float32 run of a micro-batch; what the update should be is not its to say.
+
+        Where it fails with the choices of the run, and does not with its own, these are part of the
+        failure, and nobody takes them over from then on.
+        """
+        if micro not in self._runs:
+            run = self._exact(self.path(micro), micro)
+            if run.failed and self._takes_choices and self.path(micro).num_choices:
+                self._takes_choices = False
+                freed = self._exact(self.path(micro), micro)
+                self._takes_choices = freed.failed
+                run = run if freed.failed else freed
+            self._runs[micro] = run
+        return self._runs[micro]
+
+    def still_in(self) -> str:
+        """Return the half format that the float32 run of the failing micro-batch has ops in, which
+        casts of the script bring back; "" where there is none, or the run passes.
+        """
+        if not self.of(self._failing.micro).failed:
+            return ""
+        path = Path()
+        self._exact(path, self._failing.micro)
+        return next((format_name(dtype) for dtype in HALF if dtype in path.formats), "")
+
+    def num_taken(self) -> tuple[int, int]:
+        """Return how many draws and how many choices of the failing micro-batch all runs share."""
+        path = self.path(self._failing.micro)
+        return path.num_draws, path.num_choices if self._takes_choices else 0
+
+    def gaps(self, micro: int, run: Attempt, under: Under) -> Gaps | None:
+        """Return how far a run under a context is from float32; None where either has no loss.
+
+        A run that cannot be given the draws is compared without dropout, as another run.
+        """
+        exact = self.of(micro)
+        if run.strayed or exact.strayed:
+            run, exact = self._without_dropout(micro, under)
+        return gaps_between(run, exact)
+
+    def gaps_of_rows(self, micro: int, batch: Batch) -> Gaps | None:
+        """Return how far the run as it is of another batch is from float32."""
+        path = Path()
+        own = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
+        return gaps_between(own, self._exact(path, micro, batch))
+
+    def is_unchanged(self, micro: int, under: Under, batch: Batch | None = None) -> bool:
+        """Return whether a context leaves loss and gradients of a batch as they are."""
+        path = Path()
+        plain = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
+        return agree(plain, self._on(path, micro, batch=batch, under=under, without_update=True))
+
+    def coarsest_eps(self) -> float:
+        """Return the spacing at 1 of the coarsest format that the run stores or computes in."""
+        failing = self._failing
+        formats = {p.dtype for p in failing.step.view.root.parameters() if p.is_floating_point()}
+        formats |= self.path(failing.micro).formats
+        if failing.step.facts.autocast:
+            formats.add(getattr(torch, failing.step.facts.autocast))
+        return max(
+            (torch.finfo(one).eps for one in formats), default=torch.finfo(torch.float32).eps
+        )
+
+    def _without_dropout(self, micro: int, under: Under) -> tuple[Attempt, Attempt]:
+        root = self._failing.step.view.root
+
+        def still(inner: Under) -> AbstractContextManager[object]:
+            with ExitStack() as scope:
+                scope.enter_context(without_dropout(root))
+                scope.enter_context(inner())
+                return scope.pop_all()
+
+        runs = [
+            self._failing.attempt(micro, without_update=True, under=partial(still, inner))
+            for inner in (under, self._in_float32)
+        ]
+        return runs[0], runs[1]
+
+    def _in_float32(self) -> AbstractContextManager[None]:
+        return reference(self._failing.step.view)
+
+    def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
+        run = self._on(path, micro, batch=batch, under=self._in_float32, without_update=True)
+        # A run that fails on a device is nearly full:
+        # what only waits to be compared waits in host memory.
+        return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})
+
+    def _on(
+        self,
+        path: Path,
+        micro: int,
+        *,
+        under: Under,
+        batch: Batch | None = None,
+        without_update: bool = False,
+    ) -> Attempt:
+        """Run a batch on a path, which is made by it where it is not known yet."""
+        played = partial(path.played, choices=self._takes_choices)
+        along = played if path.is_known else partial(self._first, path)
+        run = self._failing.attempt(
+            micro,
+            batch=batch,
+            without_update=without_update,
+            under=under,
+            along=nullcontext if self._failing.step.facts.compiled else along,
+        )
+        return replace(run, strayed=path.strayed)
+
+    @contextmanager
+    def _first(self, path: Path) -> Iterator[None]:
+        """Record a path, and tell the view of every module that is called beside the model."""
+        view = self._failing.step.view
+        known = {id(m) for root in (view.root, *view.beside) for m in root.modules()}
+
+        def note(module: nn.Module, _args: Any) -> None:
+            if id(module) not in known:
+                known.update(id(part) for part in module.modules())
+                view.met(module)
+
+        handle = register_module_forward_pre_hook(note)
+        try:
+            with path.recorded():
+                yield
+        finally:
+            handle.remove()
+
+
+def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
+    """Return how far a run is from another one; None where either failed or has no loss."""
+    if run.failed or exact.failed or run.loss is None or exact.loss is None:
+        return None
+    own, true = run.grads or {}, exact.grads or {}
+    return loss_gap(run.loss, exact.loss), cosine(own, true), largest_gap(own, true)

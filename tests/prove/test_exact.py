@@ -1,0 +1,186 @@
+"""What a cure is held against is the same function: its draws, its choices, all of its modules."""
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from fnstep import FnStep
+from nanstop.decide.policy import Policy
+from nanstop.localize.localize import localize
+from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.prove import prove_step
+from nanstop.records import Atom
+
+
+def proof_of(model, loss, batches, *candidates, micros=(0,)):
+    torch.manual_seed(0)
+    step = FnStep(model, loss, batches)
+    failing = FailingStep(step=step, micro=micros[0], micros=micros)
+    place = localize(step, micros[0])
+    assert place is not None
+    return prove_step(failing, place.key, candidates, policy=Policy())
+
+
+def island(target, value="float32->input"):
+    return (Atom(remedy="island", target=target, value=value),)
+
+
+class Overflowing(nn.Module):
+    """Gives numbers beyond float16 that the layer after it brings back."""
+
+    def __init__(self, width, given):
+        super().__init__()
+        self.out = nn.Linear(width, given)
+
+    def forward(self, x):
+        return self.out(x * 1e5) * 1e-5
+
+
+class Noisy(nn.Module):
+    """Adds noise, which torch draws otherwise in each format."""
+
+    def forward(self, x):
+        return x + 4.0 * torch.rand_like(x)
+
+
+@pytest.mark.parametrize("drawing", [nn.Dropout(0.0), nn.Dropout(0.4), Noisy()])
+def test_what_is_drawn_at_random_is_the_same_in_float32(drawing):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), drawing, Overflowing(16, 16)).half()
+    batch = {"x": torch.randn(256, 16).half(), "sign": torch.randn(256, 16).sign()}
+
+    def loss(net, given):
+        return (net(given["x"]).float() * given["sign"]).mean()
+
+    proof = proof_of(model, loss, [batch], island("2"))
+    assert proof.verdict == "proven", proof.next_experiment
+    assert proof.reference.num_draws == (getattr(drawing, "p", 1) > 0)
+
+
+def mixture():
+    """A Mixtral in float16 whose experts come in pairs that its routers can hardly tell apart, and
+    whose logits leave float16.
+    """
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    small = tiny.llama().config.to_dict() | {"num_local_experts": 4, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(MixtralConfig(**small, num_experts_per_tok=1))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            gate = layer.mlp.gate.weight
+            gate[1::2] = gate[0::2] * (1.0 + 1e-4 * torch.randn(2, gate.shape[1]))
+        model.lm_head = Overflowing(32, 64)
+    return model.half()
+
+
+def test_an_island_is_not_refused_because_float32_routes_elsewhere():
+    model = mixture()
+    ids = torch.randint(2, 64, (2, 16), generator=torch.Generator().manual_seed(1))
+
+    def loss(net, batch):
+        return net(input_ids=batch["ids"], labels=batch["ids"]).loss
+
+    proof = proof_of(model, loss, [{"ids": ids}], island("lm_head"))
+    assert proof.verdict == "proven", proof.next_experiment
+    assert proof.reference.num_choices >= 2
+
+
+class Guarded(nn.Module):
+    """Leaves out rows whose score is not above a threshold that float16 cannot tell it from."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(4, 1, bias=False)
+        self.scale = nn.Parameter(torch.ones(()))
+        nn.init.ones_(self.score.weight)
+
+    def forward(self, x):
+        kept = (self.score(x) > 4.0).to(x.dtype)
+        return self.scale * (kept * x).sum() / kept.sum()
+
+
+def test_a_choice_that_is_the_failure_is_not_taken_over():
+    batch = {"x": torch.full((3, 4), 1.0004)}
+    proof = proof_of(
+        Guarded().half(), lambda net, b: net(b["x"].to(net.score.weight.dtype)), [batch]
+    )
+    assert proof.reference.outcome == "pass"
+    assert proof.reference.num_choices == 0
+
+
+class Casting(nn.Module):
+    """A float32 model that computes under an autocast of its own, partly outside any module."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Linear(256, 256)
+        self.last = Overflowing(256, 256)
+        self.weight = nn.Parameter(torch.randn(256, 256) / 16)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            return self.last(self.table(x) @ self.weight)
+
+
+def outside(net, batch):
+    """The same in ``compute_loss``: it is the caller who casts."""
+    with torch.autocast("cpu", dtype=torch.float16):
+        return net[1](net[0](batch["x"])).float().square().mean()
+
+
+@pytest.mark.parametrize("where", ["forward", "loss"])
+def test_an_autocast_inside_has_its_own_tolerance_and_is_off_in_float32(where):
+    torch.manual_seed(0)
+    if where == "forward":
+        model, target, loss = Casting(), "last", lambda m, b: m(b["x"]).float().square().mean()
+    else:
+        model = nn.Sequential(nn.Linear(256, 256), Overflowing(256, 256))
+        target, loss = "1", outside
+    proof = proof_of(model, loss, [{"x": torch.randn(8, 256)}], island(target, "float32"))
+    assert proof.verdict == "proven", proof.next_experiment
+    assert proof.reference.loss_tolerance == pytest.approx(8 * torch.finfo(torch.float16).eps)
+
+
+class Teacher(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 16)
+        self.last = Overflowing(16, 16)
+
+    def forward(self, x):
+        return self.last(self.body(x))
+
+
+def test_a_teacher_beside_the_model_is_in_float32_and_can_be_cured():
+    torch.manual_seed(0)
+    student, teacher = nn.Linear(16, 16), Teacher().half().requires_grad_(False)
+    before = [p.clone() for p in teacher.parameters()]
+
+    def loss(net, batch):
+        with torch.no_grad():
+            wanted = teacher(batch["x"].half()).float()
+        return (net(batch["x"]) - wanted).square().mean()
+
+    batch = {"x": torch.randn(8, 16)}
+    proof = proof_of(student, loss, [batch], island("Teacher.last"))
+    assert proof.reference.outcome == "pass"
+    assert proof.verdict == "proven", proof.next_experiment
+    assert all(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True))
+    assert {p.dtype for p in teacher.parameters()} == {torch.float16}
+
+
+def test_a_float32_run_that_is_none_is_no_verdict_on_formats():
+    """Weights that belong to no module, as a loop's own functions have them."""
+    torch.manual_seed(0)
+    student, weight = nn.Linear(16, 16), torch.randn(16, 16).half()
+
+    def loss(net, batch):
+        wanted = (batch["x"].half() @ weight * 1e5).float()
+        return (net(batch["x"]) - wanted).square().mean()
+
+    proof = proof_of(student, loss, [{"x": torch.randn(8, 16)}], island("", "float32"))
+    assert proof.verdict == "none_found"
+    assert proof.reference.still_in == "float16"
+    assert "cast to float16 by the script itself" in proof.next_experiment

@@ -18,6 +18,8 @@ from typing import Any
 HERE = Path(__file__).parent
 FOLDER = HERE / "foreign"
 POLICIES = ("observe", "skip", "stop", "repair")
+STOPPED = 3
+"""The exit code of `nanstop run` where nanstop stopped the training."""
 TIMEOUT = 240.0
 _RECORD = "record"
 _IMPORTS = {
@@ -211,11 +213,12 @@ def _left_in(folder: Path) -> Left:
         [json.loads(line) for line in record.read_text().splitlines()] if record.is_file() else []
     )
     at_end = bool(lines) and "end" in lines[-1]
+    raised = tuple(re.findall(r"^Traceback .*\n(?:[ \n].*\n)*(\S.*)$", err, re.M))
     return Left(
-        code=ended["code"],
+        code=_as_shown(ended["code"], raised),
         steps=tuple(lines[:-1] if at_end else lines),
         end=lines[-1] if at_end else None,
-        raised=tuple(re.findall(r"^Traceback .*\n(?:[ \n].*\n)*(\S.*)$", err, re.M)),
+        raised=raised,
         said=tuple(_codes(folder / "found" / "summary.json")),
         own=tuple(
             re.findall(r"^nanstop: .*(?:not (?:watched|investigated|read)|bug).*$", err, re.M)
@@ -225,6 +228,14 @@ def _left_in(folder: Path) -> Left:
         unwatched=_UNWATCHED in err,
         seconds=ended["seconds"],
     )
+
+
+def _as_shown(code: int | None, raised: Sequence[str]) -> int | None:
+    """Return the exit code that `nanstop run` shows: a fork has no such parent, which turns a
+    ``TrainingStopped`` that nothing caught into its own.
+    """
+    stopped = code == 1 and bool(raised) and "TrainingStopped" in raised[-1]
+    return STOPPED if stopped else code
 
 
 def _codes(path: Path) -> Iterator[str]:

@@ -8,9 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foreign_runs import Left, Run
+from foreign_runs import STOPPED, Left, Run
 
-STOPPED = 3
 """Exit code of a run that nanstop stopped."""
 _SLACK = 1.05
 _LEAST = 0.02

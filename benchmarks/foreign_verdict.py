@@ -10,7 +10,6 @@ from typing import Any
 
 from foreign_runs import STOPPED, Left, Run
 
-"""Exit code of a run that nanstop stopped."""
 _SLACK = 1.05
 _LEAST = 0.02
 """A model is worse whose loss is more than a twentieth, and more than this, above that of the

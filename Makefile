@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign scoreboard scoreboard-peers package changelog clean
+.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign scoreboard scoreboard-peers metamorphic package changelog clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -92,6 +92,9 @@ foreign: $(VENV)/.dev
 
 scoreboard: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) benchmarks/scoreboard.py
+
+metamorphic: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PY) benchmarks/metamorphic.py
 
 # The other tools, with the packages that two of them need, live beside nanstop's own environment.
 .venv-peers/.done: $(INPUTS)

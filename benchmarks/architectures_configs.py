@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PretrainedConfig
 
 VOCAB, HIDDEN, HEADS, HEAD_DIM, FFN, EXPERTS, TOP_K = 128, 32, 4, 8, 48, 4, 2
 KV_HEADS = 2
@@ -137,24 +137,24 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 """By model type: fields whose name does not say what they must be."""
 
 
-def tiny_config(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
+def tiny_config(kind: type[PretrainedConfig]) -> PretrainedConfig:
     """Return a configuration of class ``kind`` with a few small layers.
     Raises what the class raises.
     """
     return kind(**_shrunk(kind()))
 
 
-def part_for(config: PreTrainedConfig, kind: Any) -> PreTrainedConfig:
+def part_for(config: PretrainedConfig, kind: Any) -> PretrainedConfig:
     """Return the part of a composite configuration that a model class is built from:
     its text part, say.
     """
     if isinstance(config, kind):
         return config
-    parts = [v for v in vars(config).values() if isinstance(v, PreTrainedConfig)]
+    parts = [v for v in vars(config).values() if isinstance(v, PretrainedConfig)]
     return next((part for part in parts if isinstance(part, kind)), config)
 
 
-def _shrunk(config: PreTrainedConfig) -> dict[str, Any]:
+def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
     """Return the fields of a default configuration, made small;
     those of nested configurations as dicts.
     """
@@ -164,7 +164,7 @@ def _shrunk(config: PreTrainedConfig) -> dict[str, Any]:
     depth = _DEEP if mixed or any(map(_PERIODIC.fullmatch, present)) else _SHALLOW
     small: dict[str, Any] = {}
     for name, value in present.items():
-        if isinstance(value, PreTrainedConfig):
+        if isinstance(value, PretrainedConfig):
             small[name] = type(value)(**_shrunk(value))
         elif _is_layer_list(value, depths):
             small[name] = [

@@ -232,9 +232,9 @@ def _left_in(folder: Path) -> Left:
 
 def _as_shown(code: int | None, raised: Sequence[str]) -> int | None:
     """Return the exit code that `nanstop run` shows: a fork has no such parent, which turns a
-    ``TrainingStopped`` that nothing caught into its own.
+    ``TrainingStopped`` that nothing caught into its own; one that ended a thread leaves 0.
     """
-    stopped = code == 1 and bool(raised) and "TrainingStopped" in raised[-1]
+    stopped = code in (0, 1) and bool(raised) and "TrainingStopped" in raised[-1]
     return STOPPED if stopped else code
 
 

@@ -92,10 +92,14 @@ def python_for(tool: str) -> Path:
 
 
 def run_all(
-    runs: Sequence[Run], scratch: Path, at_once: int, done: Callable[[Run, dict[str, Any]], None]
+    runs: Sequence[Run],
+    scratch: Path,
+    at_once: int,
+    done: Callable[[Run, dict[str, Any]], None],
+    read: Callable[[Run, Path], dict[str, Any]] | None = None,
 ) -> None:
-    """Run everything, forked from one warm process for each set of imports;
-    ``done`` gets each record as it is made.
+    """Run everything, forked from one warm process for each set of imports; ``done`` gets what
+    ``read`` makes of the folder of each run as it ends, by default the record that is kept.
     """
     groups: dict[tuple[Path, bool, tuple[str, ...]], list[Run]] = {}
     for run in runs:
@@ -116,7 +120,7 @@ def run_all(
             assert server.stdout is not None
             for line in server.stdout:
                 name = json.loads(line)["name"]
-                done(named[name], _record(named[name], places[name]))
+                done(named[name], (read or record_of)(named[name], places[name]))
         if server.returncode:
             raise SystemExit(f"the warm process for {imports} ended with {server.returncode}")
 
@@ -138,7 +142,7 @@ def run_cold(run: Run, folder: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             code = None
     (folder / "ended.json").write_text(json.dumps({"code": code, "seconds": 0.0}))
-    return _record(run, folder)
+    return record_of(run, folder)
 
 
 def environment() -> dict[str, str]:
@@ -171,5 +175,6 @@ def _job(name: str, run: Run, folder: Path) -> dict[str, Any]:
     }
 
 
-def _record(run: Run, folder: Path) -> dict[str, Any]:
+def record_of(run: Run, folder: Path) -> dict[str, Any]:
+    """Return the record that is kept of a run that is over."""
     return record(run.tool, run.command, folder)

@@ -18,6 +18,8 @@ from torch.export import save as export_save
 from torch.jit import save as jit_save
 from transformers import modeling_utils
 
+from versions import older_than
+
 TENSORS = {"w": torch.ones(2)}
 EXPORTED = torch.export.export(torch.nn.Linear(2, 1), (torch.ones(1, 2),))
 with warnings.catch_warnings():
@@ -33,7 +35,8 @@ def of_torch(at):
     yield lambda: jit_save(SCRIPTED, at("jit-bound.pt"))
     yield lambda: SCRIPTED.save(at("jit-method.pt"))
     yield lambda: torch.export.save(EXPORTED, at("export.pt2"))
-    yield lambda: export_save(EXPORTED, at("export-bound.pt2"))
+    if not older_than("torch", "2.7"):  # which writes by Python's own zip files
+        yield lambda: export_save(EXPORTED, at("export-bound.pt2"))
     yield lambda: dcp.save(TENSORS, checkpoint_id=at("dcp"))
     yield lambda: dcp_save(TENSORS, checkpoint_id=at("dcp-bound"))
 

@@ -83,7 +83,8 @@ def test_the_raw_losses_are_those_that_the_host_logs(tmp_path):
     assert len(raw) == 10
     # Each micro-batch's loss is already divided by their number.
     pairs = [raw[i] + raw[i + 1] for i in range(0, 10, 2)]
-    assert logged == pytest.approx(pairs, rel=1e-6)
+    # Before transformers 5 a log has four digits behind the point.
+    assert logged == pytest.approx(pairs, rel=1e-6, abs=6e-5)
 
 
 def test_a_watched_model_can_be_copied_and_saved(tmp_path):

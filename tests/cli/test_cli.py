@@ -271,6 +271,8 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
     run = typer.main.get_command(cli.app).commands["run"]
     params = run.make_context("run", list(arguments)).params
     params["allow"] = list(params["allow"] or ())
+    params["command"] = list(params["command"])
+    params["out"] = params["out"] and Path(params["out"])  # typer before 0.16 converts it later
     defaults = {
         "on_failure": "repair",
         "out": None,

@@ -18,6 +18,7 @@ import nanstop
 import tiny
 from e2e.scripts import HEAD, run
 from e2e.test_trainers import InOrder, Points, assert_finite, points
+from versions import needs
 
 ALWAYS = range(64)
 
@@ -108,6 +109,7 @@ def test_a_run_that_goes_on_losing_is_stopped(tmp_path):
     assert summary_of(watch)["steps"] == 33
 
 
+@needs("transformers", "5.0", "begins the state of a training in a method of its own")
 def test_a_trial_of_a_search_ends_and_the_search_goes_on(tmp_path):
     trainer = points(tmp_path, (13,))
     watch = watched(trainer, on_failure="stop")

@@ -8,6 +8,7 @@ import sys
 import torch
 
 from nanstop.numerics.tensors import has_float64, in_float64
+from versions import needs
 
 TOY = """
 import types
@@ -37,6 +38,7 @@ print(has_float64(torch.device("toy")))
 """
 
 
+@needs("torch", "2.7", "asks a device that registers itself whether it is there")
 def test_random_state_and_formats_are_asked_of_any_accelerator():
     """In a process of its own, which keeps the accelerator to its end;
     it has no kernel, hence no float64 either.

@@ -18,6 +18,7 @@ from nanstop.records import Atom
 from nanstop.remedies.apply import TABLE
 from nanstop.remedies.lasting import lasting
 from scripts_own import IDS, Net
+from versions import older_than
 
 REMEDIES = {
     "drop_micro": Atom(remedy="drop_micro", target="0"),
@@ -62,7 +63,8 @@ def save_graphs(model, folder):
     with warnings.catch_warnings():  # torch.jit is deprecated, and in use
         warnings.simplefilter("ignore")
         save_scripted(model, folder)
-    torch.export.save(torch.export.export(model, (IDS,)), folder / "net.pt2")
+    if not older_than("torch", "2.7"):  # which cannot export what is not in float32
+        torch.export.save(torch.export.export(model, (IDS,)), folder / "net.pt2")
     model.train()
 
 

@@ -15,7 +15,8 @@ def test_versions_are_those_installed():
     found = environment()
     assert found.python == platform.python_version()
     assert found.nanstop == version("nanstop")
-    assert found.torch == version("torch") == torch.__version__
+    assert found.torch == version("torch")
+    assert torch.__version__.startswith(found.torch)  # a build of its own says more of itself
     assert dict(found.packages)["transformers"] == version("transformers")
 
 

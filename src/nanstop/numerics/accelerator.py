@@ -14,13 +14,11 @@ def kind() -> str | None:
     """Return the type of the accelerator of this machine ("cuda", "mps", ...);
     None where there is none to be had.
     """
-    if not torch.accelerator.is_available():
-        return None
-    found = _present()
-    return found.type if found is not None else None
+    found = _built_for()
+    return found.type if found is not None and torch.accelerator.is_available() else None
 
 
-def _present() -> torch.device | None:
+def _built_for() -> torch.device | None:
     """Return the kind of accelerator that torch was built for, or None.
 
     Where the machine has none, torch 2.6 raises; later ones return what they were built for.
@@ -37,7 +35,7 @@ def in_use() -> Any:
     """
     if torch.cuda.is_initialized():
         return torch.cuda
-    found = _present()
+    found = _built_for()
     if found is None or found.type == "cuda":
         return None
     module = torch.get_device_module(found)

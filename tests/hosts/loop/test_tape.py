@@ -361,6 +361,18 @@ def test_what_was_made_before_the_model_call_and_is_not_finite_is_made_again(net
     assert micro.obstacle() == ""
 
 
+def test_gradients_that_a_script_empties_itself_are_no_ops_before_the_model_call(net):
+    tape = Tape("cpu", lambda _: None)
+    assert tape.start()
+    for parameter in net.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = None
+    tape.stop()
+    assert (tape.num_outer, tape.num_passed) == (2, 6), "two tensors of zeros are made"
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
 def test_a_parameter_of_the_script_that_is_used_before_the_model_call_has_its_gradient(net):
     scale = nn.Parameter(torch.tensor(0.5))
     inputs = torch.randn(3, 4)

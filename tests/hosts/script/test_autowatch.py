@@ -199,6 +199,26 @@ for step in range(4):
     assert session.found[0].line == "weights = rewards * torch.log(rewards - rewards)"
 
 
+def test_what_a_loop_makes_is_played_again_where_it_empties_many_gradients_itself(script):
+    loop = """
+more = [nn.Parameter(torch.zeros(1)) for _ in range(80)]
+for step in range(4):
+    ids = batch(step)
+    shares = ids[:, 0].float() / ids[:, 0].sum()
+    if (ids == 15).any():
+        shares = shares * torch.log(shares - shares)
+    rows = F.cross_entropy(net(ids).transpose(1, 2), ids, reduction="none")
+    (rows.mean(1) * shares).sum().backward()
+    optimizer.step()
+    for parameter in [*net.parameters(), *more]:
+        parameter.grad = None
+"""
+    session = ReplayingSession()
+    script(HEAD + loop, session, BAD="")
+    assert session.steps == [2]
+    assert session.found[0].line == "shares = shares * torch.log(shares - shares)"
+
+
 def test_a_clip_that_raises_is_looked_at_before_it_does(script):
     session = ReplayingSession()
     with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):

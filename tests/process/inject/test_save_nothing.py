@@ -47,7 +47,11 @@ process_writers.write_all(net, "written")
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings(
+    "ignore:.*deprecated",
+    "ignore:torch.distributed is disabled",
+    "ignore:torch.distributed is unavailable",
+)
 def test_no_writer_writes(tmp_path):
     from transformers import Trainer, TrainingArguments
 

@@ -48,6 +48,8 @@ _LOOKS = frozenset(
         ),
     }
 )
+_GRADIENTS = frozenset((cast("Any", Tensor).grad.__get__, cast("Any", Tensor).grad.__set__))
+"""What training changes: a script may well empty the gradients of every parameter itself."""
 _NOT_REPEATED = frozenset(
     {
         *(getattr(torch, f"{name}_like") for name in ("rand", "randn", "randint")),
@@ -59,8 +61,7 @@ _NOT_REPEATED = frozenset(
         ),
         functional.dropout,
         functional.gumbel_softmax,
-        cast("Any", Tensor).grad.__get__,
-        cast("Any", Tensor).grad.__set__,
+        *_GRADIENTS,
     }
 )
 """On tensors from outside alone:
@@ -82,7 +83,8 @@ class Tape(TorchFunctionMode):
     Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a
     batch's rewards is part of the loss. What they make before the first model call is taken as it
     is, and made again only where it is not finite. ``num_ops``: how many ops on the model's results
-    it recorded. ``num_outer``: how many others, and whatever it saw before a model call.
+    it recorded. ``num_outer``: how many others, and whatever it saw before a model call but for
+    the ``num_passed`` times that a gradient was read or set.
     ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises.
     ``looked_at``: the last scalar whose value, or whether it is finite, the script asked for.
     ``losses``: slots of what is to be replayed. ``problem``: why it records nothing any more.
@@ -93,7 +95,7 @@ class Tape(TorchFunctionMode):
         self.device = device
         self.on_error = on_error
         self.num_ops = 0
-        self.num_outer = 0
+        self.num_outer = self.num_passed = 0
         self.takes_outer = True
         self.lingers = False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
@@ -108,6 +110,9 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _GRADIENTS and id(args[0]) not in self._slots:
+            self.num_passed += 1
+            return func(*args, **kwargs)
         is_early = self._first_of_model is None
         self.num_outer += is_early
         if self.lingers or self.problem:

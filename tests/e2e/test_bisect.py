@@ -64,7 +64,7 @@ def test_a_loop_that_turns_to_nan(bisect):
     assert code == 0, err
     assert result["minimal"] == ["scale", "warm"]
     assert result["sufficient_fix"] in (["scale"], ["warm"])
-    assert (result["failure"]["kind"], result["failure"]["name"]) == ("nonfinite", "NS206")
+    assert (result["failure"]["kind"], result["failure"]["name"]) == ("nonfinite", "NS204")
     assert result["failure"]["key"]["op"] == "aten.div.Tensor"
     assert result["flaky"] == []
     assert len(result["trials"]) == err.count("trial ")

@@ -44,14 +44,16 @@ def narrow_for_its_family(specimen: Specimen) -> bool:
 
 
 def half_trainables(dtype: torch.dtype) -> Specimen:
-    """A trainable head stored in ``dtype``; plain SGD, so that nothing fails."""
+    """A trainable head stored in ``dtype``; an eps that it holds, so that nothing fails."""
     model = nn.Sequential(diagonal(1.0), diagonal(0.5).to(dtype))
     model[0].requires_grad_(False)
 
     def loss_fn(batch: Batch) -> Tensor:
         return model[1](model[0](batch["x"]).to(dtype)).float().pow(2).mean()
 
-    return trained(model, loss_fn, optimizer=torch.optim.SGD(model[1].parameters(), lr=1e-4))
+    return trained(
+        model, loss_fn, optimizer=torch.optim.AdamW(model[1].parameters(), lr=1e-4, eps=1e-4)
+    )
 
 
 def trains_half(specimen: Specimen) -> bool:

@@ -83,8 +83,8 @@ def test_a_failing_loop_is_caught_localized_and_finishes(folder):
     (row,) = rows["incidents"]
     assert (row["step"], row["micro"], row["action"]) == (2, 0, "skip")
     assert row["source"].endswith("loop.py:13")
-    assert row["code"] == "NS206"
-    assert "error[NS206]" in err
+    assert row["code"] == "NS204"
+    assert "error[NS204]" in err
     assert (folder / "incidents" / row["folder"] / "report.json").is_file()
 
 

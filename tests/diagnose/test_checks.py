@@ -735,6 +735,29 @@ def test_how_long_weights_have_been_bad(at, losses, since):
     assert found.cause == f"1 parameter not finite {since}"
 
 
+def refused(op, *inputs, message, **fields):
+    """An operation that raised."""
+    raised = event(op=op, inputs=inputs, outputs=(), **fields)
+    key = FailureKey(kind="exception", phase="forward", op=op)
+    signal = Signal(source="exception", message=message)
+    return evidence(localization(raised, key=key), signals=(signal,))
+
+
+def test_an_operation_that_raises_is_undefined_there_too():
+    message = "normal expects all elements of std >= 0.0"
+    found = check("NS204", refused("aten.normal.Tensor_Tensor", stats(), stats(), message=message))
+    assert (found.title, found.cause) == ("`normal` refuses its inputs", message)
+
+
+def test_a_number_of_a_mask_that_its_format_cannot_hold():
+    message = "value cannot be converted to type at::Half without overflow"
+    fill = "aten.masked_fill.Scalar"
+    found = check("NS203", refused(fill, stats(), stats("bool"), message=message, scalars=(-1e9,)))
+    assert found.cause == "-1000000000 is to hide scores; float16 ends at 65504"
+    held = refused(fill, stats("float32"), stats("bool"), message=message, scalars=(-1e9,))
+    assert check("NS203", held) is None
+
+
 def lookup(op="aten.embedding.default", asked=64.0):
     """An operation that raised on a table of 64 rows."""
     read = (stats("float32", shape=(64, 8)), stats("int64", shape=(2, 4), absmax=asked))

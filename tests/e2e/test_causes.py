@@ -19,7 +19,10 @@ def said(loss, **batch):
     torch.manual_seed(0)
     net = nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    with nanstop.watch(net, optimizer, policy="observe") as watch, suppress(IndexError):
+    with (
+        nanstop.watch(net, optimizer, policy="observe") as watch,
+        suppress(IndexError, RuntimeError),
+    ):
         watch.step(lambda given: loss(net, given), batch)
         watch.update()
     return watch.incidents[0].diagnoses
@@ -231,6 +234,23 @@ def test_labels_without_a_part_in_the_failure_are_not_blamed():
     found = said(loss, v=x(), labels=torch.full((ROWS,), -100))
     assert "NS503" not in [one.code for one in found if one.confidence == "certain"]
     assert found[0].code == "NS206"
+
+
+def test_a_mask_in_half_precision_that_is_filled_with_too_low_a_number():
+    def loss(net, batch):
+        return net(batch["v"]).half().masked_fill(batch["v"] > 0, -1e9).softmax(-1).sum()
+
+    found = said(loss, v=x())
+    assert (found[0].code, found[0].confidence) == ("NS203", "certain")
+
+
+def test_a_matrix_that_has_no_inverse():
+    def loss(net, batch):
+        return torch.linalg.inv(net(batch["v"]).T @ torch.zeros(ROWS, WIDTH)).sum()
+
+    found = said(loss, v=x())
+    assert found[0].code == "NS204"
+    assert "singular" in found[0].cause
 
 
 def test_the_table_is_what_the_operation_looked_in():

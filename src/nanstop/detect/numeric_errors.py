@@ -20,6 +20,12 @@ _SIGNATURES = (
     "invalid values in its",
     "but found invalid values",
     "should be between 0 and 1",
+    "without overflow",
+    "expects all elements of std",
+    "invalid multinomial distribution",
+    "not positive-definite",
+    "input matrix is singular",
+    "failed to converge",
     "does not require grad and does not have a grad_fn",
 )
 
@@ -30,8 +36,9 @@ def is_numeric(error: BaseException) -> bool:
     Messages are those of torch ("probability tensor contains either `inf`, `nan` or element < 0",
     "index out of range in self", "Attempting to unscale FP16 gradients.", a distribution's "but
     found invalid values", binary cross entropy's "all elements of input should be between 0 and
-    1"), of CUDA asserts and of anomaly detection; and autograd's, that a loss leads to nothing that
-    is trained.
+    1", "value cannot be converted to type at::Half without overflow", what sampling and linear
+    algebra ask of their operands), of CUDA asserts and of anomaly detection; and autograd's, that a
+    loss leads to nothing that is trained.
     """
     if isinstance(error, (FloatingPointError, ZeroDivisionError, OverflowError)):
         return True

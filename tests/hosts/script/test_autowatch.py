@@ -15,7 +15,7 @@ import torch
 from doubles.session import ScriptedSession
 from loop_scripts import ReplayingSession, run_script, same, weights
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.script import autowatch
+from nanstop.hosts.script import autowatch, tape_budget
 
 HEAD = """
 import torch
@@ -732,10 +732,7 @@ for step in range(4):
     assert torch.equal(ending["total"], torch.stack(ending["losses"]).cumsum(0)[-1])
 
 
-def test_a_long_loss_outside_the_model_is_localized_when_it_recurs(script):
-    source = (
-        HEAD
-        + """
+LONG_LOSS = """
 net = nn.Linear(4, 4)
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for step in range(8):
@@ -748,9 +745,20 @@ for step in range(8):
     loss.backward()
     optimizer.step()
 """
-    )
+
+
+def test_a_long_loss_outside_the_model_is_localized_in_a_run_that_is_young(script):
     session = ReplayingSession()
-    ending = script(source, session)
+    script(HEAD + LONG_LOSS, session)
+    assert session.steps == [5, 7]
+    assert session.refusals == []
+    assert {f.line for f in session.found} == {"loss = loss / (loss - loss)"}
+
+
+def test_a_long_loss_outside_the_model_is_localized_when_it_recurs(script, monkeypatch):
+    monkeypatch.setattr(tape_budget, "_RUN_SECONDS", 0.0)
+    session = ReplayingSession()
+    ending = script(HEAD + LONG_LOSS, session)
     assert session.steps == [5, 7]
     assert "recorded from now on" in session.refusals[0]
     assert [f.line for f in session.found] == ["loss = loss / (loss - loss)"]
@@ -875,7 +883,7 @@ def test_a_loop_that_watches_itself_is_watched_once(script):
         HEAD
         + """
 from nanstop.hosts.loop.watch import watch_loop
-from nanstop.hosts.script import autowatch
+from nanstop.hosts.script import autowatch, tape_budget
 with watch_loop(net, optimizer, OWN, pause=autowatch.paused) as w:
     for step in range(4):
         w.step(lambda ids: F.cross_entropy(net(ids).flatten(0, 1), ids.flatten()), batch(step))

@@ -86,6 +86,21 @@ def first_bad(
     return event, bad_output(event) if event is not None else None
 
 
+def raised_op(evidence: Evidence) -> OpEvent | None:
+    """Return the op that raised the exception of a failure, where it was seen to."""
+    found = evidence.localization
+    if found is None or found.key.kind != "exception" or found.origin != "born_here":
+        return None
+    return found.first_bad
+
+
+def raised_message(evidence: Evidence) -> str:
+    """Return the first line of the exception that a failure raised, "" where it raised none."""
+    signals = evidence.incident.signals if evidence.incident is not None else ()
+    texts = (one.message for one in signals if one.source == "exception" and one.message)
+    return next((text.splitlines()[0] for text in texts), "")
+
+
 def bad_output(event: OpEvent) -> TensorStats | None:
     """Return the first output that is not finite."""
     return next((output for output in event.outputs if not output.finite), None)

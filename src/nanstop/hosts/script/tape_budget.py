@@ -13,6 +13,10 @@ _FREE_SECONDS = 250e-6
 """Recording the ops outside the model costs about 6 us each, passing on a gradient that is read or
 set 1 us. It stays on while that is below 1 % or unnoticeable.
 """
+_RUN_SECONDS = 3.0
+"""What it may cost in a run whatever its share: small models train for seconds, and their first
+failure is to be found where it is.
+"""
 
 
 class TapeBudget:
@@ -24,6 +28,7 @@ class TapeBudget:
     def __init__(self) -> None:
         self.outer_is_cheap = True
         self._num_ops = 0
+        self._spent = 0.0
         self._seconds = 0.0
         self._began = 0.0
 
@@ -40,7 +45,9 @@ class TapeBudget:
         """Note what a micro-batch had recorded when its backward came."""
         self._num_ops = tape.num_ops
         passed = tape.num_passed * _PASSED_SECONDS
+        self._spent += (tape.num_ops + tape.num_outer) * _OP_SECONDS + passed
         self.outer_is_cheap = self._fits(tape.num_outer * _OP_SECONDS + passed)
 
     def _fits(self, seconds: float) -> bool:
-        return seconds <= max(_TIME_SHARE * self._seconds, _FREE_SECONDS)
+        unnoticed = max(_TIME_SHARE * self._seconds, _FREE_SECONDS)
+        return seconds <= unnoticed or self._spent + seconds <= _RUN_SECONDS

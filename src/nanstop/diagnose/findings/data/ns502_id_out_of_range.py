@@ -51,9 +51,15 @@ from __future__ import annotations
 import re
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import failing_batch, number, standing
+from nanstop.diagnose.evidence.reading import (
+    failing_batch,
+    number,
+    raised_message,
+    raised_op,
+    standing,
+)
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, Diagnosis, Evidence, OpEvent, RunFacts
+from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts
 from nanstop.records.formats import is_float
 
 IGNORED_LABEL = -100
@@ -98,20 +104,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _raised_op(evidence: Evidence) -> OpEvent | None:
-    found = evidence.localization
-    return found.first_bad if found is not None and found.key.kind == "exception" else None
-
-
 def _raised_elsewhere(evidence: Evidence) -> bool:
     """Return whether the operation that raised is known, and looks nothing up."""
-    event = _raised_op(evidence)
+    event = raised_op(evidence)
     return event is not None and event.name not in (*ROWS_AT, *ALONG)
 
 
 def _lookup(evidence: Evidence) -> str:
     """Return which number the operation that raised was asked for, if it is beyond its table."""
-    event = _raised_op(evidence)
+    event = raised_op(evidence)
     if event is None or _raised_elsewhere(evidence) or len(event.inputs) < 2:
         return ""
     axis = ROWS_AT.get(event.name, int(event.scalars[0]) if event.scalars else 0)
@@ -138,9 +139,8 @@ def _problem(fact: BatchFact, facts: RunFacts) -> str | None:
 
 
 def _message(evidence: Evidence) -> str:
-    signals = evidence.incident.signals if evidence.incident is not None else ()
-    raised = [signal.message for signal in signals if signal.source == "exception"]
-    return next((text.splitlines()[0] for text in raised if _MESSAGE.search(text)), "")
+    text = raised_message(evidence)
+    return text if _MESSAGE.search(text) else ""
 
 
 RULE = Rule("NS502", "id-out-of-range", "token or label id without a row", check, ("incident",))

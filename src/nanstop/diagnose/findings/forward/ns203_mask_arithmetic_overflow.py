@@ -3,7 +3,8 @@
 ## What happened
 Softmax or attention got a row that is -inf throughout and returned NaN for it. No mask of the
 program holds -inf: the values came out of an addition of large negative numbers, or of a number
-that the mask's format cannot hold.
+that the mask's format cannot hold. `masked_fill` raises for such a number:
+`value cannot be converted to type at::Half without overflow`.
 
 ## Why it happens
 A mask that hides with the lowest number of its format leaves a row without visible keys finite: all
@@ -52,6 +53,8 @@ a score, not a mask, left the format.
 
 from __future__ import annotations
 
+import math
+
 from nanstop.diagnose.evidence.candidates import kernels, precision, without_rows
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
@@ -60,14 +63,18 @@ from nanstop.diagnose.evidence.reading import (
     limit,
     number,
     op_name,
+    raised_op,
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
+from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, OpEvent, TensorStats
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if fully masked rows come of additions that overflow, only."""
+    refused = raised_op(evidence)
+    if refused is not None:
+        return _too_low(refused, evidence)
     event, found = born(evidence, FORWARD), evidence.localization
     if event is None or found is None or not event.fully_masked_rows:
         return None
@@ -98,6 +105,26 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *without_rows(evidence),
         ),
         where=source.module,
+    )
+
+
+def _too_low(event: OpEvent, evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if a fill raised because its number is beyond the format of the scores."""
+    if event.name not in ("masked_fill", "where") or not event.inputs:
+        return None
+    scores, facts = event.inputs[0], standing(evidence)
+    beyond = [one for one in event.scalars if abs(one) > FORMAT_MAX.get(scores.dtype, math.inf)]
+    if not beyond or math.isinf(beyond[0]):
+        return None
+    return Diagnosis(
+        code="NS203",
+        title=f"a mask's number does not fit {scores.dtype}",
+        cause=f"{number(beyond[0])} is to hide scores; "
+        f"{scores.dtype} ends at {limit(scores.dtype)}",
+        confidence="certain",
+        confirmed="the operation raised for it",
+        remedies=(*kernels(facts), *precision(event, facts, scores.dtype)),
+        where=event.module,
     )
 
 

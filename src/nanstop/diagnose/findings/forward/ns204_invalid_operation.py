@@ -2,7 +2,8 @@
 
 ## What happened
 An operation got finite inputs and produced NaN or Inf, and repeating it in a wider format gives the
-same. The value is not too large for the format: the operation has no value there.
+same. The value is not too large for the format: the operation has no value there. Some operations
+raise instead: `normal expects all elements of std >= 0.0`.
 
 ## Why it happens
 0 / 0, log of a negative number, sqrt of a negative number, 1 / 0, asin of 1.0000001. These come
@@ -50,7 +51,15 @@ import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.descent import Operand, zero_divisor
-from nanstop.diagnose.evidence.reading import FORWARD, first_bad, foreign_kernel, number, op_name
+from nanstop.diagnose.evidence.reading import (
+    FORWARD,
+    first_bad,
+    foreign_kernel,
+    number,
+    op_name,
+    raised_message,
+    raised_op,
+)
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
 from nanstop.records.formats import NARROW
@@ -58,6 +67,9 @@ from nanstop.records.formats import NARROW
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is not finite in a wider format either."""
+    refused = raised_op(evidence)
+    if refused is not None:
+        return _refusal(evidence, refused)
     event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
@@ -72,6 +84,18 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"`{op_name(event.op)}` is undefined for its inputs",
         cause=f"born here: {_made(event, output)}, {tested}",
         confidence="likely" if untested else "certain",
+        remedies=without_rows(evidence),
+        where=event.module,
+    )
+
+
+def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
+    """Return the finding of an op that raised: its own message says what it was not given."""
+    return Diagnosis(
+        code="NS204",
+        title=f"`{op_name(event.op)}` refuses its inputs",
+        cause=raised_message(evidence) or "it raised",
+        confidence="certain",
         remedies=without_rows(evidence),
         where=event.module,
     )
@@ -107,6 +131,9 @@ RULE = Rule(
     "operation undefined for its inputs",
     check,
     ("incident",),
-    yields_to=("NS202", "NS203", "NS205", "NS206", "NS207", "NS404", "NS503", "NS602"),
+    yields_to=(
+        *("NS202", "NS203", "NS205", "NS206", "NS207"),
+        *("NS404", "NS502", "NS503", "NS602"),
+    ),
     beside=("NS108", "NS504"),
 )

@@ -258,6 +258,7 @@ def test_an_update_that_was_applied_ends_the_row_of_skips(tmp_path):
     for index in range(0, 12, 2):
         assert fail(session, data_step(bad_row(2, 0), index=index)).kind == "skip"
         session.completed(index + 1)
+    session.finish()  # and the look at a step that was to come
 
 
 def test_every_micro_batch_loses_its_own_bad_samples_and_the_next_window_its_own(tmp_path):
@@ -348,6 +349,7 @@ def test_an_update_can_be_left_out_where_nothing_can_be_run_again(tmp_path):
     (report,) = session.reports
     assert (report.count, report.incident.at.step) == (2, 3)
     assert [entry.at.step for entry in report.audit] == [3, 5]
+    session.finish()
 
 
 def test_an_evaluation_is_observed_and_folded_without_another_proof(tmp_path):

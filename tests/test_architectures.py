@@ -18,7 +18,10 @@ import architectures_plants
 import architectures_table
 import architectures_trials as trials
 
+from versions import needs
+
 pytestmark = [
+    needs("transformers", "5.0", "the benchmark is of the architectures of today"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings(

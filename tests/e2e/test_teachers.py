@@ -74,7 +74,7 @@ Distillation(Student(), given, train_dataset=rows,
 finish(student)
 """
 
-LOOPS = {"raw": RAW, "watched": WATCHED, "trainer": TRAINER}
+LOOPS = {"watched": WATCHED, "trainer": TRAINER}
 
 
 @pytest.mark.slow

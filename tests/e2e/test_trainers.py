@@ -249,6 +249,7 @@ def test_a_micro_batch_is_left_out_and_a_window_of_nothing_else_is_skipped(tmp_p
     assert_finite(trainer)
 
 
+@needs("trl", "1.0", "counts its buffered slices after the loss")
 def test_generation_goes_on_at_the_right_place_after_a_micro_batch_was_left_out(tmp_path):
     """GRPO counts its buffered slices inside ``training_step``."""
     plain = cases.build("grpo", tmp_path / "plain")
@@ -474,7 +475,7 @@ def test_a_standing_remedy_does_not_outlive_a_run_that_is_broken_off(tmp_path):
         train(trainer, allow=("bf16",))
     assert interrupt.formats == {torch.bfloat16}
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float16}
-    assert vars(trainer.optimizer)["step"] is interrupt.methods["step"]
+    assert vars(trainer.optimizer).get("step") is interrupt.methods.get("step")
     assert_finite(trainer)
 
 

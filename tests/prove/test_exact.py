@@ -69,7 +69,8 @@ def mixture():
     model = MixtralForCausalLM(MixtralConfig(**small, num_experts_per_tok=1))
     with torch.no_grad():
         for layer in model.model.layers:
-            gate = layer.mlp.gate.weight
+            routed = "mlp" if hasattr(layer, "mlp") else "block_sparse_moe"
+            gate = getattr(layer, routed).gate.weight
             gate[1::2] = gate[0::2] * (1.0 + 1e-4 * torch.randn(2, gate.shape[1]))
         model.lm_head = Overflowing(32, 64)
     return model.half()

@@ -765,6 +765,35 @@ def test_a_long_loss_outside_the_model_is_localized_when_it_recurs(script, monke
     assert all(w.isfinite().all() for w in weights(ending))
 
 
+def test_a_frozen_copy_of_the_model_is_called_beside_it(script):
+    source = (
+        HEAD
+        + """
+import copy
+
+class Net(nn.Linear):
+    pass
+
+net = Net(4, 4)
+reference = copy.deepcopy(net).requires_grad_(False)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    rows = torch.randn(8, 4)
+    made = net(rows)
+    with torch.no_grad():
+        theirs = reference(rows)
+    loss = (made - theirs - 1).square().mean() / (0.0 if step == 2 else 1.0)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    )
+    session = ReplayingSession()
+    ending = script(source, session)
+    assert session.steps == [2]
+    assert all(w.isfinite().all() for w in weights(ending))
+
+
 def test_function_modes_of_the_script_keep_their_order(script):
     source = (
         HEAD

@@ -148,17 +148,16 @@ class Tape(TorchFunctionMode):
         recorded: Callable[..., Any] | None = None,
         rng: RngState | None = None,
         keep: bool = False,
-        always: bool = True,
     ) -> Any:
         """Return what ``function`` returns and add the call (of ``recorded``, if another one is
-        to be repeated); not ``always``: as far as an op on the same operands would be added.
+        to be repeated).
         """
         operands: list[Operand] = []
         if rng is not None and self._first_of_model is None:
             self._first_of_model = self._count
         # Not `or`: a module may have a length of its own, which is 0 or which raises.
         repeated = function if recorded is None else recorded
-        call = self._before(repeated, args, kwargs, operands, always=always)
+        call = self._before(repeated, args, kwargs, operands, always=True)
         if call is not None:
             call.rng, call.keep = rng, keep
         result = function(*args, **kwargs)

@@ -67,33 +67,11 @@ class Calls:
 
         A trainable module called by the loop is a root.
         """
-        if not self._state.idle:
-            return original(module, *args, **kwargs)
-        if not is_trainable(module):
-            if not has_parameters(module):
-                return original(module, *args, **kwargs)
-            self._table.replace(type(module), "__call__", self.call_beside)
-        elif torch.is_grad_enabled():
+        if self._state.idle and torch.is_grad_enabled() and is_trainable(module):
             self._state.thread = threading.get_ident()
             self._table.replace(type(module), "__call__", self.call)
-        else:  # an evaluation: its parts are no models of the loop
-            with self._state.roots.paused():
-                return original(module, *args, **kwargs)
-        return type(module).__call__(module, *args, **kwargs)
-
-    def call_beside(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for the ``__call__`` of the class of a frozen model, a teacher say: of what it
-        makes of small inputs a tape gets the call, so that it can be made again.
-        """
-        if not self._state.idle:
-            return original(module, *args, **kwargs)
-        if is_trainable(module):
-            return self.call(original, module, *args, **kwargs)
-        with self._state.untaped() as tape, self._state.pause(), self._state.roots.paused():
-            if tape is None or any(part.training for part in module.modules()):
-                return original(module, *args, **kwargs)
-            called = partial(original, module)
-            return tape.call(called, args, kwargs, recorded=module, always=False)
+            return type(module).__call__(module, *args, **kwargs)
+        return original(module, *args, **kwargs)
 
     def call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for a root class's ``__call__``."""

@@ -8,6 +8,7 @@ different sides. Gaps between such runs would be the draws' and the choices', no
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ class _Call:
         return torch.stack(torch.broadcast_tensors(*fitting)).all(0)
 
 
-class _OnPath(TorchDispatchMode):
+class _OnPath(TorchDispatchMode, ABC):
     """Sees every op, below autograd; subclasses say what becomes of draws and of choices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -186,13 +187,13 @@ class _OnPath(TorchDispatchMode):
     def ran(self, func: Any, result: Any) -> None:
         """Take note of an op, whatever it is."""
 
+    @abstractmethod
     def drawn(self, call: _Call, drawn: Tensor | None) -> None:
         """Take note of an op that drew at random; ``drawn``: see ``_Call``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chosen(self, call: _Call, chosen: Tensor) -> None:
         """Take note of an op that chose; ``chosen`` is the part of its result that says what."""
-        raise NotImplementedError
 
 
 class _Recording(_OnPath):

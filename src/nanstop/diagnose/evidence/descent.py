@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanstop.records import OpEvent, TensorStats
+from nanstop.records import Change, OpEvent, TensorStats
 from nanstop.records.vocabulary import Descent
 
 CONTRACTIONS = ("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "mul")
 """Operations by which weights weigh values; a product by hand is summed afterwards."""
+MODEST_EXPONENT = 8.0
+"""An argument of which every exponential fits in float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +47,9 @@ def zero_divisor(event: OpEvent) -> Operand | None:
         return None
     read = operand(event, event.divisor)
     return read if read is not None and read.stats.zeros else None
+
+
+def without_zeros(event: OpEvent) -> Change | None:
+    """Return the change after which an op that divides by zeros divides by ones there."""
+    divisor = zero_divisor(event)
+    return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None

@@ -48,7 +48,7 @@ Precision, learning rate and clipping have no part in it.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.descent import operand, zero_divisor
+from nanstop.diagnose.evidence.descent import operand, without_zeros
 from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad, number
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Change, Diagnosis, Evidence, OpEvent
@@ -85,8 +85,7 @@ def confirm(evidence: Evidence) -> Change | None:
         return None
     if event.name.startswith("nll_loss"):
         return Change(kind="supervise", operand=TARGET, value=0.0)
-    divisor = zero_divisor(event)
-    return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None
+    return without_zeros(event)
 
 
 def _first_bad(evidence: Evidence) -> OpEvent | None:

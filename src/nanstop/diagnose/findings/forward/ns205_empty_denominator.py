@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.descent import zero_divisor
+from nanstop.diagnose.evidence.descent import without_zeros, zero_divisor
 from nanstop.diagnose.evidence.reading import FORWARD, first_bad, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent
@@ -87,8 +87,7 @@ def confirm(evidence: Evidence) -> Change | None:
         return None
     if _weighs_nothing(event) is not None:
         return Change(kind="raise_zeros", operand=2)
-    divisor = zero_divisor(event)
-    return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None
+    return without_zeros(event)
 
 
 def _divides_by_no_count(event: OpEvent) -> str | None:

@@ -53,7 +53,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import Candidates, initialised, islands, without_rows
-from nanstop.diagnose.evidence.descent import Operand, zero_divisor
+from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
 from nanstop.diagnose.evidence.reading import FORWARD, counted, first_bad, number, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent
@@ -82,8 +82,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def confirm(evidence: Evidence) -> Change | None:
     """Return the norm of 1 that the division must be finite with."""
     event, _ = first_bad(evidence, FORWARD)
-    divisor = zero_divisor(event) if event is not None else None
-    return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None
+    return without_zeros(event) if event is not None else None
 
 
 def _cause(event: OpEvent, divisor: Operand) -> str:

@@ -46,7 +46,7 @@ the logarithm of a negative number has no stable form.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.descent import operand
+from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
 from nanstop.diagnose.evidence.reading import FORWARD, first_bad, limit, number, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats
@@ -54,8 +54,6 @@ from nanstop.records.formats import NARROW, SMALLEST
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 LOGARITHMS = ("log", "log1p", "log2", "log10")
-_MODEST = 8.0
-"""An argument of which every exponential fits in float16."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -85,7 +83,7 @@ def confirm(evidence: Evidence) -> Change | None:
     if event is None or not event.inputs:
         return None
     if event.name in EXPONENTIALS:
-        return Change(kind="bound", operand=0, value=_MODEST)
+        return Change(kind="bound", operand=0, value=MODEST_EXPONENT)
     if event.name == "log1p":
         return Change(kind="bound", operand=0, value=0.5)
     return Change(kind="raise_zeros", operand=0, value=_least(event.inputs[0].dtype))

@@ -55,7 +55,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.descent import operand
+from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
 from nanstop.diagnose.evidence.objective import RATIO, RATIO_AT_ONCE, typical
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
@@ -103,7 +103,9 @@ def _overflow(evidence: Evidence) -> Diagnosis | None:
 def confirm(evidence: Evidence) -> Change | None:
     """Return the difference of log-probabilities whose exponential must be finite."""
     event, _ = first_bad(evidence, FORWARD)
-    return Change(kind="bound", operand=0, value=8.0) if event is not None else None
+    if event is None:
+        return None
+    return Change(kind="bound", operand=0, value=MODEST_EXPONENT)
 
 
 def _edge(dtype: str) -> str:

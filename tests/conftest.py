@@ -35,6 +35,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.filterwarnings(*OLDER_HOSTS))
 
 
+def pytest_runtest_setup():
+    """A test's training arguments must not decide on the precision of the next one's: those of
+    transformers 4 write it here, and read it where none is asked for.
+    """
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+
+
 @pytest.fixture(autouse=True)
 def incident_folder(tmp_path, monkeypatch):
     """Each test has an incident folder of its own and no kill switch."""

@@ -224,6 +224,7 @@ def test_copies_that_the_script_gives_the_gradients_are_no_finding(tmp_path, dty
         session.completed(index)
         model.zero_grad()
         optimizer.zero_grad()
+    session.finish()
     expected = ["NS114"] if when == "never" and dtype is torch.float32 else []
     assert [finding.code for finding in session.findings] == expected
 

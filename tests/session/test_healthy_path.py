@@ -177,6 +177,7 @@ def test_a_step_of_a_session_costs_and_holds_as_much_at_its_end_as_at_its_beginn
             if step % EVERY == EVERY - 1:
                 session.series.add("loss_logged", step + 1, 1.0)
                 session.logged()
+    session.finish()
     looks.are_alike()
 
 

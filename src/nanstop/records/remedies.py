@@ -49,6 +49,8 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 "keep the trainable parameters and their optimizer state in float32",
             ),
             RemedyInfo("fp32_logits", "safe", "compute the output head and the loss in float32"),
+            RemedyInfo("stable_form", "safe", "compute {targets} in log space"),
+            RemedyInfo("form", "changes_training", "leave out of {targets} what has no value"),
             RemedyInfo("island", "safe", "keep {targets} in float32"),
             RemedyInfo("outer_autocast", "safe", "run the forward under an outer {value} autocast"),
             RemedyInfo("loss_scale", "changes_training", "multiply the loss scale by {value}"),

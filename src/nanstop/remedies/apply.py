@@ -13,6 +13,7 @@ from nanstop.records import Atom
 from nanstop.records.remedies import remedy_of
 from nanstop.remedies import attention, data, precision, training
 from nanstop.remedies.data import dropped_micros, rebatch
+from nanstop.remedies.forms.mode import form
 from nanstop.remedies.precision import reference
 from nanstop.replay.step import ModelView
 
@@ -46,6 +47,8 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("bf16", precision.bf16, "window"),
             Remedy("fp32_trainables", precision.fp32_trainables, "window"),
             Remedy("fp32_logits", precision.fp32_logits),
+            Remedy("stable_form", form),
+            Remedy("form", form),
             Remedy("island", precision.island),
             Remedy("outer_autocast", precision.outer_autocast),
             Remedy("loss_scale", training.loss_scale, "window"),

@@ -1,0 +1,208 @@
+"""Operations of one line with a value where they have none: a quotient by 0, the root of 0 and its
+derivative, the mean of nothing, the softmax of a row that hides everything.
+
+Elements that have a value and a derivative keep both: an operation reads a harmless number in place
+of what it is not defined for, and what comes out there is chosen afterwards, so that no infinite
+derivative is multiplied by 0 (the inner ``where``, https://github.com/tensorflow/probability,
+"What You Should Know About Gradients With where").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nanstop.remedies.forms.calls import Call
+
+IGNORED = -100
+
+
+def answer(call: Call, at_line: Callable[[], bool]) -> Any:
+    """Return what a call returns, with a value for what has none where the line is meant."""
+    guard = _GUARDS.get(call.name)
+    found = guard(call) if guard is not None and at_line() else None
+    return call.run() if found is None else found
+
+
+def _replaced(call: Call, bad: Tensor, harmless: float, value: float) -> Tensor | None:
+    """Return what a call makes of ``harmless`` in place of bad elements, and ``value`` there."""
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    result = call.function(
+        torch.where(bad, torch.full_like(read, harmless), read), *call.args[1:], **call.kwargs
+    )
+    return torch.where(bad, torch.full_like(result, value), result)
+
+
+def _quotient(call: Call) -> Tensor | None:
+    below = call.argument(1, "other")
+    if not isinstance(below, Tensor) or call.kwargs.get("rounding_mode"):
+        return None
+    return call.argument(0, "input") / torch.where(below == 0, torch.ones_like(below), below)
+
+
+def _at_zero(value: float) -> Callable[[Call], Tensor | None]:
+    """Return what guards a function whose value or derivative is infinite at 0."""
+
+    def guard(call: Call) -> Tensor | None:
+        read = call.read
+        return None if read is None else _replaced(call, read == 0, 1.0, value)
+
+    return guard
+
+
+def _root(call: Call) -> Tensor | None:
+    read = call.read
+    return None if read is None else _replaced(call, read <= 0, 1.0, 0.0)
+
+
+def _power(call: Call) -> Tensor | None:
+    read, exponent = call.read, call.argument(1, "exponent")
+    if read is None or not isinstance(exponent, int | float) or exponent >= 1:
+        return None
+    return _replaced(call, read == 0, 1.0, 1.0 if exponent == 0 else 0.0)
+
+
+def _logarithm(call: Call) -> Tensor | None:
+    """Return log with that of the smallest number for 0. A negative number has none."""
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    least = torch.finfo(read.dtype).tiny
+    value = float(call.function(torch.tensor(least, dtype=torch.float64)))
+    return _replaced(call, read == 0, 1.0, value)
+
+
+def _within(low: float, high: float) -> Callable[[Call], Tensor | None]:
+    """Return what keeps an inverse function's argument off the edges, where it is vertical."""
+
+    def guard(call: Call) -> Tensor | None:
+        read = call.read
+        if read is None or not read.is_floating_point():
+            return None
+        eps = torch.finfo(read.dtype).eps
+        result = call.function(read.clamp(low + eps, high - eps), *call.args[1:], **call.kwargs)
+        at_edge = call.function(read.detach().clamp(low, high), *call.args[1:], **call.kwargs)
+        moved = at_edge.isfinite() & (at_edge != result)
+        return torch.where(moved, at_edge, result)
+
+    return guard
+
+
+def _softmax(call: Call) -> Tensor | None:
+    """Return softmax with 0 in rows that hide everything; of log_softmax, too."""
+    read, dim = call.read, call.argument(1, "dim")
+    if read is None or not isinstance(dim, int):
+        return None
+    hidden = (read == -torch.inf).all(dim, keepdim=True).expand_as(read)
+    return _replaced(call, hidden, 0.0, 0.0)
+
+
+def _attention(call: Call) -> Tensor | None:
+    """Return attention with 0 for a query that may look at nothing."""
+    mask = call.argument(3, "attn_mask")
+    if not isinstance(mask, Tensor):
+        return None
+    is_bool = mask.dtype is torch.bool
+    hidden = (~mask if is_bool else mask == -torch.inf).all(-1, keepdim=True)
+    seen = torch.ones_like(mask) if is_bool else torch.zeros_like(mask)
+    args = list(call.args)
+    kwargs = dict(call.kwargs)
+    changed = torch.where(hidden, seen, mask)
+    if len(args) > 3:
+        args[3] = changed
+    else:
+        kwargs["attn_mask"] = changed
+    result = call.function(*args, **kwargs)
+    return torch.where(hidden, torch.zeros_like(result), result)
+
+
+def _mean(call: Call) -> Tensor | None:
+    """Return the mean, of no element 0."""
+    read, dim = call.read, call.argument(1, "dim")
+    if read is None or read.numel():
+        return None
+    keep = bool(call.argument(2, "keepdim", default=False))
+    return read.sum() if dim is None else read.sum(dim, keep)
+
+
+def _deviation(call: Call) -> Tensor | None:
+    """Return the sample variance or deviation, of one element 0."""
+    read, dim = call.read, call.argument(1, "dim")
+    if read is None or not read.is_floating_point():
+        return None
+    is_whole = dim is None or isinstance(dim, bool)
+    keep = bool(call.kwargs.get("keepdim", False))
+    one = read.sum(keepdim=keep) if is_whole else read.sum(dim, keepdim=keep)
+    return one * 0 if one.numel() == read.numel() else None
+
+
+def _norm(call: Call) -> Tensor | None:
+    """Return x / |x|, 0 where that is 0, whatever eps the format cannot hold."""
+    read, p = call.read, call.argument(1, "p", 2.0)
+    dim = call.argument(2, "dim", 1)
+    if read is None or not read.is_floating_point():
+        return None
+    length = torch.linalg.vector_norm(read.float(), p, dim, keepdim=True)
+    longer = length.clamp(min=float(call.argument(3, "eps", 1e-12)))
+    safe = torch.where(length == 0, torch.ones_like(length), longer)
+    return (read.float() / safe).to(read.dtype)
+
+
+def _labelled(call: Call) -> Tensor | None:
+    """Return a mean loss over labels, of none 0."""
+    target, weight = call.argument(1, "target"), call.argument(2, "weight")
+    ignored = call.kwargs.get("ignore_index", IGNORED)
+    is_mean = call.kwargs.get("reduction", "mean") == "mean"
+    if not is_mean or not isinstance(target, Tensor) or target.is_floating_point():
+        return None
+    counted = target != ignored
+    if weight is None:
+        total = counted.sum()
+    else:
+        total = torch.where(counted, weight[target.clamp(min=0)], torch.zeros_like(weight[:1])).sum()
+    summed = call.function(*call.args, **{**call.kwargs, "reduction": "sum"})
+    return summed / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def _ctc(call: Call) -> Tensor | None:
+    return call.function(*call.args[:6], **{**call.kwargs, "zero_infinity": True})
+
+
+def _sum_of_masks(call: Call) -> Tensor | None:
+    """Return a sum of finite numbers that stays in the format."""
+    result = call.run()
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        return result
+    ends = torch.finfo(result.dtype)
+    operands = [one for one in call.args[:2] if isinstance(one, Tensor)]
+    left = torch.isinf(result)
+    for operand in operands:
+        left = left & torch.isfinite(operand)
+    bound = torch.where(result > 0, ends.max, ends.min).to(result.dtype)
+    return torch.where(left, bound, result)
+
+
+_GUARDS: Mapping[str, Callable[[Call], Tensor | None]] = {
+    "div": _quotient,
+    "reciprocal": _at_zero(0.0),
+    "rsqrt": _root,
+    "sqrt": _root,
+    "pow": _power,
+    **dict.fromkeys(("log", "log2", "log10"), _logarithm),
+    **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0)),
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+    "scaled_dot_product_attention": _attention,
+    "mean": _mean,
+    **dict.fromkeys(("std", "var"), _deviation),
+    "normalize": _norm,
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _labelled),
+    "ctc_loss": _ctc,
+    "add": _sum_of_masks,
+}

@@ -1,0 +1,325 @@
+"""What a line computes of exponentials and probabilities, computed of their logarithms.
+
+A probability that rounds to 0 has a finite logarithm, and an exponential beyond the format has one,
+as long as nobody makes the number itself: log(softmax(x)) is log_softmax(x), exp(a) / exp(b) is
+exp(a - b), the logarithm of a product a sum. The logarithm of each number that is known to be an
+exponential, a probability, or a product, quotient, sum, choice or cast of such, is known without
+it. See Blanchard, Higham and Higham, "Accurately computing the log-sum-exp and softmax functions",
+IMA J. Numer. Anal. 41 (2021), and Maechler, "Accurately computing log(1 - exp(-|a|))" (2012).
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nanstop.remedies.forms.calls import Call
+
+Log = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """The logarithm of a positive number that is known without the number.
+
+    ``of_rest``: the logarithm of one minus the number, where that is known too. ``version``: of the
+    number's values. ``is_meant``: whether the line of the form made it, or what it is made of.
+    """
+
+    log: Log
+    of_rest: Log | None = None
+    version: int = 0
+    is_meant: bool = False
+
+
+class LogSpace:
+    """Follows the numbers whose logarithms are known, and answers calls from these."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], Shadow]] = {}
+
+    def call(self, call: Call, at_line: Callable[[], bool]) -> Any:
+        """Return what a call returns, computed in log space where that is meant."""
+        if call.name not in _FOLLOWED and call.name not in _ANSWERED:
+            return call.run()
+        shadows = self._of(call)
+        if call.name not in _FIRST and not any(shadows):
+            return call.run()
+        meant = any(shadow.is_meant for shadow in shadows if shadow is not None) or at_line()
+        answer = _ANSWERED.get(call.name)
+        found = answer(call, shadows) if answer is not None and meant else None
+        result = call.run() if found is None else found
+        self._follow(call, shadows, result, is_meant=meant)
+        return result
+
+    def _of(self, call: Call) -> list[Shadow | None]:
+        operands = call.args or tuple(call.kwargs.values())
+        return [self._shadow(operand) for operand in operands[:2]]
+
+    def _shadow(self, operand: Any) -> Shadow | None:
+        if not isinstance(operand, Tensor):
+            return None
+        reference, shadow = self._known.get(id(operand), (None, None))
+        if reference is None or shadow is None or reference() is not operand:
+            return None
+        return shadow if shadow.version == _version(operand) else None
+
+    def _follow(
+        self, call: Call, shadows: list[Shadow | None], result: Any, *, is_meant: bool
+    ) -> None:
+        follow = _FIRST.get(call.name) or _FOLLOWED.get(call.name)
+        if follow is None or not isinstance(result, Tensor) or not result.is_floating_point():
+            return
+        shadow = follow(call, shadows)
+        if shadow is None:
+            return
+        key, has_graph, dtype = id(result), result.requires_grad, result.dtype
+        of_rest = shadow.of_rest
+        known = Shadow(
+            log=_once(partial(_as, shadow.log, dtype, has_graph)),
+            of_rest=None if of_rest is None else _once(partial(_as, of_rest, dtype, has_graph)),
+            version=_version(result),
+            is_meant=is_meant,
+        )
+        forget = partial(self._known.pop, key, None)
+        self._known[key] = weakref.ref(result, lambda _: forget()), known
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _as(log: Log, dtype: torch.dtype, has_graph: bool) -> Tensor:
+    """Return a logarithm in the format of its number, and with a graph if that has one."""
+    found = log().to(dtype)
+    return found if has_graph else found.detach()
+
+
+def _once(log: Log) -> Log:
+    kept: list[Tensor] = []
+
+    def computed() -> Tensor:
+        if not kept:
+            kept.append(log())
+        return kept[0]
+
+    return computed
+
+
+def _softmax(call: Call, _: Any) -> Shadow | None:
+    read, dim = call.read, call.argument(1, "dim")
+    if read is None or not isinstance(dim, int):
+        return None
+    dtype = call.argument(2, "dtype") if call.name == "softmax" else None
+    wide = dtype if isinstance(dtype, torch.dtype) else read.dtype
+    return Shadow(
+        lambda: F.log_softmax(read.to(wide), dim), lambda: _rest_of_softmax(read.to(wide), dim)
+    )
+
+
+def _rest_of_softmax(scores: Tensor, dim: int) -> Tensor:
+    """Return log(1 - softmax), whose largest element may be 1 but for a rounding: of that one it is
+    the share of the others.
+    """
+    log = F.log_softmax(scores, dim)
+    largest = scores.argmax(dim, keepdim=True)
+    others = scores.scatter(dim, largest, -torch.inf).logsumexp(dim, keepdim=True)
+    rest = _log_of_rest(log.scatter(dim, largest, -math.log(2.0)))
+    return rest.scatter(dim, largest, others - scores.logsumexp(dim, keepdim=True))
+
+
+def _sigmoid(call: Call, _: Any) -> Shadow | None:
+    read = call.read
+    if read is None:
+        return None
+    return Shadow(lambda: F.logsigmoid(read), lambda: F.logsigmoid(-read))
+
+
+def _exp(call: Call, _: Any) -> Shadow | None:
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    return Shadow(lambda: read, lambda: _log_of_rest(read))
+
+
+def _log_of_rest(log: Tensor) -> Tensor:
+    """Return log(1 - exp(log)): by expm1 near 0, by log1p elsewhere. Never of the masked side."""
+    near = log > -math.log(2.0)
+    small = torch.where(near, log, torch.full_like(log, -0.5))
+    large = torch.where(near, torch.full_like(log, -2.0), log)
+    return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
+
+
+def _chosen(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    """Return the shadow of elements that are moved, chosen, copied or cast."""
+    first = shadows[0] if shadows else None
+    if first is None:
+        return None
+
+    def moved(log: Log) -> Tensor:
+        return call.function(log(), *call.args[1:], **call.kwargs)
+
+    rest = first.of_rest
+    return Shadow(partial(moved, first.log), None if rest is None else partial(moved, rest))
+
+
+def _bounded(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    low, high = call.argument(1, "min"), call.argument(2, "max")
+    first = shadows[0]
+    bounds = [bound for bound in (low, high) if bound is not None]
+    if first is None or any(not isinstance(b, int | float) or b <= 0 for b in bounds):
+        return None
+    logs = [None if bound is None else math.log(bound) for bound in (low, high)]
+    return Shadow(lambda: torch.clamp(first.log(), *logs))
+
+
+def _operand(call: Call, place: int, shadows: list[Shadow | None]) -> Log | float | None:
+    """Return the logarithm of an operand: of a number that is followed, or of a positive constant.
+    """
+    shadow = shadows[place] if place < len(shadows) else None
+    if shadow is not None:
+        return shadow.log
+    value = call.argument(place, "other")
+    is_constant = isinstance(value, int | float) and not isinstance(value, bool)
+    return math.log(value) if is_constant and value > 0 else None
+
+
+def _value(log: Log | float) -> Any:
+    return log() if callable(log) else log
+
+
+def _joined(join: Callable[[Any, Any], Tensor]) -> Callable[..., Shadow | None]:
+    """Return what follows a product, quotient or sum of two numbers."""
+
+    def follow(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+        logs = [_operand(call, place, shadows) for place in (0, 1)]
+        if None in logs or call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("rounding_mode"):
+            return None
+        return Shadow(lambda: join(*(_value(log) for log in logs if log is not None)))
+
+    return follow
+
+
+def _log_add(left: Any, right: Any) -> Tensor:
+    tensors = [side for side in (left, right) if isinstance(side, Tensor)]
+    like = tensors[0]
+    return torch.logaddexp(
+        *(s if isinstance(s, Tensor) else torch.full_like(like, s) for s in (left, right))
+    )
+
+
+def _less(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    """Return the shadow of 1 - p."""
+    p = shadows[1] if len(shadows) > 1 else None
+    whole = call.argument(0, "input")
+    if p is None or p.of_rest is None or isinstance(whole, Tensor) or whole != 1:
+        return None
+    return Shadow(p.of_rest, p.log) if call.kwargs.get("alpha", 1) == 1 else None
+
+
+def _reduced(reduce: Callable[..., Tensor]) -> Callable[..., Shadow | None]:
+    """Return what follows a sum, mean or product of one number's elements."""
+
+    def follow(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+        first, dim = shadows[0], call.argument(1, "dim")
+        keep = bool(call.argument(2, "keepdim", default=False))
+        if first is None or (dim is None and keep):
+            return None
+        return Shadow(lambda: reduce(first.log(), dim, keep))
+
+    return follow
+
+
+def _log_sum(log: Tensor, dim: Any, keep: bool) -> Tensor:
+    return torch.logsumexp(log, tuple(range(log.dim())) if dim is None else dim, keep)
+
+
+def _log_mean(log: Tensor, dim: Any, keep: bool) -> Tensor:
+    total = _log_sum(log, dim, keep)
+    return total - math.log(max(1, log.numel() // max(1, total.numel())))
+
+
+def _sum(log: Tensor, dim: Any, keep: bool) -> Tensor:
+    return log.sum() if dim is None else log.sum(dim, keep)
+
+
+def _raised(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    first = shadows[0]
+    power = {"sqrt": 0.5, "square": 2.0, "reciprocal": -1.0, "rsqrt": -0.5}.get(
+        call.name, call.argument(1, "exponent")
+    )
+    if first is None or not isinstance(power, int | float):
+        return None
+    return Shadow(lambda: power * first.log())
+
+
+def _logarithm(base: float) -> Callable[..., Tensor | None]:
+    def answer(_: Call, shadows: list[Shadow | None]) -> Tensor | None:
+        return None if shadows[0] is None else shadows[0].log() / base
+
+    return answer
+
+
+def _log1p(_: Call, shadows: list[Shadow | None]) -> Tensor | None:
+    return None if shadows[0] is None else _log_add(0.0, shadows[0].log())
+
+
+def _quotient(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
+    shadow = _FOLLOWED[call.name](call, shadows)
+    return None if shadow is None or None in shadows else shadow.log().exp()
+
+
+def _cross_entropy(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
+    """Return the binary cross-entropy of a probability, as of its logits."""
+    p, target = shadows[0], call.argument(1, "target")
+    if p is None or p.of_rest is None or not isinstance(target, Tensor):
+        return None
+    weight, reduction = call.argument(2, "weight"), call.kwargs.get("reduction", "mean")
+    if call.kwargs.get("reduce") is not None or call.kwargs.get("size_average") is not None:
+        return None
+    loss = -(target * p.log() + (1 - target) * p.of_rest())
+    loss = loss if weight is None else loss * weight
+    return {"mean": loss.mean, "sum": loss.sum}.get(reduction, lambda: loss)()
+
+
+_FIRST: Mapping[str, Callable[..., Shadow | None]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "exp": _exp,
+}
+_MOVES = (
+    "getitem gather index_select select narrow take_along_dim masked_select squeeze unsqueeze view "
+    "reshape flatten unflatten transpose permute movedim t contiguous clone detach expand float "
+    "double half bfloat16 to type_as diagonal flip"
+).split()
+_FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
+    **_FIRST,
+    **dict.fromkeys(_MOVES, _chosen),
+    "clamp": _bounded,
+    "clamp_min": _bounded,
+    "mul": _joined(lambda left, right: left + right),
+    "div": _joined(lambda left, right: left - right),
+    "add": _joined(_log_add),
+    "sub": _less,
+    "sum": _reduced(_log_sum),
+    "mean": _reduced(_log_mean),
+    "prod": _reduced(_sum),
+    **dict.fromkeys(("sqrt", "square", "reciprocal", "rsqrt", "pow"), _raised),
+}
+_ANSWERED: Mapping[str, Callable[..., Tensor | None]] = {
+    "log": _logarithm(1.0),
+    "log2": _logarithm(math.log(2.0)),
+    "log10": _logarithm(math.log(10.0)),
+    "log1p": _log1p,
+    "div": _quotient,
+    "mul": _quotient,
+    "binary_cross_entropy": _cross_entropy,
+}

@@ -1,0 +1,54 @@
+"""One line of a script, or of the library that it calls, computed in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+from nanstop.remedies.forms import guarded
+from nanstop.remedies.forms.calls import Call, is_at
+from nanstop.remedies.forms.log_space import LogSpace
+from nanstop.replay.step import ModelView
+
+Form = Callable[[Call, Callable[[], bool]], Any]
+"""Returns what a call returns; asks whether the line is the one that is meant."""
+
+_FORMS: Mapping[str, Callable[[], Form]] = {
+    "log_space": lambda: LogSpace().call,
+    "guarded": lambda: guarded.answer,
+}
+
+
+class FormMode(TorchFunctionMode):
+    """Calls of torch's functions in another form where they are made by one line."""
+
+    def __init__(self, file: str, line: int, form: Form) -> None:
+        super().__init__()
+        self._at_line = partial(is_at, file, line)
+        self._form = form
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._form(Call.of(func, args, kwargs or {}), self._at_line)
+
+
+@contextmanager
+def form(_: ModelView, atom: Atom) -> Iterator[None]:
+    """Have the line ``atom.target`` ("file:line") computed in the form ``atom.value`` inside.
+
+    Elements that had a finite value keep it: in "log_space" it is the same function, "guarded"
+    gives a value to what had none. Costs a call of Python for each of torch's functions. Raises
+    NanstopError for a form that there is not, and for a target that is no line.
+    """
+    file, _, number = atom.target.rpartition(":")
+    if atom.value not in _FORMS:
+        raise NanstopError(f"{atom}: unknown form", hint=f"one of: {', '.join(_FORMS)}")
+    if not file or not number.isdecimal():
+        raise NanstopError(f"{atom}: `{atom.target}` is not a line of a file")
+    with FormMode(file, int(number), _FORMS[atom.value]()):
+        yield

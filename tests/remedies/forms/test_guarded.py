@@ -1,0 +1,121 @@
+"""Operations that have no value or derivative somewhere: a guard gives them one there, and leaves
+what has one as it is.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+from nanstop.remedies.apply import applied
+from remedies.forms.test_log_space import graded, under_form
+from remedies.views import View
+
+ROWS = torch.tensor([[3.0, 4.0, 0.5], [0.0, 0.0, 0.0]])
+SCORES = torch.tensor([[1.0, 2.0, -torch.inf], [-torch.inf] * 3])
+
+BROKEN = {
+    "count": (lambda x: x.sum(1) / torch.tensor([3.0, 0.0]), ROWS),
+    "norm": (lambda x: x / x.norm(dim=-1, keepdim=True), ROWS),
+    "inverse": (lambda x: x.sum(1).reciprocal(), ROWS),
+    "inverse root": (lambda x: x.square().mean(1).rsqrt(), ROWS),
+    "root": (lambda x: x.square().sum(1).sqrt(), ROWS),
+    "power": (lambda x: x.square().sum(1) ** 0.5, ROWS),
+    "log": (lambda x: x.sum(1).log(), ROWS),
+    "x log x": (lambda x: x * x.log(), ROWS),
+    "arc cosine": (lambda x: torch.acos(x / 4.0), ROWS),
+    "arc tangent": (lambda x: (x / 4.0).atanh(), ROWS),
+    "softmax": (lambda x: torch.softmax(x, -1), SCORES),
+    "log softmax": (lambda x: F.log_softmax(x, -1).masked_fill(x == -torch.inf, 0.0), SCORES),
+    "mean of nothing": (lambda x: x[x > 99.0].mean(), ROWS),
+    "deviation of one": (lambda x: x[:, :1].std(1), ROWS),
+    "labels": (lambda x: F.cross_entropy(x, torch.tensor([-100, -100])), ROWS),
+    "class weights": (
+        lambda x: F.cross_entropy(x, torch.tensor([0, 0]), weight=torch.tensor([0.0, 1.0, 1.0])),
+        ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_value_and_derivative_are_finite(name):
+    compute, inputs = BROKEN[name]
+    with warnings.catch_warnings():  # torch says so of a deviation of one
+        warnings.simplefilter("ignore")
+        plain, (plain_gradient,) = graded(compute, inputs)
+    assert not (plain.isfinite().all() and plain_gradient.isfinite().all())
+    guarded, (gradient,) = guard(compute, inputs)
+    assert guarded.isfinite().all()
+    assert gradient[inputs.isfinite()].isfinite().all()
+    # A derivative of its own: that at an element without one spoils its row.
+    known = plain.isfinite()
+    torch.testing.assert_close(guarded[known], plain[known], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", set(BROKEN) - {"mean of nothing", "deviation of one"})
+def test_where_all_is_well_nothing_changes(name):
+    compute, _ = BROKEN[name]
+    inputs = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 0.3]])
+    plain, (plain_gradient,) = graded(compute, inputs)
+    guarded, (gradient,) = guard(compute, inputs)
+    known, known_gradient = plain.isfinite(), plain_gradient.isfinite()
+    assert torch.equal(guarded[known], plain[known])
+    torch.testing.assert_close(gradient[known_gradient], plain_gradient[known_gradient])
+
+
+def test_attention_of_a_hidden_row_is_0():
+    query = torch.randn(1, 1, 2, 4, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[True, False], [False, False]])
+    compute = lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=mask)  # noqa: E731
+    guarded, (gradient,) = guard(compute, query)
+    plain, _ = graded(compute, query)
+    assert torch.equal(guarded[..., 0, :], plain[..., 0, :])
+    assert not guarded[..., 1, :].any()
+    assert gradient.isfinite().all()
+
+
+def test_ctc_of_a_text_that_does_not_fit_is_0():
+    scores = torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(0))
+    texts, lengths = torch.tensor([[1, 2, 3, 4], [1, 1, 1, 1]]), torch.tensor([4, 4])
+    compute = lambda x: F.ctc_loss(x.log_softmax(-1), texts, lengths, lengths, reduction="none")  # noqa: E731
+    plain, _ = graded(compute, scores)
+    guarded, (gradient,) = guard(compute, scores)
+    assert plain[1] == torch.inf
+    assert torch.equal(guarded, torch.tensor([float(plain[0]), 0.0]))
+    assert gradient.isfinite().all()
+
+
+def test_masks_that_are_added_stay_in_the_format():
+    least = torch.full((2,), torch.finfo(torch.float16).min, dtype=torch.float16)
+    guarded, _ = guard(lambda x: x + x, least)
+    assert torch.equal(guarded, least)
+
+
+def test_an_eps_that_the_format_cannot_hold():
+    guarded, (gradient,) = guard(lambda x: F.normalize(x, dim=-1), ROWS.half())
+    assert guarded.isfinite().all()
+    assert gradient.isfinite().all()
+    assert torch.equal(guarded[0], F.normalize(ROWS[0], dim=0).half())
+
+
+def test_another_line_is_computed_as_it_stands():
+    atom = Atom(remedy="form", target=f"{__file__}:1", value="guarded")
+    with applied(View(torch.nn.Identity()), (atom,)):
+        assert torch.zeros(1).log() == -torch.inf
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "match"),
+    [("train.py:3", "faster", "unknown form"), ("train.py", "guarded", "not a line")],
+)
+def test_a_form_that_there_is_not(target, value, match):
+    atom = Atom(remedy="form", target=target, value=value)
+    with pytest.raises(NanstopError, match=match), applied(View(torch.nn.Identity()), (atom,)):
+        pass
+
+
+def guard(compute, inputs):
+    return under_form(compute, inputs, value="guarded", remedy="form")

@@ -1,0 +1,92 @@
+"""Exponentials and probabilities of one line in log space: the same function, where the old one
+was finite, and finite where it was not.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from nanstop.records import Atom
+from nanstop.remedies.apply import applied
+from remedies.views import View
+
+
+def under_form(compute, *inputs, value="log_space", remedy="stable_form"):
+    """What a function of one line returns in the form, and the gradients of its sum."""
+    code = compute.__code__
+    atom = Atom(remedy=remedy, target=f"{code.co_filename}:{code.co_firstlineno}", value=value)
+    with applied(View(torch.nn.Identity()), (atom,)):
+        return graded(compute, *inputs)
+
+
+def graded(compute, *inputs):
+    fresh = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    result = compute(*fresh)
+    result.sum().backward()
+    return result.detach(), [x.grad for x in fresh]
+
+
+# Each on one line: the form is that of a line.
+SAME = {
+    "log softmax": lambda x: torch.log(torch.softmax(x, -1)),
+    "chosen": lambda x: F.softmax(x, dim=-1).gather(1, torch.tensor([[0], [2]])).squeeze(1).log(),
+    "indexed": lambda x: x.softmax(dim=1)[:, 1].log2(),
+    "log10": lambda x: x.softmax(1).transpose(0, 1).log10(),
+    "entropy": lambda x: -(x.softmax(-1) * x.softmax(-1).log()).sum(-1),
+    "log sigmoid": lambda x: torch.sigmoid(x).log(),
+    "log of the rest": lambda x: torch.log(1 - torch.sigmoid(x)),
+    "rest of a softmax": lambda x: torch.log(1.0 - F.softmax(x, -1)),
+    "bce": lambda x: F.binary_cross_entropy(torch.sigmoid(x), torch.full_like(x, 0.25)),
+    "bce sum": lambda x: torch.nn.BCELoss(reduction="sum")(x.sigmoid(), (x > 0).to(x.dtype)),
+    "log sum exp": lambda x: x.exp().sum(-1).log(),
+    "log mean exp": lambda x: torch.log(torch.exp(x).mean(dim=1, keepdim=True)),
+    "softplus": lambda x: torch.log(1 + torch.exp(x)),
+    "log1p exp": lambda x: torch.log1p(x.exp()),
+    "softmax by hand": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
+    "quotient": lambda x: torch.exp(x) / torch.exp(x - 3.0),
+    "product": lambda x: x.softmax(-1)[:, :2].prod(-1).log(),
+    "log of a quotient": lambda x: (x.softmax(-1) / x.flip(1).softmax(-1)).log(),
+    "clamped": lambda x: x.softmax(-1).clamp(min=1e-3).log(),
+    "plus eps": lambda x: torch.log(x.softmax(-1) + 1e-4),
+    "cast": lambda x: x.float().softmax(-1).to(x.dtype).log(),
+    "power": lambda x: x.softmax(-1).sqrt().log(),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), size=st.floats(0.1, 4.0))
+def test_it_is_the_same_function(name, seed, size):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = size * torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    plain, (plain_gradient,) = graded(SAME[name], inputs)
+    formed, (gradient,) = under_form(SAME[name], inputs)
+    known = plain.isfinite()
+    torch.testing.assert_close(formed[known], plain[known], rtol=1e-6, atol=1e-6)
+    if known.all() and plain_gradient.isfinite().all():
+        torch.testing.assert_close(gradient, plain_gradient, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", set(SAME) - {"clamped", "plus eps", "bce", "bce sum"})
+def test_it_is_finite_where_the_old_form_is_not(name):
+    inputs = torch.tensor([[200.0, -50.0, -200.0], [-300.0, 0.5, 150.0]])
+    formed, (gradient,) = under_form(SAME[name], inputs)
+    exact, (exact_gradient,) = graded(SAME[name], inputs.double())
+    assert formed.isfinite().all()
+    assert gradient.isfinite().all()
+    known = exact.isfinite()
+    torch.testing.assert_close(formed[known], exact[known].float(), rtol=1e-5, atol=1e-5)
+    if known.all() and exact_gradient.isfinite().all():
+        torch.testing.assert_close(gradient, exact_gradient.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["bce", "bce sum"])
+def test_a_cross_entropy_of_a_probability_has_a_gradient_in_half(loss):
+    inputs = torch.tensor([[-12.0, 15.0]])
+    _, (plain,) = graded(SAME[loss], inputs.half())
+    _, (gradient,) = under_form(SAME[loss], inputs.half())
+    _, (exact,) = graded(SAME[loss], inputs.double())
+    assert not plain.isfinite().all()
+    torch.testing.assert_close(gradient, exact.half())

@@ -87,6 +87,22 @@ def initialised(table: TokenRows, how: str) -> Atom:
     return Atom(remedy="init_rows", target=table.parameter, value=f"{how} {rows}")
 
 
+def forms(evidence: Evidence) -> Candidates:
+    """Return the line of the first bad operation in log space, then with a value for what has none.
+
+    Which of them the line has is for the trial to say.
+    """
+    found = evidence.localization
+    source = found.first_bad.source if found is not None and found.first_bad is not None else None
+    if source is None:
+        return ()
+    target = f"{source.file}:{source.line}"
+    return (
+        (Atom(remedy="stable_form", target=target, value="log_space"),),
+        (Atom(remedy="form", target=target, value="guarded"),),
+    )
+
+
 def without_rows(evidence: Evidence) -> Candidates:
     """Return the failing micro-batch without its bad samples, then without the micro-batch."""
     incident, found = evidence.incident, evidence.localization

@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from nanstop.hosts.loop.tape_calls import HISTORY, Call, Constant, Slot, leaves, user_line
 from nanstop.hosts.loop.tensors import autocast_state, by_torch_alone, tensors, version
 from nanstop.numerics.tensors import has_bad
+from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
 
@@ -75,7 +75,7 @@ Operand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
 
 
-class Tape(TorchFunctionMode):
+class Tape(OwnMode):
     """Records while it is on the stack of function modes.
 
     Model calls and ``backward`` are added by ``call``.
@@ -338,12 +338,9 @@ class Tape(TorchFunctionMode):
 
         False where the script has a function mode of its own (its order must hold).
         """
-        # Modes leave the stack by its top, whoever is there;
-        # only that of set_default_device stays where it is.
-        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-        if any(mode is not default for mode in _modes()):
+        if is_crowded():
             return False
-        _push_mode(self)
+        put_on(self)
         self._started = True
         return True
 
@@ -355,18 +352,7 @@ class Tape(TorchFunctionMode):
         Inside an op that raised it cannot be taken off: torch holds it and puts it back. It
         ``lingers`` then, records nothing any more, and a later ``stop`` succeeds.
         """
-        if not any(mode is self for mode in _modes()):
-            self.lingers = self._started
-            return False
-        self._started = self.lingers = False
-        above = []
-        while (mode := _pop_mode()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
-        return True
-
-
-def _modes() -> list[Any]:
-    count = torch._C._len_torch_function_stack()
-    return [torch._C._get_function_stack_at(place) for place in range(count)]
+        was_on = take_off(self)
+        self.lingers = self._started and not was_on
+        self._started = self._started and not was_on
+        return was_on

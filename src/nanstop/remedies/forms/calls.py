@@ -15,7 +15,7 @@ _DEEPEST = 24
 """Frames between an operation and the line that it is blamed on: those of modules and wrappers."""
 _SAME = {"divide": "div", "truediv": "div", "true_divide": "div", "subtract": "sub"}
 _SAME |= {"multiply": "mul", "clip": "clamp", "arccos": "acos", "arcsin": "asin"}
-_SAME |= {"arctanh": "atanh", "negative": "neg", "logaddexp2": "", "special_expit": "sigmoid"}
+_SAME |= {"arctanh": "atanh", "negative": "neg", "special_expit": "sigmoid"}
 _REVERSED = {"rtruediv": "div", "rdiv": "div", "rsub": "sub", "radd": "add", "rmul": "mul"}
 _REVERSED |= {"rpow": "pow"}
 
@@ -34,8 +34,10 @@ class Call:
     @classmethod
     def of(cls, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Return a call of a function mode's."""
-        name = getattr(function, "__name__", "").strip("_")
-        if name in _REVERSED or (name == "rsub" and len(args) > 1):
+        name = _name(function)
+        if kwargs.get("out") is not None:
+            return cls("", function, args, kwargs)
+        if name in _REVERSED:
             return cls(_REVERSED[name], function, (args[1], args[0], *args[2:]), kwargs)
         return cls(_SAME.get(name, name), function, args, kwargs)
 
@@ -51,11 +53,17 @@ class Call:
 
     def run(self) -> Any:
         """Make the call as the script does."""
-        if self.function is None:
-            raise TypeError(self.name)
-        name = getattr(self.function, "__name__", "").strip("_")
-        args = (self.args[1], self.args[0], *self.args[2:]) if name in _REVERSED else self.args
+        is_reversed = _name(self.function) in _REVERSED
+        args = (self.args[1], self.args[0], *self.args[2:]) if is_reversed else self.args
         return self.function(*args, **self.kwargs)
+
+
+def _name(function: Any) -> str:
+    """Return what a function is called, "" for one that writes in place."""
+    name = getattr(function, "__name__", "")
+    if name.startswith("__"):
+        return name.strip("_")
+    return "" if name.endswith("_") else name.removeprefix("_")
 
 
 def is_at(file: str, line: int) -> bool:

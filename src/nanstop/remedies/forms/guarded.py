@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nanstop.remedies.forms.calls import Call
 
@@ -138,7 +137,8 @@ def _deviation(call: Call) -> Tensor | None:
         return None
     is_whole = dim is None or isinstance(dim, bool)
     keep = bool(call.kwargs.get("keepdim", False))
-    one = read.sum(keepdim=keep) if is_whole else read.sum(dim, keepdim=keep)
+    dims: Any = tuple(range(read.dim())) if is_whole else dim
+    one = read.sum(dims, keepdim=keep)
     return one * 0 if one.numel() == read.numel() else None
 
 
@@ -165,7 +165,9 @@ def _labelled(call: Call) -> Tensor | None:
     if weight is None:
         total = counted.sum()
     else:
-        total = torch.where(counted, weight[target.clamp(min=0)], torch.zeros_like(weight[:1])).sum()
+        total = torch.where(
+            counted, weight[target.clamp(min=0)], torch.zeros_like(weight[:1])
+        ).sum()
     summed = call.function(*call.args, **{**call.kwargs, "reduction": "sum"})
     return summed / torch.where(total == 0, torch.ones_like(total), total)
 

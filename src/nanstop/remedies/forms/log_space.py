@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from nanstop.remedies.forms.calls import Call
 
@@ -121,7 +121,8 @@ def _softmax(call: Call, _: Any) -> Shadow | None:
     dtype = call.argument(2, "dtype") if call.name == "softmax" else None
     wide = dtype if isinstance(dtype, torch.dtype) else read.dtype
     return Shadow(
-        lambda: F.log_softmax(read.to(wide), dim), lambda: _rest_of_softmax(read.to(wide), dim)
+        lambda: functional.log_softmax(read.to(wide), dim),
+        lambda: _rest_of_softmax(read.to(wide), dim),
     )
 
 
@@ -129,7 +130,7 @@ def _rest_of_softmax(scores: Tensor, dim: int) -> Tensor:
     """Return log(1 - softmax), whose largest element may be 1 but for a rounding: of that one it is
     the share of the others.
     """
-    log = F.log_softmax(scores, dim)
+    log = functional.log_softmax(scores, dim)
     largest = scores.argmax(dim, keepdim=True)
     others = scores.scatter(dim, largest, -torch.inf).logsumexp(dim, keepdim=True)
     rest = _log_of_rest(log.scatter(dim, largest, -math.log(2.0)))
@@ -140,7 +141,7 @@ def _sigmoid(call: Call, _: Any) -> Shadow | None:
     read = call.read
     if read is None:
         return None
-    return Shadow(lambda: F.logsigmoid(read), lambda: F.logsigmoid(-read))
+    return Shadow(lambda: functional.logsigmoid(read), lambda: functional.logsigmoid(-read))
 
 
 def _exp(call: Call, _: Any) -> Shadow | None:
@@ -182,8 +183,7 @@ def _bounded(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
 
 
 def _operand(call: Call, place: int, shadows: list[Shadow | None]) -> Log | float | None:
-    """Return the logarithm of an operand: of a number that is followed, or of a positive constant.
-    """
+    """Return the logarithm of an operand: one that is followed, or a positive constant."""
     shadow = shadows[place] if place < len(shadows) else None
     if shadow is not None:
         return shadow.log
@@ -296,10 +296,11 @@ _FIRST: Mapping[str, Callable[..., Shadow | None]] = {
     "exp": _exp,
 }
 _MOVES = (
-    "getitem gather index_select select narrow take_along_dim masked_select squeeze unsqueeze view "
-    "reshape flatten unflatten transpose permute movedim t contiguous clone detach expand float "
-    "double half bfloat16 to type_as diagonal flip"
-).split()
+    *("getitem", "gather", "index_select", "select", "narrow", "take_along_dim", "masked_select"),
+    *("squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "expand", "contiguous"),
+    *("transpose", "permute", "movedim", "t", "diagonal", "flip", "clone", "detach"),
+    *("float", "double", "half", "bfloat16", "to", "type_as"),
+)
 _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
     **_FIRST,
     **dict.fromkeys(_MOVES, _chosen),

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch.overrides import TorchFunctionMode
-
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.remedies.forms import guarded
 from nanstop.remedies.forms.calls import Call, is_at
 from nanstop.remedies.forms.log_space import LogSpace
+from nanstop.replay.function_modes import OwnMode, on_stack
 from nanstop.replay.step import ModelView
 
 Form = Callable[[Call, Callable[[], bool]], Any]
@@ -25,7 +24,7 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
 }
 
 
-class FormMode(TorchFunctionMode):
+class FormMode(OwnMode):
     """Calls of torch's functions in another form where they are made by one line."""
 
     def __init__(self, file: str, line: int, form: Form) -> None:
@@ -38,7 +37,7 @@ class FormMode(TorchFunctionMode):
 
 
 @contextmanager
-def form(_: ModelView, atom: Atom) -> Iterator[None]:
+def form(_view: ModelView, atom: Atom) -> Iterator[None]:
     """Have the line ``atom.target`` ("file:line") computed in the form ``atom.value`` inside.
 
     Elements that had a finite value keep it: in "log_space" it is the same function, "guarded"
@@ -50,5 +49,5 @@ def form(_: ModelView, atom: Atom) -> Iterator[None]:
         raise NanstopError(f"{atom}: unknown form", hint=f"one of: {', '.join(_FORMS)}")
     if not file or not number.isdecimal():
         raise NanstopError(f"{atom}: `{atom.target}` is not a line of a file")
-    with FormMode(file, int(number), _FORMS[atom.value]()):
+    with on_stack(FormMode(file, int(number), _FORMS[atom.value]())):
         yield

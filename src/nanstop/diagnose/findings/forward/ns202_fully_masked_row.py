@@ -47,7 +47,7 @@ not help: 0 / 0 is NaN in every format.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import kernels, without_rows
+from nanstop.diagnose.evidence.candidates import forms, kernels, without_rows
 from nanstop.diagnose.evidence.descent import CONTRACTIONS
 from nanstop.diagnose.evidence.reading import FORWARD, born, counted, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -68,7 +68,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=f"{rows} masked throughout: softmax divides 0 by 0",
         confidence="certain",
         lines=("no format helps: 0/0 is not a number in any of them",),
-        remedies=(*kernels(standing(evidence)), *without_rows(evidence)),
+        remedies=(
+            *kernels(standing(evidence)),
+            *forms(evidence),
+            *without_rows(evidence),
+        ),
         where=event.module,
     )
 

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.candidates import forms, without_rows
 from nanstop.diagnose.evidence.descent import Operand, zero_divisor
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
@@ -84,7 +84,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"`{op_name(event.op)}` is undefined for its inputs",
         cause=f"born here: {_made(event, output)}, {tested}",
         confidence="likely" if untested else "certain",
-        remedies=without_rows(evidence),
+        remedies=(*forms(evidence), *without_rows(evidence)),
         where=event.module,
     )
 
@@ -96,7 +96,7 @@ def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
         title=f"`{op_name(event.op)}` refuses its inputs",
         cause=raised_message(evidence) or "it raised",
         confidence="certain",
-        remedies=without_rows(evidence),
+        remedies=(*forms(evidence), *without_rows(evidence)),
         where=event.module,
     )
 

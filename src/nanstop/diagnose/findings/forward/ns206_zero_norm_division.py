@@ -52,7 +52,13 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import Candidates, initialised, islands, without_rows
+from nanstop.diagnose.evidence.candidates import (
+    Candidates,
+    forms,
+    initialised,
+    islands,
+    without_rows,
+)
 from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
 from nanstop.diagnose.evidence.reading import FORWARD, counted, first_bad, number, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -74,7 +80,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=_cause(event, divisor),
         confidence="certain",
         lines=_lost_eps(evidence),
-        remedies=(*_wider(event, evidence), *_zero_tables(evidence), *without_rows(evidence)),
+        remedies=(
+            *_wider(event, evidence),
+            *_zero_tables(evidence),
+            *forms(evidence),
+            *without_rows(evidence),
+        ),
         where=event.module,
     )
 

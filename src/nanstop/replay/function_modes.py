@@ -1,0 +1,60 @@
+"""The stack of torch's function modes, on which the script may have modes of its own.
+
+Modes leave the stack by its top, whoever is there; nanstop's come and go wherever in it they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+
+
+class OwnMode(TorchFunctionMode):
+    """A mode of nanstop's, in which the script's calls are what they are without it."""
+
+
+def put_on(mode: OwnMode) -> None:
+    """Put a mode on top of the stack."""
+    _push_mode(mode)
+
+
+def take_off(mode: OwnMode) -> bool:
+    """Take a mode off the stack, wherever in it it is. Return whether it was there.
+
+    Inside a call that it handles it is not: torch holds it, and puts it back.
+    """
+    if not any(other is mode for other in _modes()):
+        return False
+    above = []
+    while (other := _pop_mode()) is not mode:
+        above.append(other)
+    for other in reversed(above):
+        _push_mode(other)
+    return True
+
+
+@contextmanager
+def on_stack(mode: OwnMode) -> Iterator[None]:
+    """Have a mode on the stack inside."""
+    put_on(mode)
+    try:
+        yield
+    finally:
+        take_off(mode)
+
+
+def is_crowded() -> bool:
+    """Return whether a mode of the script's is on the stack, but that of ``set_default_device``,
+    which stays where it is.
+    """
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return any(mode is not default and not isinstance(mode, OwnMode) for mode in _modes())
+
+
+def _modes() -> list[Any]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(place) for place in range(count)]

@@ -1,5 +1,5 @@
-"""Float32 runs of a failing step that compute what its own runs compute: the numbers that were
-drawn, the choices that were made, the modules beside the model.
+"""Exact runs of a failing step, in float32 or wider, that compute what its own runs compute: the
+numbers that were drawn, the choices that were made, the modules beside the model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ Gaps = tuple[float, float, float]
 """Distance of a loss, cosine of the gradients, distance of the worst gradient."""
 
 
+MOST_IN_FLOAT64 = 2**28
+"""Parameters up to which a step is run in float64: 2 GiB of copies."""
+
+
 class ExactRuns:
-    """Runs of one failing step, and what each micro-batch is in float32.
+    """Runs of one failing step, and what each micro-batch is in exact numbers.
     Call inside ``failing.in_place()``.
 
-    The first run of a micro-batch makes the path that all others of it take.
+    The first run of a micro-batch makes the path that all others of it take. ``dtype``: exact is
+    float32, and float64 from where the failing micro-batch was found to fail in float32 and to pass
+    in that: exp(100) is beyond the one and not beyond the other.
     """
 
     def __init__(self, failing: FailingStep) -> None:
@@ -39,6 +45,7 @@ class ExactRuns:
         self._paths: dict[int, Path] = {}
         self._runs: dict[int, Attempt] = {}
         self._takes_choices = True
+        self.dtype = torch.float32
 
     def path(self, micro: int) -> Path:
         """Return the path of a micro-batch."""
@@ -49,7 +56,7 @@ class ExactRuns:
         return self._on(self.path(micro), micro, under=under, without_update=without_update)
 
     def of(self, micro: int) -> Attempt:
-        """Return the float32 run of a micro-batch; what the update should be is not its to say.
+        """Return the exact run of a micro-batch; what the update should be is not its to say.
 
         Where it fails with the choices of the run, and does not with its own, these are part of the
         failure, and nobody takes them over from then on.
@@ -62,7 +69,21 @@ class ExactRuns:
                 self._takes_choices = freed.failed
                 run = run if freed.failed else freed
             self._runs[micro] = run
+            if run.failed and micro == self._failing.micro and self._is_small():
+                self._widen(micro)
         return self._runs[micro]
+
+    def _widen(self, micro: int) -> None:
+        self.dtype = torch.float64
+        run = self._exact(self.path(micro), micro)
+        if run.failed:
+            self.dtype = torch.float32
+        else:
+            self._runs = {micro: run}
+
+    def _is_small(self) -> bool:
+        root = self._failing.step.view.root
+        return sum(p.numel() for p in root.parameters()) <= MOST_IN_FLOAT64
 
     def still_in(self) -> str:
         """Return the half format that the float32 run of the failing micro-batch has ops in, which
@@ -80,7 +101,7 @@ class ExactRuns:
         return path.num_draws, path.num_choices if self._takes_choices else 0
 
     def gaps(self, micro: int, run: Attempt, under: Under) -> Gaps | None:
-        """Return how far a run under a context is from float32; None where either has no loss.
+        """Return how far a run under a context is from the exact one; None where one has no loss.
 
         A run that cannot be given the draws is compared without dropout, as another run.
         """
@@ -90,7 +111,7 @@ class ExactRuns:
         return gaps_between(run, exact)
 
     def gaps_of_rows(self, micro: int, batch: Batch) -> Gaps | None:
-        """Return how far the run as it is of another batch is from float32."""
+        """Return how far the run as it is of another batch is from the exact one."""
         path = Path()
         own = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
         return gaps_between(own, self._exact(path, micro, batch))
@@ -123,15 +144,15 @@ class ExactRuns:
 
         runs = [
             self._failing.attempt(micro, without_update=True, under=partial(still, inner))
-            for inner in (under, self._in_float32)
+            for inner in (under, self._in_exact)
         ]
         return runs[0], runs[1]
 
-    def _in_float32(self) -> AbstractContextManager[None]:
-        return reference(self._failing.step.view)
+    def _in_exact(self) -> AbstractContextManager[None]:
+        return reference(self._failing.step.view, self.dtype)
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
-        run = self._on(path, micro, batch=batch, under=self._in_float32, without_update=True)
+        run = self._on(path, micro, batch=batch, under=self._in_exact, without_update=True)
         # A run that fails on a device is nearly full:
         # what only waits to be compared waits in host memory.
         return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})

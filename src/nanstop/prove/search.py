@@ -289,6 +289,8 @@ def _next_experiment(
         return (
             f"the failure moved to `{key.op}` in `{key.module}`: take that into the float32 region"
         )
+    if bench.reference.dtype != "float32":
+        return f"only {bench.reference.dtype} passes: look for a form that stays in range"
     return "float32 passes: keep a wider region in float32, or train in bfloat16"
 
 
@@ -305,5 +307,5 @@ def _open_question(bench: Bench, cure: _Cure) -> str:
             "float32 fails too: compare loss and gradient of the healthy rows with and without it"
         )
     if math.isinf(cure.distance):
-        return "finite, but its distance to float32 was not measured"
-    return f"finite, but {cure.distance:.3g} tolerances away from float32"
+        return f"finite, but its distance to {bench.reference.dtype} was not measured"
+    return f"finite, but {cure.distance:.3g} tolerances away from {bench.reference.dtype}"

@@ -23,6 +23,7 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
+from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
 from nanstop.replay.conditions import Under
@@ -53,7 +54,7 @@ class Trials:
         self._exact = ExactRuns(failing)
 
     def reference(self) -> Reference:
-        """Return the float32 run of the failing micro-batch, and how near to it a cure must come.
+        """Return the exact run of the failing micro-batch, and how near to it a cure must come.
 
         The tolerances are three times the distances of something healthy of the same window to its
         own float32 run; where there is none, they follow from the format's spacing.
@@ -69,6 +70,7 @@ class Trials:
         num_draws, num_choices = self._exact.num_taken()
         return Reference(
             outcome=_outcome(run, None, self._key),
+            dtype=format_name(self._exact.dtype),
             loss=run.loss,
             loss_tolerance=max(_HEALTHY_FACTOR * loss, eps),
             cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
@@ -262,7 +264,8 @@ class Trials:
             return agree(plain, run)
         healthy = self._healthy_rows
         if not healthy:
-            return None if healthy is None else self._others_unchanged(atoms)
+            others = self._others_unchanged(atoms) if healthy is not None else None
+            return self._values_unchanged(atoms) if others is None else others
         only_healthy = self._without_bad_rows(micro)
         if any(atom.remedy == "drop_sample" for atom in atoms):
             plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
@@ -277,6 +280,17 @@ class Trials:
         if not self._others:
             return None
         return self._exact.is_unchanged(self._others[0], partial(applied, self._view, atoms))
+
+    def _values_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
+        """Return whether guards leave alone what has a value and a derivative, where samples
+        cannot be told apart; None of other remedies, and where nothing has one.
+        """
+        guards = [atom for atom in atoms if atom.remedy == "form"]
+        if len(guards) != 1 or len(atoms) != 1:
+            return None
+        with compared(guards[0]) as found:
+            self._failing.attempt(under=nullcontext)
+        return found.unchanged
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was;

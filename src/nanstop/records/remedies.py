@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import MappingProxyType
 
 from nanstop.errors import NanstopError
@@ -124,6 +125,8 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
         named = _samples(targets)
     elif remedy == "drop_micro":
         named = list(targets)
+    elif remedy in ("stable_form", "form"):
+        named = [f"`{PurePath(target).name}`" for target in targets]
     else:
         named = [f"`{target}`" if target else "the whole model" for target in targets]
     return REMEDIES[remedy].text.format(targets=_joined(named), value=value)

@@ -149,9 +149,13 @@ class Diagnosis:
 
 @record
 class Reference:
-    """The float32 run of the same micro-batch and the tolerances that a cure must keep."""
+    """The exact run of the same micro-batch and the tolerances that a cure must keep.
+
+    ``dtype``: float32, or float64 where float32 fails and that does not.
+    """
 
     outcome: Outcome
+    dtype: str = "float32"
     loss: float | None = None
     loss_tolerance: float = 0.0
     cosine_tolerance: float = 0.0

@@ -85,15 +85,16 @@ def bf16(view: ModelView, _: Atom) -> Iterator[None]:
 
 
 @contextmanager
-def reference(view: ModelView) -> Iterator[None]:
-    """The whole model in float32: storage, optimizer state, 4-bit compute format;
+def reference(view: ModelView, dtype: torch.dtype = torch.float32) -> Iterator[None]:
+    """The whole model in float32 or float64: storage, optimizer state, 4-bit compute format;
     the host's autocast is off.
 
-    Compiled code runs eagerly. Needs room for a float32 copy of every half-precision parameter.
+    Compiled code runs eagerly. Needs room for a copy of every parameter that is narrower.
     The same storages are back on exit.
     """
     half = frozenset(HALF)
-    with _in_format(view, half, torch.float32), eager(), WithoutAutocast(view.device_type, half):
+    narrower = half if dtype is torch.float32 else half | {torch.float32}
+    with _in_format(view, narrower, dtype), eager(), WithoutAutocast(view.device_type, half):
         yield
 
 
@@ -160,7 +161,7 @@ def _in_format(
     ``dtype``.
     """
     tensors = stored_in(view, replaced)
-    region = None if dtype == torch.float32 else dtype
+    region = dtype if dtype in HALF else None
     with ExitStack() as undo:
         for root in (view.root, *view.beside):
             for module in callable_modules(root):

@@ -27,6 +27,11 @@ def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     return call.run() if found is None else found
 
 
+def is_guarded(call: Call) -> bool:
+    """Return whether there is a guard for a call."""
+    return call.name in _GUARDS
+
+
 def _replaced(call: Call, bad: Tensor, harmless: float, value: float) -> Tensor | None:
     """Return what a call makes of ``harmless`` in place of bad elements, and ``value`` there."""
     read = call.read

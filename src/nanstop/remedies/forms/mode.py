@@ -11,6 +11,7 @@ from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.remedies.forms import guarded
 from nanstop.remedies.forms.calls import Call, is_at
+from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.log_space import LogSpace
 from nanstop.replay.function_modes import OwnMode, on_stack
 from nanstop.replay.step import ModelView
@@ -44,10 +45,37 @@ def form(_view: ModelView, atom: Atom) -> Iterator[None]:
     gives a value to what had none. Costs a call of Python for each of torch's functions. Raises
     NanstopError for a form that there is not, and for a target that is no line.
     """
+    file, line = _line_of(atom)
+    with on_stack(FormMode(file, line, _FORMS[atom.value]())):
+        yield
+
+
+@contextmanager
+def compared(atom: Atom) -> Iterator[Comparison]:
+    """Have every call of the line that ``form`` would guard made in both ways inside, and compared.
+
+    Raises what ``form`` does.
+    """
+    file, line = _line_of(atom)
+    found = Comparison()
+    with on_stack(FormMode(file, line, partial(_in_both, found))):
+        yield found
+
+
+def _in_both(found: Comparison, call: Call, at_line: Callable[[], bool]) -> Any:
+    def guard(given: Call) -> Any:
+        return guarded.answer(given, lambda: True)
+
+    if guarded.is_guarded(call) and at_line():
+        found.look(call, guard)
+        return guard(call)
+    return call.run()
+
+
+def _line_of(atom: Atom) -> tuple[str, int]:
     file, _, number = atom.target.rpartition(":")
     if atom.value not in _FORMS:
         raise NanstopError(f"{atom}: unknown form", hint=f"one of: {', '.join(_FORMS)}")
     if not file or not number.isdecimal():
         raise NanstopError(f"{atom}: `{atom.target}` is not a line of a file")
-    with on_stack(FormMode(file, int(number), _FORMS[atom.value]())):
-        yield
+    return file, int(number)

@@ -234,7 +234,7 @@ def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
         return tuple(_none_found(proof))
     others: dict[str, str] = {}
     for other in proof.alternatives:
-        others.setdefault(describe(other.atoms), _alternative(other))
+        others.setdefault(describe(other.atoms), _alternative(other, _exact(proof)))
     others.pop(describe(proof.minimal), None)
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
     cures += [(f"or {cure}", how) for cure, how in others.items()]
@@ -287,21 +287,27 @@ def _nearness(proof: Proof) -> str:
     if not gaps:
         return ""
     cosines = [trial.grad_cosine for trial in proof.passing if trial.grad_cosine is not None]
-    near = _within(max(gaps)) + (f", gradient cosine {min(cosines):.5f}" if cosines else "")
+    near = _within(max(gaps), _exact(proof)) + (
+        f", gradient cosine {min(cosines):.5f}" if cosines else ""
+    )
     shared = proof.reference.num_choices if proof.reference is not None else 0
     return near + (f", with {counted(shared, 'choice')} as in the run" if shared else "")
 
 
-def _within(gap: float) -> str:
+def _exact(proof: Proof) -> str:
+    return proof.reference.dtype if proof.reference is not None else "float32"
+
+
+def _within(gap: float, exact: str) -> str:
     if gap == 0.0:
-        return "loss equal to float32"
+        return f"loss equal to {exact}"
     mantissa, _, exponent = f"{gap:.0e}".partition("e")
-    return f"loss within {mantissa}e{int(exponent)} of float32"
+    return f"loss within {mantissa}e{int(exponent)} of {exact}"
 
 
-def _alternative(other: Alternative) -> str:
+def _alternative(other: Alternative, exact: str) -> str:
     changes = "; changes training" if other.safety == "changes_training" else ""
-    near = f"; {_within(abs(other.loss_gap))}" if other.loss_gap is not None else ""
+    near = f"; {_within(abs(other.loss_gap), exact)}" if other.loss_gap is not None else ""
     return f"[passes {other.passed}/{other.runs}{near}{changes}]"
 
 

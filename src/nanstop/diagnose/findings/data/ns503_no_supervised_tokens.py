@@ -48,6 +48,7 @@ Precision, learning rate and clipping have no part in it.
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.candidates import forms
 from nanstop.diagnose.evidence.descent import operand, without_zeros
 from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad, number
 from nanstop.diagnose.evidence.rule import Rule
@@ -73,7 +74,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain" if event is not None else "likely",
         confirmed="the mean is over no element" if over_none else "",
         lines=("truncation or the template removed the answers; decode one row to see which",),
-        remedies=((Atom(remedy="drop_micro", target=str(fact.micro)),),),
+        remedies=(*forms(evidence), (Atom(remedy="drop_micro", target=str(fact.micro)),)),
         where=fact.name,
     )
 

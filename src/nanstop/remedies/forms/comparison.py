@@ -1,0 +1,69 @@
+"""Whether a guard leaves alone what has a value: a call in both ways, values and derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.remedies.forms.calls import Call
+
+_SAME = 16
+"""Spacings of a format that two ways to one number may be apart."""
+
+
+class Comparison:
+    """``num_same``: values and derivatives that are finite in the old form and the same in the new
+    one; ``num_other``: those that are another number there.
+    """
+
+    def __init__(self) -> None:
+        self.num_same = self.num_other = 0
+
+    @property
+    def unchanged(self) -> bool | None:
+        """Whether everything that had a value kept it; None where nothing had one."""
+        return self.num_other == 0 if self.num_same + self.num_other else None
+
+    def look(self, call: Call, guard: Callable[[Call], Any]) -> None:
+        """Make a call in both ways on copies of what it reads. Synchronises the device."""
+        leaves = _copied(call)
+        with torch.enable_grad():
+            old, new = leaves.run(), guard(leaves)
+        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+            return
+        known = old.detach().isfinite()
+        self._count(old.detach(), new.detach())
+        read = [x for x in leaves.args if isinstance(x, Tensor) and x.requires_grad]
+        if read and old.requires_grad and new.requires_grad:
+            seed = known.to(old.dtype)
+            for before, after in zip(
+                *(_derivatives(y, read, seed) for y in (old, new)), strict=True
+            ):
+                self._count(before, after)
+
+    def _count(self, old: Tensor, new: Tensor) -> None:
+        known = old.isfinite()
+        size = torch.finfo(old.dtype).eps * _SAME * old.abs().clamp(min=1e-3)
+        same = known & ((new - old).abs() <= size)
+        self.num_same += int(same.sum())
+        self.num_other += int((known & ~same).sum())
+
+
+def _copied(call: Call) -> Call:
+    return replace(call, args=tuple(_leaf(x) for x in call.args))
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    copy = value.detach().clone()
+    return copy.requires_grad_() if copy.is_floating_point() else copy
+
+
+def _derivatives(result: Tensor, read: Sequence[Tensor], seed: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(result, read, seed.to(result.dtype), allow_unused=True)
+    return [torch.zeros_like(x) if one is None else one for x, one in zip(read, found, strict=True)]

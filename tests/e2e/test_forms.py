@@ -1,0 +1,162 @@
+"""Failing lines in another form: proposed, proven on the failing step, and in force from then on."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nanstop
+
+WIDTH, ROWS = 8, 4
+NO_WEIGHT = torch.ones(WIDTH)
+NO_WEIGHT[0] = 0.0
+TEXTS, LENGTHS = torch.tensor([[3, 3], [3, 4]]), torch.tensor([2, 2])
+
+
+def batch(seed):
+    """Scores' scale ``s`` and factor ``z`` by row, a mask, labels, targets, directions."""
+    generator = torch.Generator().manual_seed(seed)
+    x, z, t, u = (torch.randn(ROWS, WIDTH, generator=generator) for _ in range(4))
+    mask = torch.ones(ROWS, WIDTH, dtype=torch.bool)
+    return {
+        "x": x,
+        "s": torch.ones(ROWS, 1),
+        "z": z + 3,
+        "m": mask,
+        "y": torch.arange(ROWS),
+        "t": (t > 0).float(),
+        "u": u,
+    }
+
+
+def large(given):
+    given["s"][1] = 200.0
+
+
+def zero(given):
+    given["z"][1] = 0.0
+
+
+def hidden(given):
+    given["m"][1] = False
+
+
+def unlabelled(given):
+    given["y"][1] = -100
+
+
+def as_it_is(given):
+    pass
+
+
+# The loss of a network's scores ``v``; each on one line: a form is that of a line.
+STABLE = {
+    "log softmax": lambda v, b: -torch.log(torch.softmax(v * b["s"], -1)).mean(),
+    "module": lambda v, b: -nn.Softmax(-1)(v * b["s"])[:, 0].log().mean(),
+    "binary cross-entropy": lambda v, b: -(
+        b["t"] * (v * b["s"]).sigmoid().log() + (1 - b["t"]) * (1 - (v * b["s"]).sigmoid()).log()
+    ).mean(),
+    "log sum exp": lambda v, b: (v * b["s"]).exp().sum(-1).log().mean(),
+    "log mean exp": lambda v, b: torch.log(torch.exp(v * b["s"]).mean(-1)).mean(),
+    "softplus": lambda v, b: torch.log(1 + torch.exp(v * b["s"])).mean(),
+    "log1p exp": lambda v, b: torch.log1p(torch.exp(v * b["s"])).mean(),
+    "quotient": lambda v, b: (torch.exp(v * b["s"]) / torch.exp(v * b["s"] - 1)).mean(),
+    "entropy": lambda v, b: -((v * b["s"]).softmax(-1) * (v * b["s"]).softmax(-1).log()).sum(),
+    "product": lambda v, b: -(v * b["s"]).softmax(-1).prod(-1).log().mean(),
+}
+GUARDED = {
+    "log of a rest": (lambda v, b: -(1 - (v * b["s"]).tanh().square()).log().mean(), large),
+    "root": (lambda v, b: (v * b["z"]).square().sum(-1).sqrt().mean(), zero),
+    "power": (lambda v, b: ((v * b["z"]).square().sum(-1) ** 0.5).mean(), zero),
+    "norm": (lambda v, b: (v * b["z"] / (v * b["z"]).norm(dim=-1, keepdim=True)).sum(), zero),
+    "inverse root": (
+        lambda v, b: (v * b["z"] * torch.rsqrt((v * b["z"]).square().mean(-1, True))).sum(),
+        zero,
+    ),
+    "largest": (lambda v, b: (v * b["z"] / (v * b["z"]).abs().amax(-1, True)).sum(), zero),
+    "count": (lambda v, b: ((v * b["m"]).sum(-1) / b["m"].sum(-1)).mean(), hidden),
+    "inverse": (lambda v, b: (v.sum(-1) * b["z"].abs().sum(-1).reciprocal()).mean(), zero),
+    "logarithm": (lambda v, b: (b["z"].abs().sum(-1) * v.exp().sum(-1)).log().mean(), zero),
+    "where": (lambda v, b: torch.where(b["z"] > 0, (b["z"].abs() * v.exp()).sqrt(), 0).sum(), zero),
+    "where quotient": (lambda v, b: torch.where(b["z"] != 0, v / b["z"], 0.0).mean(), zero),
+    "arc cosine": (lambda v, b: torch.acos(torch.tanh(v * b["s"])).mean(), large),
+    "hidden row": (lambda v, b: (v.masked_fill(~b["m"], -torch.inf).softmax(-1) * v).sum(), hidden),
+    "deviation of one": (lambda v, b: v[:1, :1].std() + v.sum(), as_it_is),
+    "no label": (
+        lambda v, b: torch.stack([F.cross_entropy(r, y) for r, y in zip(v, b["y"], strict=True)])
+        .mean(),
+        unlabelled,
+    ),
+    "text that does not fit": (
+        lambda v, b: F.ctc_loss(v.view(2, 2, WIDTH).log_softmax(-1), TEXTS, LENGTHS, LENGTHS),
+        as_it_is,
+    ),
+}
+
+
+def investigated(loss, spoil, **policy):
+    """Return the watch over four steps of which the third is spoiled, and the network."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, WIDTH))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with (
+        warnings.catch_warnings(),
+        nanstop.watch(net, optimizer, policy=nanstop.Policy(**policy)) as watch,
+    ):
+        warnings.simplefilter("ignore")  # torch says so of a deviation of one
+        for step in range(4):
+            given = batch(step)
+            if step == 2:
+                spoil(given)
+            watch.step(lambda now: loss(net(now["x"]), now), given)
+            watch.update()
+    return watch, net
+
+
+@pytest.mark.parametrize("name", STABLE)
+def test_a_stable_form_is_proven_and_applied(name):
+    watch, _ = investigated(STABLE[name], large)
+    (incident,) = watch.incidents
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "stable_form")
+    assert incident.audit[-1].action.kind == "redo"
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_guarded_form_is_proven_and_applied_where_it_is_allowed(name):
+    watch, net = investigated(*GUARDED[name], allow=("form",))
+    incident = watch.incidents[0]
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "form")
+    assert incident.audit[-1].action.kind in ("redo", "adopt")
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_a_guarded_form_is_help_only_where_it_is_not_allowed():
+    watch, _ = investigated(*GUARDED["root"])
+    (incident,) = watch.incidents
+    assert incident.proof.minimal[0].remedy == "form"
+    assert incident.audit[-1].action.kind == "skip"
+
+
+LOOP = """
+import sys
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+for step in range(24):
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+    if step in (3, 7, 8, 20):
+        x[1] *= 2000
+    loss = {loss}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+torch.save(net.state_dict(), sys.argv[1])
+"""

@@ -111,7 +111,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "9261358285b20ed1")
+REPORT_FORM = (1, "69fedad4ecf8abb6")
 
 
 def test_names():
@@ -172,6 +172,7 @@ def test_policy():
         "clip",
         "drop_micro",
         "drop_sample",
+        "form",
         "init_rows",
         "loss_scale",
         "lr",

@@ -1,13 +1,15 @@
-"""Failing lines in another form: proposed, proven on the failing step, and in force from then on."""
+"""Failing lines in another form: proposed, proven on the failing step, in force from then on."""
 
 import warnings
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional as F
 
 import nanstop
+from e2e.scripts import run
 
 WIDTH, ROWS = 8, 4
 NO_WEIGHT = torch.ones(WIDTH)
@@ -55,9 +57,12 @@ def as_it_is(given):
 STABLE = {
     "log softmax": lambda v, b: -torch.log(torch.softmax(v * b["s"], -1)).mean(),
     "module": lambda v, b: -nn.Softmax(-1)(v * b["s"])[:, 0].log().mean(),
-    "binary cross-entropy": lambda v, b: -(
-        b["t"] * (v * b["s"]).sigmoid().log() + (1 - b["t"]) * (1 - (v * b["s"]).sigmoid()).log()
-    ).mean(),
+    "binary cross-entropy": lambda v, b: (
+        -(
+            b["t"] * (v * b["s"]).sigmoid().log()
+            + (1 - b["t"]) * (1 - (v * b["s"]).sigmoid()).log()
+        ).mean()
+    ),
     "log sum exp": lambda v, b: (v * b["s"]).exp().sum(-1).log().mean(),
     "log mean exp": lambda v, b: torch.log(torch.exp(v * b["s"]).mean(-1)).mean(),
     "softplus": lambda v, b: torch.log(1 + torch.exp(v * b["s"])).mean(),
@@ -85,8 +90,9 @@ GUARDED = {
     "hidden row": (lambda v, b: (v.masked_fill(~b["m"], -torch.inf).softmax(-1) * v).sum(), hidden),
     "deviation of one": (lambda v, b: v[:1, :1].std() + v.sum(), as_it_is),
     "no label": (
-        lambda v, b: torch.stack([F.cross_entropy(r, y) for r, y in zip(v, b["y"], strict=True)])
-        .mean(),
+        lambda v, b: torch.stack(
+            [F.cross_entropy(r, y) for r, y in zip(v, b["y"], strict=True)]
+        ).mean(),
         unlabelled,
     ),
     "text that does not fit": (
@@ -160,3 +166,74 @@ for step in range(24):
     optimizer.step()
 torch.save(net.state_dict(), sys.argv[1])
 """
+
+
+def test_a_loop_ends_as_if_its_line_had_been_changed_by_hand(tmp_path):
+    chosen = "gather(1, torch.arange(4)[:, None]).mean()"
+    script, changed = tmp_path / "train.py", tmp_path / "changed.py"
+    script.write_text(LOOP.format(loss=f"-torch.log(torch.softmax(net(x), -1)).{chosen}"))
+    changed.write_text(LOOP.format(loss=f"-torch.log_softmax(net(x), -1).{chosen}"))
+    watched = run(tmp_path, "train.py", "watched.pt")
+    run(tmp_path, "changed.py", "changed.pt", watched=False)
+    assert [row["action"] for row in watched.rows] == ["redo", "adopt"]
+    assert {row["remedy"] for row in watched.rows} == {"compute `train.py:14` in log space"}
+    ours, theirs = (torch.load(tmp_path / f"{name}.pt") for name in ("watched", "changed"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+class Classifier(transformers.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        scores = model(inputs["x"])
+        loss = -self.log_probabilities(scores)[torch.arange(len(scores)), inputs["labels"]].mean()
+        return (loss, scores) if return_outputs else loss
+
+    def log_probabilities(self, scores):
+        return torch.log(torch.softmax(scores, -1))
+
+
+class Patched(Classifier):
+    def log_probabilities(self, scores):
+        return torch.log_softmax(scores, -1)
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 5)
+
+    def forward(self, x, labels=None):
+        return self.linear(x)
+
+
+def trained(kind, folder, *, watched):
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        {
+            "x": torch.randn(WIDTH, generator=generator) * (3000 if row in (9, 33, 34) else 1),
+            "labels": row % 5,
+        }
+        for row in range(48)
+    ]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=4,
+        num_train_epochs=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        learning_rate=1e-2,
+        optim="sgd",
+        disable_tqdm=True,
+    )
+    trainer = kind(model=Scores(), args=arguments, train_dataset=data)
+    if watched:
+        nanstop.watch(trainer)
+    trainer.train()
+    return trainer.model.state_dict()
+
+
+def test_a_trainer_ends_as_if_its_line_had_been_changed_by_hand(tmp_path):
+    ours = trained(Classifier, tmp_path / "watched", watched=True)
+    theirs = trained(Patched, tmp_path / "changed", watched=False)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -5,7 +5,6 @@ window.
 from __future__ import annotations
 
 import os
-import threading
 from functools import partial
 from typing import Any
 from weakref import WeakMethod, ref
@@ -67,15 +66,16 @@ class Calls:
 
         A trainable module called by the loop is a root.
         """
-        if self._state.idle and torch.is_grad_enabled() and is_trainable(module):
-            self._state.thread = threading.get_ident()
+        watched = self._state.idle or self._state.takes_over(module)
+        if watched and torch.is_grad_enabled() and is_trainable(module):
+            self._state.claim()
             self._table.replace(type(module), "__call__", self.call)
             return type(module).__call__(module, *args, **kwargs)
         return original(module, *args, **kwargs)
 
     def call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for a root class's ``__call__``."""
-        if not self._state.idle:
+        if not self._state.idle and not self._state.takes_over(module):
             return original(module, *args, **kwargs)
         again = on_one_rank(module)
         return self._called(partial(original, module), module, args, kwargs, again=again)
@@ -93,7 +93,7 @@ class Calls:
         if not torch.is_grad_enabled():
             with self._state.untaped():
                 return function(*args, **kwargs)
-        self._state.thread = threading.get_ident()
+        self._state.claim()
         micro = self._begun(module)
         if micro is None:
             return function(*args, **kwargs)

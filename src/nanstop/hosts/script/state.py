@@ -42,8 +42,7 @@ class LoopState:
     ``paused`` above 0: every function is torch's own.
 
     ``met_failure``: from then on every op is recorded, unless the script compiles functions.
-    ``thread``: the one that trains. ``updated_inside``: optimizers that hooks on gradients have
-    called inside the last backward.
+    ``updated_inside``: optimizers that hooks on gradients have called inside the last backward.
     """
 
     def __init__(self, table: Table, *, compiles_functions: bool = False) -> None:
@@ -56,7 +55,8 @@ class LoopState:
         self.compiles_functions = compiles_functions
         self.in_backward = False
         self.updated_inside: list[Optimizer] = []
-        self.thread: int | None = None
+        self._owner: dict[str, int] = {}
+        self._is_left = False
         self.budget = TapeBudget()
         self.on_error: Callable[[Exception], None] = lambda _: None
         self._lingering: list[Tape] = []
@@ -70,12 +70,40 @@ class LoopState:
         Not paused, not in a model call, a backward, a transform or a worker.
         """
         return (
-            not self.paused
+            not (self.paused or self._is_left)
             and self.thread in (None, threading.get_ident())
             and get_worker_info() is None
             and not torch.compiler.is_compiling()
             and not inside_transform()
         )
+
+    @property
+    def thread(self) -> int | None:
+        """The thread that trains: the first that called a model."""
+        return self._owner.get("trains")
+
+    def claim(self) -> None:
+        """Have the calling thread be the one that trains, where none is yet."""
+        self._owner.setdefault("trains", threading.get_ident())  # in one step of the interpreter
+
+    def takes_over(self, module: nn.Module) -> bool:
+        """Return whether a model call that is not the loop's own makes its thread the one that
+        trains: the one before has ended.
+
+        Where two threads train at once neither is watched: one would read gradients that a backward
+        of the other is writing. Replicas of ``DataParallel`` and what a backward computes again, in
+        threads of torch's own, are the first thread's.
+        """
+        mine = self.thread in (None, threading.get_ident())
+        if mine or self._is_left or not torch.is_grad_enabled():
+            return False
+        if torch._C._current_graph_task_id() != -1 or getattr(module, "_is_replica", False):
+            return False
+        if any(one.ident == self.thread for one in threading.enumerate()):
+            self.not_watching("several threads train at once")
+            return False
+        self._owner.clear()
+        return self.idle
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -174,8 +202,8 @@ class LoopState:
     def not_watching(self, reason: str) -> None:
         """Leave everything to torch from here on, and say why."""
         _log.warning("nanstop: this loop is not watched any more (%s)", reason)
+        self._is_left = True
         self.drop()
-        self.paused += 1
 
     def keep(self, micro: Micro) -> None:
         if len(self.window.micros) >= MAX_MICROS:

@@ -111,7 +111,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "69fedad4ecf8abb6")
+REPORT_FORM = (1, "ea079b453cf30e6f")
 
 
 def test_names():

@@ -92,6 +92,8 @@ MASKED = event(op="aten._softmax.default", fully_masked_rows=3, bad={"nan": 9}, 
 HIDING = event(op="aten.add.Tensor", dtype="float32", inputs=(stats("float32"), stats("float32", neginf=4)))  # fmt: skip
 LOG = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"nan": 1})
 COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()), stats("float32", shape=(), absmax=0.0, zeros=1)), descent=(("parameter",), ("count", "ids")))  # fmt: skip
+NO_TOKEN = replace(COUNT, descent=(("log_probability", "parameter"), ("count", "ids")))
+NONE_KEPT = batch_fact("kept", minimum=0.0, maximum=0.0)
 COUNTS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32"), stats("int64", zeros=1)), descent=(("parameter",), ("count", "ids")))  # fmt: skip
 INVERSE_COUNTS = event(op="aten.reciprocal.default", dtype="float32", wider="nonfinite", inputs=(stats("float32", zeros=1),), descent=(("count", "data"),))  # fmt: skip
 HANDED_ON = event(op="aten.mul.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=(), nan=1),))  # fmt: skip
@@ -350,6 +352,8 @@ FIRES = [
     ("NS502", evidence(batch=[batch_fact("labels", minimum=-1.0)]), "likely"),
     ("NS502", evidence(signals=(Signal(source="exception", message="index out of range in self"),)), "possible"),
     ("NS503", evidence(batch=[batch_fact("labels", num_supervised=0)]), "likely"),
+    ("NS503", evidence(localization(NO_TOKEN, counted=("kept",)), batch=[NONE_KEPT]), "certain"),
+    ("NS503", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 8)), stats("int64", shape=(0,)))))), "certain"),
     ("NS503", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32")), batch=[batch_fact("labels", num_supervised=0)]), "certain"),
     ("NS602", evidence(localization(event(reference="finite"))), "certain"),
     ("NS602", evidence(localization(event(op="fastattn.backward.default", phase="backward", dtype="float32", bad={"nan": 9}, wider="finite", inputs=(stats(absmax=24.0), stats("float32", absmax=3.4028e38))))), "likely"),
@@ -375,8 +379,7 @@ FIRES = [
     ("NS704", Evidence(series=(series("reward_unscored", [0.5], steps=[3]),)), "likely"),
     ("NS704", evidence(signals=(Signal(source="reward", name="num_words", value=math.inf, message="1 of 8 rewards"),)), "certain"),
     ("NS704", evidence(signals=(Signal(source="reward", value=math.nan, message="1 of 8 rewards"),)), "likely"),
-    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[rewards]")), "certain"),
-    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[advantages]")), "likely"),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[a]", weighs_choices=True)), "likely"),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.4]))), "certain"),
     *training_cases.FIRES,
 ]  # fmt: skip
@@ -533,6 +536,10 @@ SILENT = [
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact("position_ids", maximum=900.0)])),
     ("NS502", evidence(signals=(Signal(source="exception", message="disk full"),))),
     ("NS503", evidence(batch=[batch_fact("labels", num_supervised=0)], signals=())),
+    ("NS503", evidence(localization(COUNT, counted=("kept",)), batch=[NONE_KEPT])),
+    ("NS503", evidence(localization(NO_TOKEN, counted=("others",)), batch=[NONE_KEPT])),
+    ("NS503", evidence(localization(NO_TOKEN, counted=("kept",)), batch=[replace(NONE_KEPT, maximum=1.0)])),
+    ("NS503", evidence(localization(event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),))))),
     ("NS503", evidence(batch=[batch_fact("labels", num_supervised=5)])),
     ("NS602", evidence(localization(event(reference="nonfinite")))),
     ("NS602", evidence(localization(event(op="fastattn.forward.default", bad={"nan": 9}, inputs=(stats(absmax=24.0),))))),
@@ -565,7 +572,7 @@ SILENT = [
     ("NS703", logged(**{"sampling/sampling_logp_difference/mean": [0.012, 0.015]})),
     ("NS703", logged(**{"sampling/importance_sampling_ratio/mean": [0.99, 1.02]})),
     ("NS704", Evidence(series=(series("reward", [0.1, math.nan]),))),
-    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[pixels]"))),
+    ("NS704", evidence(localization(event(), "from_batch", culprit="batch[rewards]"))),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [0.0])))),
     ("NS802", Evidence(facts=GRPO, series=(series("loss_logged", [0.0]), series("grad_norm", [math.nan])))),
     ("NS802", Evidence(facts=RunFacts(), series=(series("loss_logged", [0.0]), series("grad_norm", [0.4])))),
@@ -699,6 +706,17 @@ def test_update_tells_the_optimizers_own_arithmetic_from_its_range(op, inputs, b
     made = event(phase="optimizer", op=op, inputs=read, outputs=(stats("float32", **bad),))
     found = localization(made, reaches=("score.weight",))
     assert said in check("NS402", evidence(found, half_head(dtype="float32"))).cause
+
+
+def test_an_update_of_a_rate_beyond_all_weights_is_no_formats_doing():
+    facts = half_head()
+    far = replace(facts.optimizer, step=StepLength(lr=5e4, length=5e4, weight=0.1))
+    found = check("NS402", evidence(UPDATE, replace(facts, optimizer=far)))
+    assert found.confidence == "likely"
+    assert "moves each weight by about 5e+04" in found.cause
+    assert "eps" not in found.cause
+    near = replace(far, step=StepLength(lr=1e-3, length=1e-3, weight=0.1))
+    assert "eps" in check("NS402", evidence(UPDATE, replace(facts, optimizer=near))).cause
 
 
 def test_update_of_a_zero_row_offers_to_initialise_it():

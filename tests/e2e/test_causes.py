@@ -211,6 +211,52 @@ def test_a_variational_code_is_no_policy():
     assert "NS702" not in [one.code for one in found]
 
 
+CHOSEN = torch.arange(ROWS)
+BAD = torch.tensor([1.0, torch.inf, 0.0, 2.0])
+REWARDED = {
+    "gathered": lambda net, b: (
+        net(b["v"]).log_softmax(-1).gather(1, b["i"][:, None])[:, 0] * b["a"]
+    ).mean(),
+    "indexed": lambda net, b: (net(b["v"]).log_softmax(-1)[range(ROWS), b["i"]] * b["a"]).sum(),
+    "by cross entropy": lambda net, b: b["a"].dot(
+        F.cross_entropy(net(b["v"]), b["i"], reduction="none")
+    ),
+    "whitened": lambda net, b: (
+        (b["a"] - b["a"].mean()) * F.cross_entropy(net(b["v"]), b["i"], reduction="none")
+    ).sum(),
+    "a clipped ratio": lambda net, b: (
+        (F.cross_entropy(net(b["v"]), b["i"], reduction="none").neg() - b["old"]).exp().clamp(0, 2)
+        * b["a"]
+    ).sum(),
+}
+
+
+@pytest.mark.parametrize("spelled", REWARDED)
+def test_a_reward_is_what_weighs_choices_whatever_it_is_called(spelled):
+    found = said(REWARDED[spelled], v=x(), i=CHOSEN, a=BAD, old=torch.full((ROWS,), -2.0))
+    assert (found[0].code, found[0].confidence) == ("NS704", "likely")
+    assert "`batch[a]`" in found[0].title
+
+
+NO_REWARDS = {
+    "a feature": lambda net, b: F.cross_entropy(net(b["v"] * b["rewards"][:, None]), b["i"]),
+    "a teacher": lambda net, b: F.kl_div(
+        net(b["v"]).log_softmax(-1), b["rewards"][:, None].expand(-1, WIDTH)
+    ),
+    "weights of classes": lambda net, b: F.cross_entropy(
+        net(b["v"])[:, :ROWS], b["i"], weight=b["rewards"]
+    ),
+    "a target": lambda net, b: (net(b["v"])[:, 0] - b["rewards"]).square().mean(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("spelled", NO_REWARDS)
+def test_what_is_called_reward_and_weighs_no_choice_is_none(spelled):
+    found = said(NO_REWARDS[spelled], v=x(), i=CHOSEN, rewards=BAD)
+    assert "NS704" not in [one.code for one in found]
+
+
 def test_labels_that_are_all_ignored_in_any_spelling():
     labels = torch.full((ROWS,), -100)
     found = said(lambda net, b: F.cross_entropy(net(b["v"]), b["labels"]), v=x(), labels=labels)
@@ -224,6 +270,29 @@ def test_labels_that_are_all_ignored_in_any_spelling():
     found = said(by_hand, v=x(), labels=labels)
     assert found[0].code in ("NS503", "NS205")
     assert found[0].confidence == "certain"
+
+
+def test_a_mask_that_keeps_no_token_whatever_it_is_called():
+    keep, ids = torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)
+
+    def by_hand(net, batch):
+        losses = F.cross_entropy(net(batch["v"]), batch["w"], reduction="none")
+        return (losses * batch["q"]).sum() / batch["q"].sum()
+
+    found = said(by_hand, v=x(), w=ids, q=keep, type_ids=keep)
+    assert (found[0].code, found[0].confidence, found[0].where) == ("NS503", "certain", "q")
+
+    def picked(net, batch):
+        chosen = batch["q"].bool()
+        return F.cross_entropy(net(batch["v"])[chosen], batch["w"][chosen])
+
+    found = said(picked, v=x(), w=ids, q=keep)
+    assert (found[0].code, found[0].confidence) == ("NS503", "certain")
+
+    def pooled(net, batch):
+        return (net(batch["v"]) * batch["q"][:, None]).sum() / batch["q"].sum()
+
+    assert said(pooled, v=x(), q=keep)[0].code == "NS205"
 
 
 def test_labels_without_a_part_in_the_failure_are_not_blamed():

@@ -121,7 +121,7 @@ def test_observing_changes_nothing(tmp_path, kernel):
 def test_leaving_out_leaves_the_weights_alone_and_then_stops(tmp_path, kernel):
     model = llama(torch.float16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, **KERNELS[kernel])
-    skip = nanstop.Policy(on_failure="skip", max_skips_in_a_row=3)
+    skip = nanstop.Policy(on_failure="skip", max_skips_in_a_row=3, on_stop="end")
     with (
         pytest.raises(nanstop.TrainingStopped, match="training stopped"),
         nanstop.watch(model, optimizer, policy=skip, out=tmp_path) as watch,
@@ -213,7 +213,7 @@ def test_a_trainer_whose_only_update_is_bad_loses_none(tmp_path):
 
 @pytest.mark.slow
 def test_a_trainer_that_leaves_updates_out_stops_with_the_weights_it_had(tmp_path):
-    skip = nanstop.Policy(on_failure="skip")
+    skip = nanstop.Policy(on_failure="skip", max_skips_in_a_row=3, on_stop="end")
     model, _, watch = train(tmp_path, torch.float16, "adamw_torch", watched=True, policy=skip)
     (report,) = watch.incidents
     assert [entry.action.kind for entry in report.audit] == ["skip", "skip", "skip", "stop"]

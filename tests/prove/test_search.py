@@ -295,6 +295,22 @@ def test_a_cure_of_this_update_alone_is_not_proven():
     assert proof.next_experiment.endswith("not what follows: the loss goes from 1 to 1e9")
 
 
+def test_what_follows_is_run_under_the_best_cure_and_the_next_where_that_does_not_hold():
+    asked = []
+
+    def lasts(atoms):
+        asked.append(atoms)
+        return Trial(atoms=atoms, outcome="other_failure" if atoms == (A,) else "pass")
+
+    trial = Script({(A,): CLOSE, (B,): CLOSE | {"grad_cosine": 0.9999}, (C,): FAR})
+    proof = run(trial, [(C,), (B,), (A,)], lasts=lasts)
+    assert (proof.verdict, proof.minimal) == ("proven", (B,))
+    assert asked == [(A,), (B,)]
+    asked.clear()
+    assert run(trial, [(B,), (C,)], lasts=lasts).minimal == (B,)
+    assert asked == [(B,)]
+
+
 @pytest.mark.parametrize(("gap", "verdict"), [(0.9e-3, "proven"), (1.1e-3, "plausible")])
 def test_one_parameters_gradient_must_agree_as_well(gap, verdict):
     near = replace(REFERENCE, grad_tolerance=1e-3)

@@ -84,6 +84,14 @@ def test_the_updates_that_follow_under_a_cure_must_not_run_away(lr, outcome):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize(("seconds", "outcome"), [(60.0, "other_failure"), (0.0, "pass")])
+def test_where_there_is_time_what_follows_is_twenty_updates(seconds, outcome):
+    slowly = updating(0.45)
+    found = Trials(slowly, KEY, seconds=seconds, clock=lambda: 1.0).following(())
+    assert found.outcome == outcome, found
+    assert found.message.endswith("in 20 updates") == (outcome != "pass")
+
+
 def test_a_window_without_a_micro_batch_is_run():
     calls = []
 
@@ -100,6 +108,21 @@ def test_a_window_without_a_micro_batch_is_run():
     assert calls[0] == "first"
     batches[0]["x"] = HUGE["x"]
     assert Trials(failing, KEY).trial(drop).outcome == "other_failure"
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_what_is_usual_is_learnt_from_the_windows_before(before):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).half()
+
+    def loss(net, batch):
+        return (net(batch["x"].half()).float().square() * batch["scale"]).mean()
+
+    steps = [FnStep(model, loss, [SMALL | {"scale": one}]) for one in (1e-6, 1.0, torch.inf)]
+    failing = FailingStep(step=steps[2], micro=0, micros=(0,), before=tuple(steps[:before]))
+    found = Trials(failing, KEY).reference()
+    assert ("the windows before" in found.source) == bool(before)
+    assert (found.grad_tolerance > 0.1) == bool(before)
 
 
 def test_a_window_of_nothing_else_cannot_do_without_its_micro_batch():

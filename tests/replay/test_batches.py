@@ -8,14 +8,12 @@ import torch
 from nanstop.replay.batches import batch_facts
 
 
-@pytest.mark.parametrize(
-    ("name", "num_supervised"), [("labels", 1), ("arg1", 1), ("loss2", 1), ("input_ids", None)]
-)
-def test_labels_are_known_by_their_name_or_by_what_they_ignore(name, num_supervised):
+@pytest.mark.parametrize("name", ["labels", "arg1", "target_ids", "completion_mask"])
+def test_labels_are_known_by_what_they_ignore_and_not_by_their_name(name):
     (fact,) = batch_facts({name: torch.tensor([[-100, 3], [-100, -100]])}, 0)
-    assert fact.num_supervised == num_supervised
-    if num_supervised is not None:
-        assert (fact.num_rows, fact.num_rows_without_labels) == (2, 1)
+    assert (fact.num_supervised, fact.num_rows, fact.num_rows_without_labels) == (1, 2, 1)
+    (none,) = batch_facts({name: torch.tensor([[0, 1], [0, 0]])}, 0)
+    assert none.num_supervised is None
 
 
 def test_other_entries_supervise_nothing():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from nanstop.faults.parts import Model, diagonal, ones, trained
 from nanstop.faults.specimen import Batch, Entry, Specimen, loss_fails, pair, run_plain
@@ -30,10 +31,12 @@ def rewarded(rewards: tuple[float, ...], num_steps: int = NUM_STEPS) -> Specimen
     model = Model(head=diagonal(0.5))
 
     def loss_fn(batch: Batch) -> Tensor:
-        logps = model(batch["x"]).log_softmax(-1)[..., 0]
+        logps = -cross_entropy(model(batch["x"]).mT, batch["chosen"], reduction="none")
         return -(logps * _relative(batch["rewards"])[:, None]).mean()
 
-    batch = {"x": _states(len(rewards)), "rewards": torch.tensor(rewards)}
+    x = _states(len(rewards))
+    chosen = torch.zeros(x.shape[:2], dtype=torch.long)
+    batch = {"x": x, "chosen": chosen, "rewards": torch.tensor(rewards)}
     return trained(model, loss_fn, batches=(batch,) * num_steps)
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
-from nanstop.localize.slicing import range_of, writers
+from nanstop.localize.slicing import range_of, reaching, writers
 from nanstop.numerics.tensors import format_name
 from nanstop.records.formats import vanishes
 from nanstop.tracing.operators import ADDITIVE, base_name
@@ -16,6 +16,8 @@ from nanstop.tracing.recorder import Op, Trace, Value
 _FLOORS = frozenset({"clamp", "clamp_min", "maximum"})
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal", "pow", "div"})
 _BATCH: Kinds = frozenset({"data", "ids"})
+_CHOICES: Kinds = frozenset({"chosen", "ratio"})
+_WEIGHS = frozenset({"mul", "dot", "mv", "mm", "bmm"})
 
 
 def growth_chain(
@@ -73,6 +75,31 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
 
 def _vanishes(op: Op, number: float) -> bool:
     return any(vanishes(number, format_name(value.dtype)) for value in op.outputs)
+
+
+def entries_of(trace: Trace, value: Value) -> tuple[str, ...]:
+    """Return the names of the batch's entries that a value was made of."""
+    read = [v for index in sorted(reaching(trace, [value])) for v in trace.ops[index].inputs]
+    names = (one.storage.name or "" for one in (*read, value))
+    entries = (name[len("batch[") : -1] for name in names if name.startswith("batch["))
+    return tuple(dict.fromkeys(entries))
+
+
+def weighs_choices(trace: Trace, made: Sequence[Kinds], value: Value) -> bool:
+    """Return whether a value, or what is made of it, is multiplied with log-probabilities of what
+    was chosen, or with ratios of them, that it has no part in: as a reward is.
+    """
+    tainted = {id(value.storage)}
+    for op in _after(trace, -1):
+        own = [id(v.storage) in tainted for v in op.inputs]
+        if not any(own):
+            continue
+        others = (v for v, is_own in zip(op.inputs, own, strict=True) if not is_own)
+        base = base_name(op.name).removesuffix("_")
+        if base in _WEIGHS and any(kinds_of(trace, made, v) & _CHOICES for v in others):
+            return True
+        tainted |= {id(v.storage) for v in op.outputs}
+    return False
 
 
 def read_by(trace: Trace, index: int, *, limit: int = 4) -> tuple[str, ...]:

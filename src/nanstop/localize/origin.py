@@ -206,6 +206,7 @@ class FailureOrigin:
             positions=self._positions(index),
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
+            counted=self._counted(event),
         )
 
     def _made_masks(self, index: int, event: OpEvent) -> tuple[OpEvent, ...]:
@@ -244,6 +245,8 @@ class FailureOrigin:
             culprit=name.removeprefix("buffer ") if name else None,
             reaches=self.reaches,
             positions=self._positions(reader),
+            weighs_choices=_origin_of(name) == "from_batch"
+            and dataflow.weighs_choices(self._trace, self._made, value),
             blind_spots=() if name else (_OUTSIDE,),
         )
 
@@ -327,14 +330,22 @@ class FailureOrigin:
         kinds = (kinds_of(self._trace, self._made, value, self._masks) for value in shown)
         return tuple(map(named, kinds))
 
+    def _divisor(self, event: OpEvent) -> Value | None:
+        read, place = self._trace.ops[event.index].inputs, event.divisor
+        return read[place] if place is not None and len(read) == len(event.inputs) else None
+
     def _vanished(self, event: OpEvent) -> OpEvent | None:
         """Return what should have kept the op's divisor from 0 and is rounded to 0 itself."""
-        read, place = self._trace.ops[event.index].inputs, event.divisor
-        if place is None or len(read) != len(event.inputs):
-            return None
-        divisor = read[place]
-        found = dataflow.vanished_number(self._trace, divisor)
+        divisor = self._divisor(event)
+        found = dataflow.vanished_number(self._trace, divisor) if divisor is not None else None
         return self.event(found) if found is not None else None
+
+    def _counted(self, event: OpEvent) -> tuple[str, ...]:
+        """Return the entries of the batch that the op's divisor counts."""
+        divisor = self._divisor(event)
+        if divisor is None or "count" not in kinds_of(self._trace, self._made, divisor):
+            return ()
+        return dataflow.entries_of(self._trace, divisor)
 
     def _legal(self, op: Op) -> str | None:
         if not self._bad_outputs(op.index) or not self._is_meant(op.index):

@@ -31,6 +31,7 @@ _COUNT: Kinds = frozenset({"count"})
 _TOTAL: Kinds = frozenset({"total"})
 _EXTREME: Kinds = frozenset({"extreme"})
 _LOG_PROBABILITY: Kinds = frozenset({"log_probability"})
+_CHOSEN: Kinds = frozenset({"chosen"})
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _COMPARES = frozenset(
@@ -59,7 +60,7 @@ KEEPS = frozenset(
     | {"slice_scatter", "select_scatter", "expand_copy", "lift_fresh_copy", "neg", "_foreach_neg"}
     | {"repeat_interleave", "native_dropout", "take", "diag_embed", "_unsafe_index"}
 )
-_NEGATIVE_LOG_LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+_CHOOSES = frozenset({"gather", "index", "nll_loss_forward", "nll_loss2d_forward"})
 _MIXES = frozenset({"add", "sub", "rsub", "maximum", "minimum"})
 
 
@@ -152,6 +153,13 @@ def _kept(op: Reading) -> Kinds:
     return _agreed(_floats(op))
 
 
+def _picked(op: Reading) -> Kinds:
+    """Return what is picked by ids: of log-probabilities, those of what was chosen."""
+    kinds = _kept(op)
+    each = op.base != "index" or len(op.kinds) > 2
+    return kinds | _CHOSEN if each and "log_probability" in kinds else kinds
+
+
 def _summed(op: Reading) -> Kinds:
     kinds = _kept(op)
     counts = "mask" in kinds or all(value.dtype in _INTEGERS for value in op.values)
@@ -220,7 +228,10 @@ def _logarithm(op: Reading) -> Kinds:
 
 
 def _exponential(op: Reading) -> Kinds:
-    return frozenset({"probability"}) if "log_probability" in _kept(op) else NOTHING
+    kinds = _kept(op)
+    if "log_ratio" in kinds:
+        return frozenset({"ratio"})
+    return frozenset({"probability"}) if "log_probability" in kinds else NOTHING
 
 
 def _mixed(op: Reading) -> Kinds:
@@ -274,7 +285,8 @@ _RULES: Mapping[frozenset[str], Callable[[Reading], Kinds]] = {
     _ROOTS: _rooted,
     _PROBABILITIES: _fixed("probability"),
     _LOG_PROBABILITIES: _fixed("log_probability"),
-    _NEGATIVE_LOG_LIKELIHOODS | KEEPS: _kept,
+    _CHOOSES: _picked,
+    KEEPS: _kept,
     _LOGARITHMS: _logarithm,
     frozenset({"exp"}): _exponential,
     frozenset({"logsumexp"}): _fixed("log_sum"),

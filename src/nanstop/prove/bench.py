@@ -83,9 +83,9 @@ class Bench:
         run = self.anew or (lambda given: self.run_trial(given, None))
         return self._attempt(atoms, None, lambda: run(atoms))
 
-    def run_on(self, atoms: Atoms, lasts: RunOn | None) -> Trial | None:
+    def run_on(self, atoms: Atoms, lasts: RunOn) -> Trial:
         """Return the updates that follow under a cure, as one trial."""
-        return self._attempt(atoms, None, lambda: lasts(atoms)) if lasts is not None else None
+        return self._attempt(atoms, None, lambda: lasts(atoms))
 
     def run_all(self, wanted: Sequence[tuple[Atoms, int | None]]) -> tuple[Trial, ...]:
         """Return as many of the wanted trials, in order, as the budget allows."""

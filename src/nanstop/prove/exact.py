@@ -4,7 +4,7 @@ numbers that were drawn, the choices that were made, the modules beside the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -203,3 +203,11 @@ def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
         return None
     own, true = run.grads or {}, exact.grads or {}
     return loss_gap(run.loss, exact.loss), cosine(own, true), largest_gap(own, true)
+
+
+def farthest(all_gaps: Sequence[Gaps]) -> Gaps | None:
+    """Return of each distance the largest; None of none."""
+    if not all_gaps:
+        return None
+    losses, cosines, gradients = zip(*all_gaps, strict=True)
+    return max(losses), min(cosines), max(gradients)

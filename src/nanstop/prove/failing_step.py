@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,12 +52,28 @@ class FailurePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Following:
+    """Updates made one after the other. ``losses``: the mean loss before each and after the last;
+    ``broken``: parameters that are not finite then.
+    """
+
+    losses: tuple[float, ...]
+    broken: tuple[str, ...]
+
+    @property
+    def num(self) -> int:
+        """How many updates were made."""
+        return len(self.losses) - 1
+
+
+@dataclass(frozen=True, slots=True)
 class FailingStep:
     """``micros``: micro-batches of the window that fail, ``micro`` the first of them.
     ``phase``: what its forward is.
 
     ``update``: the forward and backward are clean and it is the optimizer update of this step that
-    breaks the weights; ``before`` then holds the steps between the snapshot and this one.
+    breaks the weights. ``before``: the steps before this one that can be run again, of an update
+    those since the snapshot.
 
     ``pending``: that update has not been applied yet. What it does is tried from the snapshot on,
     for a state that was rounded away in the updates before is in none of its own numbers.
@@ -100,23 +116,20 @@ class FailingStep:
             along=along,
         )
 
-    def run_on(self, num: int, *, under: Under) -> tuple[list[float], tuple[str, ...]]:
-        """Apply the update of the window and ``num - 1`` more on it, under a context, undone.
+    def run_on(self, goes_on: Callable[[int], bool], *, under: Under) -> Following:
+        """Apply the update of the window and others on it, under a context, undone.
 
-        Return the mean loss before each update and after the last, and the parameters that are not
-        finite then. A loss that raises is NaN, and the last. The random state of each pass is the
-        window's own. Synchronises the device.
+        ``goes_on``: whether another is made, of how many there were. A loss that raises is NaN,
+        and ends it. The random state of each pass is the window's own. Synchronises the device.
         """
         step, losses = self.step, []
         with step.isolated(with_update=True), self.from_snapshot(under):
-            for place in range(num + 1):
+            while True:
                 with step.isolated():
                     losses.append(_mean_loss(step))
-                    if not math.isfinite(losses[-1]):
-                        break
-                    if place < num:
-                        step.update()
-            return losses, _broken(step.view.root)
+                    if not math.isfinite(losses[-1]) or not goes_on(len(losses) - 1):
+                        return Following(tuple(losses), _broken(step.view.root))
+                    step.update()
 
     @contextmanager
     def from_snapshot(self, under: Under) -> Iterator[None]:
@@ -178,7 +191,9 @@ def apply_update(step: Step) -> None:
         step.update()
 
 
-def failing_step(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
+def failing_step(
+    step: Step, *, phase: Phase, raised: bool, before: Sequence[Step] = ()
+) -> FailingStep:
     """Return the failing step of a window:
     the micro-batches whose loss or gradients are bad when run again.
 
@@ -194,7 +209,8 @@ def failing_step(step: Step, *, phase: Phase, raised: bool) -> FailingStep:
         for micro, loss in enumerate(step.losses)
         if (loss is not None and not bool(loss.isfinite().all())) or attempt(step, micro).failed
     ]
-    return FailingStep(step, bad[0] if bad else 0, tuple(bad) or (0,))
+    before = tuple(one for one in before if one is not step)
+    return FailingStep(step, bad[0] if bad else 0, tuple(bad) or (0,), before=before)
 
 
 def breaking_update(rewind: Rewind) -> FailingStep | None:

@@ -15,6 +15,8 @@ from nanstop.records import Atom, FailureKey, Proof
 from nanstop.records.remedies import safety_of
 
 _MAX_CONFIRMED = 3
+_FOLLOWING_SHARE = 0.05
+"""Share of the budget that the updates which follow under one cure may take."""
 
 
 def prove_step(
@@ -29,7 +31,7 @@ def prove_step(
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
     window is one of training, on the updates that follow. Everything tried is undone.
     """
-    trials = Trials(failing, key)
+    trials = Trials(failing, key, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
     others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
     healthy = [m for m in range(len(failing.step.batches)) if m not in failing.micros][:1]
     proof = prove(

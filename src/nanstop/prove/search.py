@@ -11,7 +11,7 @@ leaves out what fails has isolated it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nanstop.prove.bench import AGREES, FAILED, Atoms, Bench, Budget, RunOn, RunTrial, SpentError
@@ -41,7 +41,7 @@ class _Cure:
     runs: int
     complete: bool
     following: Trial | None = None
-    """The updates that follow under it;
+    """The updates that follow under it, of a cure that is the best but for them;
     None, or not run to their end, where the host's cannot be.
     """
     safety: Safety = "safe"
@@ -110,15 +110,14 @@ def prove(  # noqa: PLR0913 - called once, by name
     for place, candidate in enumerate(candidates if baseline.outcome != "pass" else ()):
         grow = extend if not any(cure.holds for cure in cures.values()) else lambda _: None
         try:
-            following = lasts if not isolates(candidate) else None
-            found = _cure(bench, candidate, grow, confirm, following)
+            found = _cure(bench, candidate, grow, confirm)
         except SpentError:
             untried = tuple(candidates[place:])
             break
         if found is not None:
             cured = replace(found, safety=safety_of(found.atoms), isolates=isolates(found.atoms))
             cures.setdefault(frozenset(found.atoms), cured)
-    ranked = sorted(cures.values(), key=_Cure.order)
+    ranked = _lasting(bench, cures.values(), lasts)
     if ranked:
         ranked[0] = _alternated(bench, ranked[0])
     return _proof(bench, ranked, untried)
@@ -129,7 +128,6 @@ def _cure(
     candidate: Atoms,
     extend: Extend,
     confirm: Sequence[int],
-    lasts: RunOn | None,
 ) -> _Cure | None:
     """Return the minimal part of ``candidate``, grown as far as needed, or None. Raises
     SpentError before anything passed.
@@ -148,17 +146,26 @@ def _cure(
     ablations = bench.run_all([(atoms, None) for atoms in without])
     confirmed = bench.run_all([(passing.atoms, micro) for micro in confirm])
     complete = complete and len(ablations) + len(confirmed) == len(without) + len(confirm)
-    following = bench.run_on(passing.atoms, lasts)
     return _Cure(
         trial=passing,
         ablations=ablations,
-        following=following,
         grade=bench.grade(passing),
         distance=bench.distance(passing),
         passed=1 + sum(bench.holds(run) for run in confirmed),
         runs=1 + len(confirmed),
         complete=complete,
     )
+
+
+def _lasting(bench: Bench, cures: Iterable[_Cure], lasts: RunOn | None) -> list[_Cure]:
+    """Return the cures in their order; the updates that follow are run under the best, and under
+    the next as long as they do not hold.
+    """
+    ranked = sorted(cures, key=_Cure.order)
+    while lasts and ranked and ranked[0].verdict == "proven" and ranked[0].following is None:
+        ranked[0] = replace(ranked[0], following=bench.run_on(ranked[0].atoms, lasts))
+        ranked.sort(key=_Cure.order)
+    return ranked
 
 
 def _alternated(bench: Bench, cure: _Cure) -> _Cure:

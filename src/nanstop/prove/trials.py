@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -17,16 +19,15 @@ from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import agree
 from nanstop.prove.bad_samples import atoms_for, bad_rows, without
-from nanstop.prove.exact import ExactRuns, Gaps
+from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.exact_update import fault_of_update
-from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.failing_step import FailingStep, Following
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
-from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
 
@@ -36,21 +37,35 @@ _SPACINGS = 8.0, 10.0, 64.0
 may be off under a cure where no healthy run says how far is usual.
 """
 
-_FOLLOWING = 4
-"""Updates after the failing one that a cure of an update must stand."""
+_FEWEST_UPDATES, _MOST_UPDATES = 4, 20
+"""How many updates a cure must stand, the failing one among them: the fewest whatever they take,
+more of them as long as there is time.
+"""
 _RUNS_AWAY = 10.0
 """A loss has run away that exceeds the first by this many times its size, or by this much."""
 _MAX_OTHERS = 3
+_BEFORE = "the windows before"
 _DTYPE_CLASH = re.compile(r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.I)
 _MAX_ISLANDS = 8
 
 
 class Trials:
-    """Runs trials of one failing step. Call inside ``failing.in_place()``."""
+    """Runs trials of one failing step. Call inside ``failing.in_place()``.
 
-    def __init__(self, failing: FailingStep, key: FailureKey) -> None:
+    ``seconds``: how long the updates that follow under one cure may take, by ``clock``.
+    """
+
+    def __init__(
+        self,
+        failing: FailingStep,
+        key: FailureKey,
+        *,
+        seconds: float = 3.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._failing = failing
         self._key = key
+        self._seconds, self._clock = seconds, clock
         self._exact = ExactRuns(failing)
 
     def reference(self) -> Reference:
@@ -84,26 +99,42 @@ class Trials:
     def _healthy_gaps(self) -> tuple[str, Gaps | None]:
         """Return what is healthy, and how far it is from float32.
 
-        Another micro-batch; the failing one where only the update fails;
-        else those of its samples that do not.
+        Another micro-batch; the failing one where only the update fails; the windows before, and
+        those of its samples that do not fail.
         """
-        failing, found, source = self._failing, None, ""
+        failing, source, found = self._failing, "", None
         if self._others:
-            micro = self._others[0]
-            source = f"micro-batch {micro} of the same window, which is healthy"
-            own = self._exact.attempt(micro, under=nullcontext, without_update=True)
-            found = self._exact.gaps(micro, own, nullcontext)
+            source = f"micro-batch {self._others[0]} of the same window, which is healthy"
+            found = _own_gaps(self._exact, self._others[0])
         elif failing.update:
             source = "forward and backward of this window, which are healthy"
-            own = self._exact.attempt(failing.micro, under=nullcontext, without_update=True)
-            found = self._exact.gaps(failing.micro, own, nullcontext)
-        elif self._healthy_rows:
-            source = "the healthy samples of this micro-batch"
-            batch = self._without_bad_rows(failing.micro)
-            found = self._exact.gaps_of_rows(failing.micro, batch)
+            found = _own_gaps(self._exact, failing.micro)
+        else:
+            windows, rows = self._gaps_before(), self._gaps_of_rows()
+            named = {_BEFORE: bool(windows), "the healthy samples of this micro-batch": bool(rows)}
+            source = ", and ".join(what for what, is_there in named.items() if is_there)
+            found = farthest([*windows, *rows])
         if found is None:
             return "the spacing of the format: nothing in this window is healthy", None
         return source, found
+
+    def _gaps_before(self) -> list[Gaps]:
+        """Return how far the last micro-batches of the windows before are from float32, with the
+        weights of today.
+        """
+        found = []
+        for step in self._failing.before[-_MAX_OTHERS:]:
+            micro = len(step.batches) - 1
+            earlier = replace(self._failing, step=step, micro=micro, micros=(micro,), before=())
+            found.append(_own_gaps(ExactRuns(earlier), micro))
+        return [gaps for gaps in found if gaps is not None]
+
+    def _gaps_of_rows(self) -> list[Gaps]:
+        if not self._healthy_rows:
+            return []
+        batch = self._without_bad_rows(self._failing.micro)
+        gaps = self._exact.gaps_of_rows(self._failing.micro, batch)
+        return [gaps] if gaps is not None else []
 
     def anew(self, atoms: tuple[Atom, ...]) -> Trial:
         """Run the failing micro-batch once more as the host would: what is drawn and chosen
@@ -126,7 +157,7 @@ class Trials:
             run = self._exact.attempt(micro, under=under)
         else:
             run = self._failing.attempt(micro, batch=batch, under=under)
-        key = self._key_under(atoms, micro, run) if run.failed else None
+        key = self._key_of(atoms, micro, run, anew=anew) if run.failed else None
         judged = not (run.failed or anew)
         gaps = (self._exact.gaps(micro, run, under) if judged else None) or (None, None, None)
         return Trial(
@@ -197,8 +228,9 @@ class Trials:
         began, under = time.perf_counter(), partial(applied, self._view, atoms)
         loss, message = None, fault_of_update(self._failing, under) if self._failing.update else ""
         if not message:
-            loss, message = self._ruin(under)
-            message = message and self._ruin_in_float32
+            following = self._failing.run_on(self._in_time(), under=under)
+            loss, message = _ruin(following)
+            message = message and self._ruin_in_float32(following.num)
         return Trial(
             atoms=atoms,
             outcome="other_failure" if message else "pass",
@@ -208,20 +240,16 @@ class Trials:
             message=message,
         )
 
-    @cached_property
-    def _ruin_in_float32(self) -> str:
-        return self._ruin(partial(reference, self._view))[1]
+    def _in_time(self) -> Callable[[int], bool]:
+        """Return whether another update is made after so many, from now on."""
+        end = self._clock() + self._seconds
+        return lambda num: num < (_MOST_UPDATES if self._clock() < end else _FEWEST_UPDATES)
 
-    def _ruin(self, under: Under) -> tuple[float, str]:
-        """Return the worst loss of the updates that follow under a context, and what they ruin,
-        or "".
-        """
-        losses, broken = self._failing.run_on(_FOLLOWING, under=under)
-        first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
-        if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
-            after = counted(len(losses) - 1, "update")
-            return worst, f"the loss goes from {first:.4g} to {worst:.4g} in {after}"
-        return worst, f"{broken[0]} is not finite {_FOLLOWING} updates later" if broken else ""
+    def _ruin_in_float32(self, num: int) -> str:
+        """Return what as many updates ruin in float32, or more where there is time, or ""."""
+        in_time = self._in_time()
+        under = partial(reference, self._view)
+        return _ruin(self._failing.run_on(lambda made: made < num or in_time(made), under=under))[1]
 
     @cached_property
     def _others(self) -> tuple[int, ...]:
@@ -233,9 +261,18 @@ class Trials:
         batch, healthy = self._failing.step.batches[micro], self._healthy_rows or ()
         return without(batch, tuple(set(range(num_samples(batch) or 0)) - set(healthy)))
 
-    def _key_under(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> FailureKey | None:
+    def _key_of(
+        self, atoms: tuple[Atom, ...], micro: int, run: Attempt, *, anew: bool
+    ) -> FailureKey | None:
+        """Return what failed. Of the step as it is, that is known; of a run in turn, only whether
+        it fails counts.
+        """
         if run.error is not None:
             return FailureKey(kind="exception", phase="forward", op=type(run.error).__name__)
+        if anew:
+            return None
+        if not atoms and micro == self._failing.micro:
+            return self._key
         with applied(self._view, atoms):
             place = localize(self._failing.step, micro, update=self._failing.update)
         return place.key if place else None
@@ -310,6 +347,22 @@ class Trials:
         if before is None or after is None:
             return None
         return torch.equal(before[:, :-1], after[:, :-1])
+
+
+def _own_gaps(exact: ExactRuns, micro: int) -> Gaps | None:
+    """Return how far a micro-batch, run as it is, is from float32."""
+    own = exact.attempt(micro, under=nullcontext, without_update=True)
+    return exact.gaps(micro, own, nullcontext)
+
+
+def _ruin(following: Following) -> tuple[float, str]:
+    """Return the worst loss of some updates, and what they ruin, or ""."""
+    losses, broken = following.losses, following.broken
+    first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
+    after = counted(following.num, "update")
+    if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
+        return worst, f"the loss goes from {first:.4g} to {worst:.4g} in {after}"
+    return worst, f"{broken[0]} is not finite after {after}" if broken else ""
 
 
 def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outcome:

@@ -86,6 +86,12 @@ class Localization:
     """The operation that should have kept a divisor from 0, by a number that its format rounds to
     0.
     """
+    counted: tuple[str, ...] = ()
+    """Entries of the batch that the first bad op's divisor was made of, where that is a count."""
+    weighs_choices: bool = False
+    """Whether the culprit is multiplied with log-probabilities of what was chosen, or with ratios
+    of them: as a reward is.
+    """
     num_ops: int = 0
     blind_spots: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -46,7 +46,9 @@ Descent = Literal[
     "probability",
     "log_sum",
     "log_probability",
+    "chosen",
     "log_ratio",
+    "ratio",
 ]
 """What a value was made from (the first five), and what it means by the operations that made it."""
 Confidence = Literal["certain", "likely", "possible"]

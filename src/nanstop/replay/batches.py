@@ -46,7 +46,7 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         num_bad, finite = int((~mask).sum()), detached[mask]
     elif detached.dtype == torch.bool:
         finite = detached.to(torch.uint8)
-    supervised = _supervised(name, detached)
+    supervised = _supervised(detached)
     rows = supervised.reshape(supervised.shape[0], -1).any(1) if supervised is not None else None
     outlier, ratio = _outlier(detached)
     return BatchFact(
@@ -82,19 +82,12 @@ def _outlier(value: Tensor) -> tuple[int | None, float | None]:
     return row, float(largest[row]) / others if others > 0.0 else None
 
 
-def _supervised(name: str, value: Tensor) -> Tensor | None:
-    """Return which entries the loss counts:
-    labels that are not -100, or a completion's own tokens (TRL).
+def _supervised(value: Tensor) -> Tensor | None:
+    """Return which entries of labels are not left out; None of what leaves nothing out.
+
+    What is -100 somewhere is labels, whatever it is called: no token id is.
     """
-    if value.dim() == 0 or value.shape[0] == 0:
+    if value.dim() == 0 or value.shape[0] == 0 or value.is_floating_point():
         return None
-    if not value.is_floating_point() and (name == "labels" or _holds_ignored(name, value)):
-        return value != IGNORED
-    return value != 0 if name == "completion_mask" else None
-
-
-def _holds_ignored(name: str, value: Tensor) -> bool:
-    """Return whether a tensor that its loop gave no name of its own must be labels:
-    no token id is -100.
-    """
-    return "ids" not in name and bool((value == IGNORED).any())
+    counts = value != IGNORED
+    return None if bool(counts.all()) else counts

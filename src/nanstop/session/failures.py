@@ -221,8 +221,10 @@ class Failures:
             broken = found.stage("rewind", lambda: breaking_update(rewind))
             if broken is not None:
                 return broken
+        before = rewind.steps if rewind is not None else ()
         return found.stage(
-            "capture", lambda: failing_step(step, phase=found.phase, raised=found.raised)
+            "capture",
+            lambda: failing_step(step, phase=found.phase, raised=found.raised, before=before),
         )
 
     def _decide(

@@ -12,9 +12,11 @@ from nanstop.records import (
     Evidence,
     Localization,
     OpEvent,
+    OptimizerFacts,
     Phase,
     RunFacts,
     Sighting,
+    StepLength,
     TensorStats,
 )
 from nanstop.records.formats import SMALLEST
@@ -33,6 +35,11 @@ _OF_TORCH = (
 )
 MODEST = 1e4
 """Largest input from which no op leaves the range of bfloat16 or float32: its cube fits."""
+
+MOVES_BY_THE_RATE = ("adam", "lion", "adafactor")
+"""Optimizers whose step is the rate, whatever the gradient: they divide it by its size."""
+VERY_LONG = 5.0
+"""A step, in sizes of a typical weight, that no model is trained with."""
 
 FORWARD = ("forward", "recompute", "generate", "evaluate", "loss")
 
@@ -239,3 +246,27 @@ def has_masters(facts: RunFacts) -> bool:
     """Return whether the optimizer updates copies of the parameters, none of themselves."""
     path = facts.gradient_path
     return path is not None and path.num_trainable > 0 and path.num_updated == 0
+
+
+def moves_by_the_rate(optimizer: OptimizerFacts) -> bool:
+    """Return whether a step of the optimizer is the rate, whatever the gradient."""
+    return any(family in optimizer.name.lower() for family in MOVES_BY_THE_RATE)
+
+
+def step_moves(name: str, step: StepLength) -> str:
+    """Return as text how long a step is beside the weights that there are."""
+    return (
+        f"a step of {name} moves each weight by about {step.length:.2g}, typical weights here are "
+        f"{step.weight:.1g}"
+    )
+
+
+def too_long_step(facts: RunFacts) -> str:
+    """Return as text how long the steps of the optimizer are, where no model is trained with such;
+    "" where that is not known of them.
+    """
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.step is None or not moves_by_the_rate(optimizer):
+        return ""
+    step = optimizer.step
+    return step_moves(optimizer.name, step) if step.length >= VERY_LONG * step.weight else ""

@@ -48,11 +48,13 @@ Precision, learning rate and clipping have no part in it.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import forms
+from itertools import chain
+
+from nanstop.diagnose.evidence.candidates import Candidates, forms
 from nanstop.diagnose.evidence.descent import operand, without_zeros
 from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad, number
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Change, Diagnosis, Evidence, OpEvent
+from nanstop.records import Atom, BatchFact, Change, Diagnosis, Evidence, Localization, OpEvent
 
 STATISTICS = ("mean", "nanmean")
 TARGET = 1
@@ -61,22 +63,52 @@ TARGET = 1
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if nothing is supervised and the loss is a mean of that."""
-    empty = [fact for fact in failing_batch(evidence) if fact.num_supervised == 0]
-    if not empty or not loss_is_bad(evidence) or not _may_be_empty(evidence):
+    if not loss_is_bad(evidence) or not _may_be_empty(evidence):
         return None
-    fact, event = empty[0], _first_bad(evidence)
+    fact, event = _empty_entry(evidence), _first_bad(evidence)
     over_none = event is not None and _is_of_nothing(event)
+    if fact is None and not (over_none and event is not None and _is_likelihood(event)):
+        return None
     return Diagnosis(
         code="NS503",
         title="no supervised token in the micro-batch",
-        cause=f"every entry of `{fact.name}` {list(fact.shape)} is {number(fact.maximum or 0.0)}: "
-        "the mean loss is 0/0",
+        cause=_cause(fact),
         confidence="certain" if event is not None else "likely",
         confirmed="the mean is over no element" if over_none else "",
         lines=("truncation or the template removed the answers; decode one row to see which",),
-        remedies=(*forms(evidence), (Atom(remedy="drop_micro", target=str(fact.micro)),)),
-        where=fact.name,
+        remedies=_remedies(evidence, fact),
+        where=fact.name if fact is not None else "",
     )
+
+
+def _empty_entry(evidence: Evidence) -> BatchFact | None:
+    """Return the entry of the batch of which nothing counts: labels that are all ignored, or what
+    chooses none of the log-probabilities whose mean the loss is.
+    """
+    found, facts = evidence.localization, failing_batch(evidence)
+    counted = found.counted if found is not None and _averages_likelihoods(found) else ()
+    chosen = (f for f in facts if f.name in counted and f.minimum == f.maximum == 0.0)
+    return next(chain((f for f in facts if f.num_supervised == 0), chosen), None)
+
+
+def _averages_likelihoods(found: Localization) -> bool:
+    summed = operand(found.first_bad, 0) if found.first_bad is not None else None
+    return summed is not None and summed.is_a("log_probability")
+
+
+def _cause(fact: BatchFact | None) -> str:
+    if fact is None:
+        return "no token of the micro-batch reaches the loss: its mean is 0/0"
+    every = f"every entry of `{fact.name}` {list(fact.shape)} is {number(fact.maximum or 0.0)}"
+    return f"{every}: the mean loss is 0/0"
+
+
+def _remedies(evidence: Evidence, fact: BatchFact | None) -> Candidates:
+    micro = fact.micro if fact is not None else None
+    if micro is None and evidence.incident is not None:
+        micro = evidence.incident.at.micro
+    left_out = (Atom(remedy="drop_micro", target=str(micro)),)
+    return (*forms(evidence), left_out) if micro is not None else forms(evidence)
 
 
 def confirm(evidence: Evidence) -> Change | None:
@@ -84,7 +116,7 @@ def confirm(evidence: Evidence) -> Change | None:
     event = _first_bad(evidence)
     if event is None:
         return None
-    if event.name.startswith("nll_loss"):
+    if _is_likelihood(event):
         return Change(kind="supervise", operand=TARGET, value=0.0)
     return without_zeros(event)
 
@@ -94,8 +126,12 @@ def _first_bad(evidence: Evidence) -> OpEvent | None:
     return found.first_bad if found is not None else None
 
 
+def _is_likelihood(event: OpEvent) -> bool:
+    return event.name in ("nll_loss_forward", "nll_loss2d_forward")
+
+
 def _is_of_nothing(event: OpEvent) -> bool:
-    averages = event.name in STATISTICS or event.name.startswith("nll_loss")
+    averages = event.name in STATISTICS or _is_likelihood(event)
     return averages and bool(event.inputs) and 0 in event.inputs[0].shape
 
 

@@ -49,15 +49,11 @@ other functions score the completion is how TRL routes tasks, and no fault.
 from __future__ import annotations
 
 import math
-import re
 
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.objective import INF, NAN, UNSCORED, named
-from nanstop.diagnose.evidence.reading import failing_batch
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence
-
-_OF_REWARDS = re.compile(r"reward|advantage|returns\b", re.I)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -68,26 +64,20 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _failed(evidence: Evidence) -> Diagnosis | None:
     incident, found = evidence.incident, evidence.localization
     told = [s for s in incident.signals if s.source == "reward"] if incident is not None else []
-    names = [fact.name for fact in failing_batch(evidence) if fact.num_bad]
-    if found is not None and found.culprit and found.origin == "from_batch":
-        names.append(found.culprit)
-    entries = [name for name in names if _OF_REWARDS.search(name)]
-    if not told and not entries:
+    weight = found.culprit if found is not None and found.weighs_choices else None
+    if not told and weight is None:
         return None
     functions = [one.name for one in told if one.name]
-    rewards = [name for name in entries if "reward" in name.lower()]
     amounts = [f"{one.message} of `{one.name}` are {_word(one.value)}" for one in told if one.name]
-    cause = (
-        amounts[0] if amounts else f"`{entries[0]}` of the batch is not finite" if entries else ""
-    )
+    missing = f"{told[0].message} are missing: no function scored the completion" if told else ""
     return Diagnosis(
         code="NS704",
-        title="a reward is not finite",
-        cause=cause or f"{told[0].message} are missing: no function scored the completion",
-        confidence="certain" if functions or (rewards and not told) else "likely",
-        lines=(_ADVICE, *amounts[1:]) if told or rewards else (_DERIVED,),
+        title="a reward is not finite" if told else f"a reward or weight is not finite: `{weight}`",
+        cause=(amounts or [missing])[0] or _WEIGHS,
+        confidence="certain" if functions else "likely",
+        lines=(_ADVICE, *amounts[1:]) if told else (_DERIVED,),
         remedies=without_rows(evidence),
-        where=(functions or entries or ["reward"])[0],
+        where=(functions or [weight or "reward"])[0],
     )
 
 
@@ -95,10 +85,11 @@ def _word(value: float | None) -> str:
     return "NaN" if value is None or math.isnan(value) else "infinite"
 
 
+_WEIGHS = "it weighs the log-probabilities of what was chosen, as a reward or an advantage does"
 _ADVICE = "give a completion that cannot be scored a finite worst reward"
 _DERIVED = (
-    "it was made of rewards before the model was called: look for a deviation of one "
-    "reward, or one of 0"
+    "where it was made of rewards before the model was called: look for a reward that is none, for "
+    "a deviation of one reward, or one of 0"
 )
 
 

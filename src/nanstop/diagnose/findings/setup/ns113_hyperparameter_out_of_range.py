@@ -60,18 +60,21 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanstop.diagnose.evidence.reading import counted, standing
+from nanstop.diagnose.evidence.reading import (
+    VERY_LONG,
+    counted,
+    moves_by_the_rate,
+    standing,
+    step_moves,
+)
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts, StepLength
 
 PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
 """Parameters and peak learning rate of GPT-3 (Brown et al., 2020, table 2.1)."""
 
-MOVES_BY_THE_RATE = ("adam", "lion", "adafactor")
-"""Optimizers whose step is the rate, whatever the gradient: they divide it by its size."""
-
-LONG, VERY_LONG = 0.5, 5.0
-"""Steps in sizes of a typical weight: of a language model, and of any."""
+LONG = 0.5
+"""A step of a language model, in sizes of a typical weight."""
 
 TIMES_PUBLISHED = 10.0
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
@@ -116,7 +119,7 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
         yield Oddity("certain", setting, "no update moves anything")
     if not math.isfinite(rate):
         yield Oddity("certain", setting, "an update makes every weight NaN")
-    if not any(family in optimizer.name.lower() for family in MOVES_BY_THE_RATE):
+    if not moves_by_the_rate(optimizer):
         return
     too_long = list(_step(facts, optimizer.name, optimizer.step))
     yield from too_long
@@ -134,11 +137,8 @@ def _step(facts: RunFacts, name: str, step: StepLength | None) -> Iterator[Oddit
     # so does Adafactor train, which clips.
     usual = facts.model_type is not None and "adafactor" not in name.lower()
     if step.length >= (LONG if usual else VERY_LONG) * step.weight:
-        moved = (
-            f"a step of {name} moves each weight by about {step.length:.2g}, typical weights "
-            f"here are {step.weight:.1g}"
-        )
         sure = step.length >= VERY_LONG * step.weight
+        moved = step_moves(name, step)
         yield Oddity("likely" if sure else "possible", f"learning rate {step.lr:g}", moved)
 
 

@@ -69,6 +69,7 @@ from nanstop.diagnose.evidence.reading import (
     op_name,
     squares_gradients,
     standing,
+    too_long_step,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
@@ -152,8 +153,8 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
     name = optimizer.name if optimizer is not None else "the optimizer"
     eps = optimizer.eps if optimizer is not None else None
     fused = optimizer is not None and optimizer.fused
-    if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
-        return "certain", f"the learning rate is {optimizer.lr:g}: look at the schedule"
+    if rate := _rate_at_fault(facts):
+        return rate
     if fused and formats and (squares := lost_squares(facts, formats[0])):
         return "certain" if formats[0] == "float16" else "likely", (
             f"{name}'s {squares}, and what is left is m / (0 + eps)"
@@ -178,6 +179,14 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
         return "likely", f"{name} computes in {formats[0]}: squared gradients leave its range"
     rate = f" (lr {optimizer.lr:g})" if optimizer is not None and optimizer.lr is not None else ""
     return "possible", f"{name}'s update leaves the weights' format{rate}"
+
+
+def _rate_at_fault(facts: RunFacts) -> tuple[Confidence, str] | None:
+    lr = facts.optimizer.lr if facts.optimizer is not None else None
+    if lr is not None and not math.isfinite(lr):
+        return "certain", f"the learning rate is {lr:g}: look at the schedule"
+    moved = too_long_step(facts)
+    return ("likely", f"{moved}: no format's doing") if moved else None
 
 
 def _own_arithmetic(event: OpEvent) -> str:

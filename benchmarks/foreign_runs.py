@@ -62,7 +62,7 @@ class Script:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        return tuple(fault for fault in self.choices["--fault"] if fault != "none")
+        return tuple(fault for fault in self.choices.get("--fault", ()) if fault != "none")
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -111,7 +111,8 @@ class Run:
     @property
     def command(self) -> list[str]:
         """The words after ``python``."""
-        words = [str(self.script.path), "--fault", self.fault, "--out", "left.jsonl"]
+        words = [str(self.script.path)]
+        words += ["--fault", self.fault] if self.script.faults else []
         words += ["--dtype", self.dtype] if "--dtype" in self.script.choices else []
         if self.policy == "plain":
             return words
@@ -140,9 +141,9 @@ class Left:
     seconds: float
 
 
-def scripts(names: Sequence[str] = ()) -> list[Script]:
-    """Return the scripts of those names, by default all."""
-    paths = (p for p in sorted(FOLDER.glob("*.py")) if p.stem != _RECORD)
+def scripts(names: Sequence[str] = (), folder: Path = FOLDER) -> list[Script]:
+    """Return the scripts of those names in a folder, by default all."""
+    paths = (p for p in sorted(folder.glob("*.py")) if p.stem != _RECORD)
     return [Script(p) for p in paths if not names or p.stem in names]
 
 
@@ -258,13 +259,13 @@ def _job(run: Run, folder: Path) -> dict[str, Any]:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NANSTOP")}
-    return kept | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    paths = os.pathsep.join(filter(None, (str(FOLDER), kept.get("PYTHONPATH"))))  # has record.py
+    return kept | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
 
 
 def _injection() -> dict[str, str]:
     """Return what makes a process follow torch as those below ``nanstop run`` do."""
     from nanstop.process.inject.variables import INJECTION
 
-    path = os.environ.get("PYTHONPATH")
-    paths = [str(INJECTION), path] if path else [str(INJECTION)]
-    return {"NANSTOP_RUN": "warm", "PYTHONPATH": os.pathsep.join(paths)}
+    paths = os.pathsep.join((str(INJECTION), _environment()["PYTHONPATH"]))
+    return {"NANSTOP_RUN": "warm", "PYTHONPATH": paths}

@@ -65,7 +65,8 @@ class Run:
         if self.script == HEALTHY:
             more = _HEALTHY_IMPORTS.get(self.arguments[-1], ("transformers.trainer", "trl", "peft"))
             return (*_ALWAYS, *more)
-        text = self.script.read_text() + (self.script.parent / "case.py").read_text()
+        twin = self.script.with_name("case.py")
+        text = self.script.read_text() + (twin.read_text() if twin.is_file() else "")
         found = set(re.findall(r"^\s*(?:from|import) (trl|peft)\b", text, re.MULTILINE))
         found |= {"transformers.trainer"} if "Trainer" in text else set()
         return (*_ALWAYS, *sorted(found))

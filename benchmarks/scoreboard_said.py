@@ -17,6 +17,8 @@ PROJECT = Path(__file__).parents[1]
 MOST_OUT, MOST_ERR = 800, 3000
 """Characters kept of an output: its end."""
 _LOSS = re.compile(r"^final_loss=(\S+)$", re.MULTILINE)
+_LINE = re.compile(r"([\w.-]+\.py:\d+)\b(?!: \w*Warning)")
+"""A line that is named, but for those to which Python ascribes a warning."""
 
 
 def record(tool: str, command: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -60,8 +62,8 @@ def twin_record(found: Mapping[str, Any]) -> dict[str, Any] | None:
 def said_in(kept: Mapping[str, Any]) -> Said:
     """Return what was said, from a record that was read back."""
     said = dict(kept["said"])
-    for name in ("ruled_out", "ops", "modules"):
-        said[name] = tuple(said[name])
+    for name in ("ruled_out", "ops", "modules", "lines"):
+        said[name] = tuple(said.get(name, ()))
     said["answers"] = tuple((code, sure) for code, sure in said["answers"])
     return Said(**said)
 
@@ -86,6 +88,7 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
         "alarms": len(rows) + len(findings),
         "incidents": len(rows),
         "answers": tuple(dict.fromkeys(answers)),
+        "lines": tuple(dict.fromkeys(_LINE.findall(json.dumps(summary) + err))),
     }
     if rows:
         first = rows[0]

@@ -42,8 +42,9 @@ class Said:
     healthy twin has, too, are not among them. ``incidents``: those of them that are failures.
     ``answers``: its findings, the main one first. ``ops``, ``modules``: what it blames first, in
     each of the forms that may be compared with an operator of ATen or the name of a module; empty
-    where it names none. ``cure``: "safe", "allowed" (it changes training) or "isolated" (what fails
-    was left out), where it ended in one of these.
+    where it names none. ``lines``: "FILE.py:LINE" of what it said. ``cure``: "safe",
+    "allowed" (it changes training) or "isolated" (what fails was left out), where it ended in one
+    of these.
     """
 
     alarms: int = 0
@@ -56,6 +57,7 @@ class Said:
     phase: str | None = None
     ops: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     proven: bool | None = None
     cure: str = ""
     final_loss: float = math.nan

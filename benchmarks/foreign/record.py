@@ -22,7 +22,7 @@ class Record:
     loss=...)`` once.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str = "left.jsonl") -> None:
         self._file = Path(path).open("w")  # noqa: SIM115  (open until the process ends, however it does)
         random.seed(0)  # else Python's own state is another one in every process
 

@@ -122,3 +122,17 @@ def test_every_script_is_none_the_worse_for_being_watched(script):
         for policy in ("plain", *POLICIES)
     ]
     assert bad(compare(runs, at_once=2)) == {}
+
+
+def test_there_are_100_healthy_programs_that_name_no_tool_and_say_what_they_are():
+    programs = scripts(folder=BENCHMARKS / "healthy")
+    assert len(programs) + len(scripts()) >= 100
+    assert not [one.name for one in programs if "nanstop" in one.path.read_text() or one.faults]
+    assert all(one.path.read_text().startswith('"""') for one in programs)
+
+
+def test_a_program_without_options_is_watched_like_any_other():
+    (program,) = scripts(["low_rank_adapters"], BENCHMARKS / "healthy")
+    rows = compare([Run(program, "fp32", "none", policy) for policy in ("plain", "repair")])
+    assert bad(rows) == {}
+    assert rows["low_rank_adapters.fp32.none.repair"]["plain"]["steps"] == 30

@@ -14,7 +14,7 @@ SRC = Path(__file__).parent.parent / "src" / "nanstop"
 ROWS = (
     ("errors", "wording", "ranks", "tracebacks"),
     ("records",),
-    ("numerics", "diagnose.evidence", "store", "decide"),
+    ("numerics", "diagnose.evidence", "store", "decide", "rewrite"),
     ("replay", "diagnose.findings", "report.text"),
     ("tracing", "remedies", "diagnose", "report.html", "report.live", "report.trackers"),
     ("localize", "measure", "report", "faults"),

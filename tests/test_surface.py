@@ -90,6 +90,7 @@ COMMANDS = {
     ],
     "check": ["command", "--static", "--machine", "--json"],
     "report": ["folder", "--json"],
+    "fix": ["folder", "--diff", "--apply", "--json"],
     "scan": ["checkpoint", "--full", "--json"],
     "bisect": [
         "bad",
@@ -111,7 +112,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "ea079b453cf30e6f")
+REPORT_FORM = (1, "80f7f342114dcdbd")
 
 
 def test_names():

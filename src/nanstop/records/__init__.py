@@ -16,6 +16,7 @@ from nanstop.records.checkpoint import (
 )
 from nanstop.records.facts import (
     BatchFact,
+    CommandFacts,
     Environment,
     OptimizerFacts,
     ParamGroup,
@@ -108,6 +109,7 @@ __all__ = [
     "Change",
     "CheckpointScan",
     "CoarseRow",
+    "CommandFacts",
     "Confidence",
     "Diagnosis",
     "DriftRow",

@@ -118,6 +118,19 @@ class BatchFact:
 
 
 @record
+class CommandFacts:
+    """What was started. ``config``: the YAML or JSON file that it was given.
+
+    ``options``: names of options only, never a value. ``supervised``: by ``nanstop run``.
+    """
+
+    script: str | None = None
+    config: str | None = None
+    options: tuple[str, ...] = ()
+    supervised: bool = False
+
+
+@record
 class Environment:
     nanstop: str
     python: str
@@ -131,6 +144,7 @@ class Environment:
     packages: tuple[tuple[str, str], ...] = ()
     flags: tuple[tuple[str, str], ...] = ()
     env_vars: tuple[tuple[str, str], ...] = ()
+    command: CommandFacts | None = None
 
 
 @record

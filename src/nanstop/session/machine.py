@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from nanstop.records import Environment
+from nanstop.records import CommandFacts, Environment
+from nanstop.tracing.own_code import is_library
 
 PACKAGES = (
     "transformers",
@@ -61,6 +62,9 @@ ENV_VARS = (
 settings that move numerics, never paths, names or tokens.
 """
 
+_CONFIGS = (".yaml", ".yml", ".json")
+_OPTION = re.compile(r"--[A-Za-z][\w-]*")
+
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -85,7 +89,31 @@ def environment(*, import_torch: bool = False) -> Environment:
         packages=tuple((name, found) for name in PACKAGES if (found := _version(name))),
         flags=flags,
         env_vars=tuple((name, os.environ[name]) for name in ENV_VARS if name in os.environ),
+        command=None,  # said of a run alone
         **device,
+    )
+
+
+def command() -> CommandFacts:
+    """Return what was started: the user's own script, its config file, the names of its options.
+
+    None of a library's command (``trl sft``) is a script of the user's. No value is kept.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = Path(main).absolute() if main else None
+    installed = script is None or is_library(str(script))
+    if script is not None and script.parent == Path(sys.executable).parent:
+        installed = True  # a console script
+    words = sys.argv[1:]
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    configs = (Path(one) for one in values if one.endswith(_CONFIGS))
+    config = next((str(one.absolute()) for one in configs if one.is_file()), None)
+    names = (_OPTION.match(word) for word in words)
+    return CommandFacts(
+        script=None if installed else str(script),
+        config=config,
+        options=tuple(dict.fromkeys(name[0] for name in names if name is not None)),
+        supervised="NANSTOP_RUN" in os.environ,
     )
 
 

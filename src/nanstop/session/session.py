@@ -29,7 +29,7 @@ from nanstop.records.remedies import describe
 from nanstop.session.findings import Findings
 from nanstop.session.history import WHOLE, History
 from nanstop.session.looks import Looks
-from nanstop.session.machine import environment
+from nanstop.session.machine import command, environment
 from nanstop.session.watched_run import WatchedRun
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, finding_row, summary_row
@@ -62,7 +62,7 @@ class Session(WatchedRun):
         self.store = store
         self.view = view
         self.facts = facts
-        self.environment = environment()
+        self.environment = replace(environment(), command=command())
         self.series = History(WHOLE) if store.keeps_series else History()
         self._told = Findings(self._tell)
         self.beat: Callable[[int | None], None] = lambda _: None

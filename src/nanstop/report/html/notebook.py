@@ -6,6 +6,7 @@ from html import escape
 
 from nanstop.records import Report
 from nanstop.report.text.blocks import Block, incident_blocks
+from nanstop.report.text.in_code import code_blocks
 from nanstop.report.text.terminal import wrapped
 
 COLOURS = {"error": "#b3261e", "help": "#1b6e3c", "note": "#5f6368", "where": "#1a56a8"}
@@ -14,7 +15,8 @@ BOX = "font-family:monospace;font-size:90%;white-space:pre-wrap;overflow-x:auto;
 
 def html(report: Report, record: str | None = None) -> str:
     """Return HTML for ``_repr_html_``. Every text of the report is escaped."""
-    lines = "\n".join(_line(block) for block in incident_blocks(report, record))
+    blocks = incident_blocks(report, record, code_blocks(report, record))
+    lines = "\n".join(_line(block) for block in blocks)
     return _box(lines)
 
 

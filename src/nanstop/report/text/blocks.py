@@ -41,17 +41,24 @@ class Block:
     gap: str = "    "
 
 
-def incident_blocks(report: Report, record: str | None = None) -> tuple[Block, ...]:
-    """Return the blocks of an incident. ``record``: path of its ``report.json``, to point to."""
+def incident_blocks(
+    report: Report, record: str | None = None, code: tuple[Block, ...] = ()
+) -> tuple[Block, ...]:
+    """Return the blocks of an incident. ``record``: path of its ``report.json``, to point to.
+    ``code``: what the cure is in the user's code.
+    """
     best = report.diagnoses[0] if report.diagnoses else _UNDIAGNOSED
     found = report.localization
     event = found.first_bad if found is not None else None
     where = _event_blocks(event, best.where) if event is not None else _place_blocks(best.where)
+    helps = _help(best, report.proof)
     return (
         Block("error", f"error[{best.code}]: ", (_headline(best, report),)),
         *where,
         *_evidence(best, report),
-        *_help(best, report.proof),
+        *helps[:1],
+        *code,
+        *helps[1:],
         _pointer(best.code, record),
     )
 

@@ -13,11 +13,12 @@ from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import Diagnosis, Report
 from nanstop.records.remedies import describe
 from nanstop.report.text.blocks import Block, finding_blocks, finding_label, incident_blocks
+from nanstop.report.text.in_code import code_blocks
 
 STYLES: tuple[tuple[str, str], ...] = (
     (r"^error\[\w+\]", "bold red"),
     (r"^warning\[\w+\]", "bold yellow"),
-    (r"^help:", "bold green"),
+    (r"^(help|in code):", "bold green"),
     (r"^note(\[\w+\])?:", "bold cyan"),
     (r"^  (-->|=)", "bold blue"),
     (r"[+-]Inf x \d+|NaN x \d+", "red"),
@@ -39,7 +40,8 @@ def render(
     ``color`` None: only on a terminal. ``record``: path of the full record, for the last line.
     ``stream``: where the text will go, stdout by default; it says whether there is a terminal.
     """
-    return _text(incident_blocks(report, record), width, color, stream)
+    blocks = incident_blocks(report, record, code_blocks(report, record))
+    return _text(blocks, width, color, stream)
 
 
 def render_finding(

@@ -1,0 +1,58 @@
+"""The cure of an incident in the user's code, in a line or two, and how else to have it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from nanstop.records import Report
+from nanstop.records.remedies import remedy_of
+from nanstop.report.text.blocks import Block
+from nanstop.rewrite.change import change_for
+from nanstop.rewrite.files import read
+
+MAX_LINES = 2
+_DONE = ("redo", "adopt", "rollback", "quarantine")
+
+
+def code_blocks(report: Report, record: str | None = None) -> tuple[Block, ...]:
+    """Return the line that a cure is in the script, where that is known, and how to allow a cure
+    that changes training.
+
+    Reads the files that the report names, as they are now.
+    """
+    return (*_changed(report, record), *_allowed(report))
+
+
+def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
+    change = None
+    with suppress(Exception):  # a report must be printed whatever a file holds
+        change = change_for(report, read)
+    if change is None or not change.files:
+        return ()
+    line, lines = change.files[0].shown
+    folder = str(Path(record).parent) if record else ""
+    place = f"{Path(change.files[0].file).name}:{line}"
+    pointer = f"`nanstop fix{f' {folder}' if folder else ''}`"
+    return (Block("help", "in code: ", (place, *lines[-MAX_LINES:], f"[{pointer}]")),)
+
+
+def _allowed(report: Report) -> tuple[Block, ...]:
+    proof = report.proof
+    done = report.audit[-1].action.kind if report.audit else ""
+    if proof is None or proof.verdict not in ("proven", "isolated") or done in _DONE:
+        return ()
+    changing = [a.remedy for a in proof.minimal if remedy_of(a).safety == "changes_training"]
+    if not changing:
+        return ()
+    command = report.incident.environment.command
+    names = tuple(dict.fromkeys(changing))
+    how = allowing(names, supervised=command is not None and command.supervised)
+    return (Block("help", "help: ", (f"it changes training, and is applied only with {how}",)),)
+
+
+def allowing(names: tuple[str, ...], *, supervised: bool) -> str:
+    """Return how remedies that change training are allowed, as the run was started."""
+    if supervised:
+        return "`nanstop run " + " ".join(f"--allow {name}" for name in names) + " ...`"
+    return f"`allow=({', '.join(f'{name!r}' for name in names)},)`".replace("'", '"')

@@ -1,0 +1,262 @@
+"""Cures that are arguments: of a training's configuration, an optimizer, the loading of a model."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+
+from nanstop.records import Atom, RunFacts
+from nanstop.rewrite.operations import number_of
+from nanstop.rewrite.source import Edit, Source
+
+Settings = Mapping[str, str | bool | float]
+
+_CONFIGS = frozenset(
+    {"TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig"}
+    | {"RewardConfig", "KTOConfig", "RLOOConfig", "ORPOConfig", "CPOConfig", "PPOConfig"}
+    | {"OnlineDPOConfig", "GKDConfig", "PRMConfig"}
+)
+_OPTIMIZERS = frozenset({"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop"})
+_OPTIMIZERS |= {"Adafactor", "Lion", "AdamW8bit", "Adam8bit", "PagedAdamW8bit", "Adadelta"}
+_OF_OPTIMIZER = {"learning_rate": "lr", "adam_epsilon": "eps"}
+_NOT_MODELS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")
+_FORMAT = ("dtype", "torch_dtype")
+_HALF = ("float16", "half")
+_FLAGS = frozenset({"fp16", "bf16"})
+
+
+def settings_of(atom: Atom, facts: RunFacts) -> Settings:
+    """Return what a remedy is in a training's configuration, by its keys; empty for what is none.
+
+    ``dtype`` and ``attn_implementation`` are of the model's loading. A factor of the learning rate
+    counts from the rate that the run was set up with.
+    """
+    if atom.remedy == "bf16":
+        return {"fp16": False, "bf16": True}
+    if atom.remedy == "clip":
+        return {"max_grad_norm": float(atom.value)}
+    if atom.remedy == "optimizer_eps":
+        return {"adam_epsilon": float(atom.value)}
+    if atom.remedy == "optimizer_swap":
+        return {"optim": "adamw_torch"}
+    if atom.remedy == "attention":
+        return {"attn_implementation": atom.value}
+    if atom.remedy == "fp32_trainables":
+        return {"dtype": "float32"}
+    rate = facts.optimizer.scheduled or facts.optimizer.lr if facts.optimizer is not None else None
+    if atom.remedy == "lr" and rate:
+        return {"learning_rate": scaled(rate, atom)}
+    return {}
+
+
+def scaled(rate: float, atom: Atom) -> float:
+    """Return a learning rate times the remedy's factor, without digits of rounding."""
+    return float(f"{rate * float(atom.value):.6g}")
+
+
+def with_keyword(source: Source, call: ast.Call, name: str, value: str) -> list[Edit]:
+    """Return the edits that give a call this keyword; none where it has it already."""
+    given = next((one for one in call.keywords if one.arg == name), None)
+    if given is not None:
+        known = source.segment(given.value)
+        return [] if known == value else [Edit(*source.span(given.value), value)]
+    end = source.span(call)[1] - 1
+    last = max((source.span(one)[1] for one in (*call.args, *call.keywords)), default=None)
+    if last is None:
+        return [Edit(end, end, f"{name}={value}")]
+    between = source.text[last:end]
+    if "," not in between.partition("#")[0]:
+        return [Edit(last, last, f", {name}={value}")]
+    if "\n" not in between:
+        return [Edit(end, end, f" {name}={value}" if between.endswith(",") else f"{name}={value}")]
+    indent = _indent_of_last(source, call)
+    at = last + between.index(",") + 1
+    return [Edit(at, at, f"{source.newline(call.lineno)}{indent}{name}={value},")]
+
+
+def _indent_of_last(source: Source, call: ast.Call) -> str:
+    last = max((*call.args, *call.keywords), key=lambda one: source.span(one)[0])
+    line = source.line(last.lineno)
+    return line[: len(line) - len(line.lstrip())]
+
+
+def cured(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
+    """Return the edits of a script that are this remedy; empty where it has no place for it."""
+    made = _BY_REMEDY.get(atom.remedy)
+    return made(source, atom, facts) if made is not None else []
+
+
+def calls(source: Source) -> Iterator[tuple[str, ast.Call]]:
+    """Yield every call of the file with the last word of what it calls, in the text's order."""
+    found = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    for node in sorted(found, key=lambda one: (one.lineno, one.col_offset)):
+        full = source.qualified(node.func) or ast.unparse(node.func)
+        yield full.rpartition(".")[2], node
+
+
+def _configs(source: Source) -> list[ast.Call]:
+    return [node for name, node in calls(source) if name in _CONFIGS]
+
+
+def _optimizers(source: Source) -> list[ast.Call]:
+    return [node for name, node in calls(source) if name in _OPTIMIZERS and node.args]
+
+
+def _set(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
+    """Put a setting into the configuration, or into the optimizer that the script makes itself."""
+    edits: list[Edit] = []
+    optimizers = _optimizers(source)
+    own = any(key in _OF_OPTIMIZER for key in settings_of(atom, facts)) and optimizers
+    for call in optimizers if own else _configs(source):
+        for key, value in settings_of(atom, facts).items():
+            name = _OF_OPTIMIZER[key] if own else key
+            edits += with_keyword(source, call, name, _scaled_text(source, call, name, atom, value))
+    return edits
+
+
+def _scaled_text(
+    source: Source, call: ast.Call, name: str, atom: Atom, value: str | bool | float
+) -> str:
+    """Return a value as code; a learning rate that stands there times the factor."""
+    given = next((one.value for one in call.keywords if one.arg == name), None)
+    if atom.remedy != "lr" or given is None:
+        return literal(value)
+    number = number_of(given)
+    if number is not None:
+        return literal(scaled(number, atom))
+    return f"{source.operand(given)} * {atom.value}"
+
+
+def literal(value: str | bool | float) -> str:
+    """Return a value as Python spells it."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _bf16(source: Source, _atom: Atom, _facts: RunFacts) -> list[Edit]:
+    """Put bfloat16 wherever the script says float16."""
+    edits: list[Edit] = []
+    for call in _configs(source):
+        if any(one.arg == "fp16" for one in call.keywords):
+            edits += with_keyword(source, call, "fp16", "False")
+            edits += with_keyword(source, call, "bf16", "True")
+    return [*edits, *_formats(source, "bfloat16")]
+
+
+def _formats(source: Source, name: str) -> list[Edit]:
+    edits: list[Edit] = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            full = source.qualified(node)
+            if full in {f"torch.{half}" for half in _HALF} and isinstance(node, ast.Attribute):
+                start, end = source.span(node)
+                edits.append(Edit(end - len(node.attr), end, name))
+        elif isinstance(node, ast.keyword) and node.arg in (*_FORMAT, "mixed_precision"):
+            known = node.value.value if isinstance(node.value, ast.Constant) else None
+            other = {"float16": name, "fp16": "bf16" if name == "bfloat16" else "no"}
+            if isinstance(known, str) and known in other:
+                edits.append(Edit(*source.span(node.value), f'"{other[known]}"'))
+        elif _is_method(source, node, "half"):
+            assert isinstance(node, ast.Call)
+            assert isinstance(node.func, ast.Attribute)
+            start, end = source.span(node.func.value)[1], source.span(node)[1]
+            edits.append(Edit(start, end, ".float()" if name == "float32" else f".{name}()"))
+    return edits
+
+
+def _is_method(source: Source, node: ast.AST, name: str) -> bool:
+    func = node.func if isinstance(node, ast.Call) and not node.args else None
+    return isinstance(func, ast.Attribute) and func.attr == name and not source.qualified(func)
+
+
+def _loading(source: Source) -> list[ast.Call]:
+    """Return the calls that load or build a model of a library."""
+    found = []
+    for name, node in calls(source):
+        if name in ("from_pretrained", "from_config") and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value).rpartition(".")[2]
+            if not owner.endswith(_NOT_MODELS):
+                found.append(node)
+    return found
+
+
+def _fp32_trainables(source: Source, _atom: Atom, _facts: RunFacts) -> list[Edit]:
+    """Load the model in float32."""
+    edits: list[Edit] = []
+    for call in _loading(source):
+        for given in (one for one in call.keywords if one.arg in _FORMAT):
+            is_text = isinstance(given.value, ast.Constant)
+            value = '"float32"' if is_text else source.spelled("torch.float32") or '"float32"'
+            edits += with_keyword(source, call, str(given.arg), value)
+    return edits or [edit for edit in _formats(source, "float32") if ".float()" in edit.text]
+
+
+def _attention(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
+    named = [
+        (node, one.arg)
+        for _, node in calls(source)
+        for one in node.keywords
+        if one.arg in ("attn_implementation", "_attn_implementation")
+    ]
+    pairs = named or [(node, "attn_implementation") for node in _loading(source)]
+    value = literal(atom.value)
+    return [edit for node, name in pairs for edit in with_keyword(source, node, str(name), value)]
+
+
+def _clip(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
+    """Set ``max_grad_norm``; in a loop, the limit that it has, or a line before the update."""
+    if _configs(source):
+        return _set(source, atom, facts)
+    limit = literal(float(atom.value))
+    clipping = [node for name, node in calls(source) if name == "clip_grad_norm_"]
+    if clipping:
+        given = [node for node in clipping if len(node.args) > 1]
+        edits = [Edit(*source.span(node.args[1]), limit) for node in given]
+        bare = [node for node in clipping if len(node.args) == 1]
+        return [*edits, *(e for c in bare for e in with_keyword(source, c, "max_norm", limit))]
+    made = {_assigned_to(source, node): node.args[0] for node in _optimizers(source)}
+    function = source.spelled("torch.nn.utils.clip_grad_norm_")
+    found = []
+    for name, node in calls(source):
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        weights = made.get(ast.unparse(owner)) if name == "step" and owner is not None else None
+        if not isinstance(weights, ast.Call) or function is None:
+            continue
+        line = f"{function}({source.segment(weights)}, {limit})"
+        found.append(source.inserted_before(source.statement_of(node), (line,)))
+    return [edit for edit in found if edit is not None]
+
+
+def _assigned_to(source: Source, node: ast.Call) -> str:
+    statement = source.parents[node]
+    return ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+
+
+def _loss_scale(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
+    if not facts.scaler:
+        return []
+    scale = repr(facts.scaler * float(atom.value))
+    made = [node for name, node in calls(source) if name == "GradScaler"]
+    return [edit for node in made for edit in with_keyword(source, node, "init_scale", scale)]
+
+
+def _optimizer_swap(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
+    edits: list[Edit] = []
+    plain = {"lr", "betas", "eps", "weight_decay", "params"}
+    for call in _optimizers(source):
+        known = {one.arg for one in call.keywords} <= plain and len(call.args) <= 2
+        name = source.spelled("torch.optim.AdamW")
+        if known and name is not None and source.segment(call.func) != name:
+            edits.append(Edit(*source.span(call.func), name))
+    return edits or _set(source, atom, facts)
+
+
+_BY_REMEDY: Mapping[str, Callable[[Source, Atom, RunFacts], list[Edit]]] = {
+    "bf16": _bf16,
+    "clip": _clip,
+    "lr": _set,
+    "optimizer_eps": _set,
+    "optimizer_swap": _optimizer_swap,
+    "attention": _attention,
+    "fp32_trainables": _fp32_trainables,
+    "loss_scale": _loss_scale,
+}

@@ -1,0 +1,186 @@
+"""A rewriting in the making: what is put in the place of an expression, and lines before it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from nanstop.rewrite.definitions import definition
+from nanstop.rewrite.operations import METHODS, Operation, is_cheap, operation
+from nanstop.rewrite.source import Edit, Source
+
+_TINY = {"float16": "6.1e-5", "float64": "2.3e-308"}
+_UNSURE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.GeneratorExp)
+_UNSURE += (ast.SetComp, ast.DictComp)
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
+
+
+class NotKnownError(Exception):
+    """No rewriting of this is known."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """``statement``: what is rewritten. ``dtype``: the format that the failing operation read.
+    ``lines``: what is put before the statement. ``edits``: all else.
+    """
+
+    source: Source
+    statement: ast.stmt
+    dtype: str = "float32"
+    counted: bool = False
+    """Whether what the failing operation divides by is a count."""
+    lines: list[str] = field(default_factory=list[str])
+    edits: list[Edit] = field(default_factory=list[Edit])
+
+    def operation(self, node: ast.AST) -> Operation | None:
+        """Return what a node computes; of a name, what its assignment does."""
+        return operation(self.source, self.meant(node))
+
+    def meant(self, node: ast.AST) -> ast.AST:
+        """Return the expression that a name stands for here, or the node itself."""
+        seen = 0
+        while isinstance(node, ast.Name) and seen < 8:
+            found = definition(self.source, node, self.statement)
+            if found is None:
+                break
+            node, seen = found.value, seen + 1
+        return node
+
+    def text(self, node: ast.expr) -> str:
+        """Return the text of a value where the statement reads it.
+
+        What is computed at an earlier statement, and dear, gets a name there.
+        """
+        text = self.source.segment(node)
+        there = self.source.statement_of(node)
+        if there is self.statement or is_cheap(node):
+            return text
+        if not is_steady(self.source, node):
+            return self._named_there(node, there)
+        return text
+
+    def closed(self, node: ast.expr) -> str:
+        """Return ``text`` so that a method or an operator may follow it."""
+        text, operand = self.text(node), self.source.operand(node)
+        return operand if text == self.source.segment(node) else text
+
+    def _named_there(self, node: ast.expr, there: ast.stmt) -> str:
+        if isinstance(there, ast.Assign) and isinstance(there.targets[0], ast.Name):
+            name = self.source.fresh(f"{there.targets[0].id}_input")
+        else:
+            name = self.source.fresh("before")
+        line = self.source.inserted_before(there, (f"{name} = {self._one_line(node)}",))
+        if line is None or any(isinstance(one, _UNSURE) for one in self.source.around(node)):
+            raise NotKnownError
+        self.edits += [line, Edit(*self.source.span(node), name)]
+        return name
+
+    def twice(self, node: ast.expr, name: str) -> str:
+        """Return the text of a value so that it may be written more than once.
+
+        What is dear is named in a line before the statement. Errors: ``NotKnownError`` where it is
+        not sure that the statement would compute it, and as its first draw of random numbers.
+        """
+        if is_cheap(node):
+            return self.source.segment(node)
+        return self.named(self._one_line(node), name, node)
+
+    def named(self, text: str, name: str, node: ast.expr) -> str:
+        """Return a name for a value that a line before the statement computes."""
+        around = [*self.source.around(node)]
+        inside = around[: around.index(self.statement)]
+        if (
+            not isinstance(self.statement, _SIMPLE)
+            or any(isinstance(one, _UNSURE) for one in inside)
+            or self.source.indent_of(self.statement) is None
+            or not (is_steady(self.source, node) or self._comes_first(node))
+        ):
+            raise NotKnownError
+        known = [line.partition(" = ") for line in self.lines]
+        for one, _, value in known:
+            if value == text:
+                return one
+        chosen = self.source.fresh(name)
+        while any(one == chosen for one, _, _ in known):
+            chosen += "_"
+        self.lines.append(f"{chosen} = {text}")
+        return chosen
+
+    def _comes_first(self, node: ast.expr) -> bool:
+        """Return whether nothing that may draw numbers runs before it in the statement."""
+        start = self.source.span(node)[0]
+        calls = [one for one in ast.walk(self.statement) if isinstance(one, ast.Call)]
+        ends = [self.source.span(one)[1] for one in calls if not is_steady(self.source, one)]
+        return all(end > start for end in ends)
+
+    def _one_line(self, node: ast.expr) -> str:
+        text = self.source.segment(node)
+        if "\n" not in text and "\r" not in text:
+            return text
+        return ast.unparse(node) if "#" not in text else self._refused()
+
+    def _refused(self) -> str:
+        raise NotKnownError
+
+    def replaced(self, node: ast.expr, text: str) -> None:
+        """Put ``text`` in the place of a node, in parentheses where it needs them."""
+        parsed = ast.parse(text, mode="eval").body
+        parent = self.source.parents[node]
+        operators = (ast.BinOp, ast.UnaryOp, ast.Attribute, ast.Compare, ast.Subscript)
+        loose = isinstance(parsed, ast.BinOp | ast.UnaryOp) and isinstance(parent, operators)
+        if isinstance(parsed, ast.BinOp) and isinstance(node, ast.BinOp):
+            loose = loose and type(parsed.op) is not type(node.op)
+        start, end = self.source.span(node)
+        if loose and not self._is_wrapped(start, end, parent):
+            text = f"({text})"
+        self.edits.append(Edit(start, end, text))
+
+    def _is_wrapped(self, start: int, end: int, parent: ast.AST) -> bool:
+        before, after = self.source.text[:start].rstrip(), self.source.text[end:].lstrip()
+        return before.endswith("(") and after.startswith(")") and not isinstance(parent, ast.Call)
+
+    def functional(self, name: str) -> str:
+        """Return how the file can say a function of ``torch.nn.functional``."""
+        found = self.source.spelled(f"torch.nn.functional.{name}")
+        if found is None:
+            raise NotKnownError
+        return found
+
+    def torch(self, name: str) -> str:
+        """Return how the file can say a function of ``torch``."""
+        found = self.source.spelled(f"torch.{name}")
+        if found is None:
+            raise NotKnownError
+        return found
+
+    def tiny(self, value: str) -> str:
+        """Return the smallest normal number of a value's format, as code; ``value`` may be a
+        name.
+        """
+        finfo = self.source.spelled("torch.finfo")
+        if finfo is not None and value.replace(".", "").replace("_", "").isalnum():
+            return f"{finfo}({value}.dtype).tiny"
+        return _TINY.get(self.dtype, "1.2e-38")
+
+    def finished(self) -> tuple[Edit, ...]:
+        """Return all edits. Errors: ``NotKnownError`` where lines have no place."""
+        if not self.lines:
+            return tuple(self.edits)
+        before = self.source.inserted_before(self.statement, self.lines)
+        if before is None:
+            raise NotKnownError
+        return (before, *self.edits)
+
+
+def is_steady(source: Source, node: ast.AST) -> bool:
+    """Return whether a value is the same at every reading: nothing is drawn, nothing kept."""
+    for one in ast.walk(node):
+        if not isinstance(one, ast.Call):
+            continue
+        full = source.qualified(one.func)
+        name = full.rpartition(".")[2] if full.startswith("torch.") else ""
+        method = one.func.attr if isinstance(one.func, ast.Attribute) and not full else ""
+        if name not in METHODS and method not in METHODS and not is_cheap(one):
+            return False
+    return True

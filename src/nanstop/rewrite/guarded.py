@@ -1,0 +1,283 @@
+"""The same function where it has a value, and one where it had none: 0 by a count of 0, the root
+at 0.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+
+from nanstop.rewrite.draft import Draft, NotKnownError
+from nanstop.rewrite.operations import Operation, is_cheap, number_of, operation, same
+from nanstop.rewrite.source import expressions_of
+
+_EDGE = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "1e-12"}
+_INTEGERS = frozenset({"len", "int", "max", "min"})
+_INTEGER_METHODS = frozenset({"numel", "size", "item", "dim", "__len__"})
+_HARMLESS = {"log": "1", "log2": "1", "log10": "1", "sqrt": "1", "rsqrt": "1", "pow": "1"}
+_HARMLESS |= {"acos": "0", "asin": "0", "atanh": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
+"""What a function is given where its result is not chosen."""
+
+
+def rewrite_guarded(draft: Draft, op: str = "") -> bool:
+    """Return whether something of the statement could be rewritten; the draft holds it.
+
+    ``op``: the failing operation without its overload; where the statement spells it, nothing else
+    is rewritten.
+    """
+    found = list(_operations(draft))
+    named = [one for one in found if one.name in _SPELLINGS.get(op, (op,))]
+    done, taken = False, list[ast.AST]()
+    for one in named or found:
+        inside = {id(node) for node in ast.walk(one.node)}
+        around = {id(node) for node in draft.source.around(one.node)}
+        if any(id(node) in inside | around for node in taken):
+            continue
+        if _rewritten(draft, one):
+            taken.append(one.node)
+            done = True
+    return done
+
+
+def _operations(draft: Draft) -> list[Operation]:
+    nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
+    found = [operation(draft.source, node) for node in nodes]
+    return [one for one in found if one is not None and one.name in _FORMS]
+
+
+def _rewritten(draft: Draft, found: Operation) -> bool:
+    lines, edits = len(draft.lines), len(draft.edits)
+    try:
+        text = _in_where(draft, found) or _FORMS[found.name](draft, found)
+        if text is not None:
+            draft.replaced(found.node, text)
+            return True
+    except NotKnownError:
+        pass
+    del draft.lines[lines:], draft.edits[edits:]
+    return False
+
+
+def _with_operand(draft: Draft, found: Operation, place: int, text: str) -> str:
+    """Return an operation's text with another operand; ``text`` is closed."""
+    start, end = draft.source.span(found.node)
+    first, last = draft.source.span(found.args[place])
+    before, after = draft.source.text[start:first], draft.source.text[last:end]
+    if before.count("(") > before.count(")") and before.endswith("(") and after.startswith(")"):
+        lone = not isinstance(found.node, ast.Call) or found.is_method
+        if lone:
+            before, after = before[:-1], after[1:]
+    return f"{before}{text}{after}"
+
+
+def _in_where(draft: Draft, found: Operation) -> str | None:
+    """Return the operation of what ``torch.where`` around it chooses, harmless elsewhere."""
+    inner: ast.AST = found.node
+    for parent in draft.source.around(found.node):
+        around = operation(draft.source, parent)
+        if around is not None and around.name == "where" and len(around.args) == 3:
+            condition, kept, other = around.args
+            if around.is_method:
+                condition, kept = kept, condition
+            if inner is kept or inner is other:
+                return _chosen(draft, found, condition, first=inner is kept)
+        if not isinstance(parent, ast.expr):
+            return None
+        inner = parent
+    return None
+
+
+def _chosen(draft: Draft, found: Operation, condition: ast.expr, *, first: bool) -> str | None:
+    place = 1 if found.name == "div" else 0
+    harmless = "1" if found.name == "div" else _HARMLESS.get(found.name)
+    if harmless is None or (not is_cheap(condition) and not _compares_cheap(condition)):
+        return None
+    value = draft.source.segment(found.args[place])
+    choice = f"{value}, {harmless}" if first else f"{harmless}, {value}"
+    text = f"{draft.torch('where')}({draft.source.segment(condition)}, {choice})"
+    return _with_operand(draft, found, place, text)
+
+
+def _compares_cheap(node: ast.expr) -> bool:
+    return isinstance(node, ast.Compare) and all(map(is_cheap, (node.left, *node.comparators)))
+
+
+def _clamped(draft: Draft, found: Operation) -> str:
+    """Raised to the smallest number: the gradient at 0 is 0."""
+    operand = found.operand
+    tiny = draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
+    return _with_operand(draft, found, 0, f"{draft.source.operand(operand)}.clamp(min={tiny})")
+
+
+def _root(draft: Draft, found: Operation) -> str | None:
+    exponent = number_of(found.argument(1, "exponent"))
+    if exponent is None or exponent >= 1 or exponent == 0:
+        return None
+    return _clamped(draft, found)
+
+
+def _edged(draft: Draft, found: Operation) -> str:
+    edge = _EDGE.get(draft.dtype, "1e-6")
+    operand = draft.source.operand(found.operand)
+    return _with_operand(draft, found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
+
+
+def _divided(draft: Draft, found: Operation) -> str | None:
+    if len(found.args) != 2 or found.keywords or number_of(found.args[1]) is not None:
+        return None
+    divisor = found.args[1]
+    if _is_integer(draft, divisor):
+        return _with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
+    if draft.counted:
+        text = f"{draft.source.operand(divisor)}.clamp(min=1)"
+        return _with_operand(draft, found, 1, text)
+    normalized = _normalized(draft, found)
+    if normalized is not None:
+        return normalized
+    value = draft.twice(divisor, "divisor")
+    value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
+    return _with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
+
+
+def _is_integer(draft: Draft, node: ast.expr) -> bool:
+    """Return whether a value is a number of Python's: then it has no ``clamp``."""
+    meant = draft.meant(node)
+    if isinstance(meant, ast.Call):
+        func = meant.func
+        if isinstance(func, ast.Name):
+            return func.id in _INTEGERS
+        return isinstance(func, ast.Attribute) and func.attr in _INTEGER_METHODS
+    shape = meant.value if isinstance(meant, ast.Subscript) else None
+    return isinstance(shape, ast.Attribute) and shape.attr == "shape"
+
+
+def _normalized(draft: Draft, found: Operation) -> str | None:
+    """Return ``F.normalize`` of ``x / x.norm(dim=d, keepdim=True)``; None for what is not that."""
+    norm, value = draft.operation(found.args[1]), found.operand
+    if norm is None or norm.name != "norm" or draft.dtype in ("float16", "bfloat16"):
+        return None
+    keeps, dim = norm.keywords.get("keepdim"), norm.keywords.get("dim")
+    plain = len(norm.args) == 1 and set(norm.keywords) == {"dim", "keepdim"}
+    if not plain or not isinstance(keeps, ast.Constant) or keeps.value is not True or dim is None:
+        return None
+    if not same(norm.operand, value) or not is_cheap(value):
+        return None
+    spelled = draft.source.spelled("torch.nn.functional.normalize")
+    if spelled is None:
+        return None
+    return f"{spelled}({draft.source.segment(value)}, dim={draft.source.segment(dim)})"
+
+
+def _mean(draft: Draft, found: Operation) -> str | None:
+    """Return the sum over a count of at least 1."""
+    if set(found.keywords) - {"dim", "keepdim"} or len(found.args) > 2:
+        return None
+    value, dim = draft.twice(found.operand, "chosen"), found.argument(1, "dim")
+    value = value if is_cheap(found.operand) or value.isidentifier() else f"({value})"
+    if dim is None:
+        return f"{value}.sum() / max({value}.numel(), 1)" if not found.keywords else None
+    if number_of(dim) is None:
+        return None
+    keeps = found.keywords.get("keepdim")
+    rest = f", keepdim={draft.source.segment(keeps)}" if keeps is not None else ""
+    at = draft.source.segment(dim)
+    return f"{value}.sum({at}{rest}) / max({value}.shape[{at}], 1)"
+
+
+def _deviation(draft: Draft, found: Operation) -> str | None:
+    """Return the deviation of one value as that of a population: 0."""
+    dim = found.argument(1, "dim")
+    alone = len(found.args) <= 2 and not set(found.keywords) - {"dim", "keepdim"}
+    if not alone or (dim is not None and number_of(dim) is None):
+        return None
+    value = draft.twice(found.operand, "values")
+    at = f"{value}.shape[{draft.source.segment(dim)}]" if dim is not None else f"{value}.numel()"
+    rest = [f"dim={draft.source.segment(dim)}"] if dim is not None else []
+    keeps = found.keywords.get("keepdim")
+    rest += [f"keepdim={draft.source.segment(keeps)}"] if keeps is not None else []
+    return f"{value}.{found.name}({', '.join((*rest, f'correction=min(1, {at} - 1)'))})"
+
+
+def _softmax(draft: Draft, found: Operation) -> str | None:
+    """Return zeros for a row of which all is masked."""
+    dim = found.argument(1, "dim")
+    if dim is None or number_of(dim) is None:
+        return None
+    scores = draft.twice(found.operand, "scores")
+    at = draft.source.segment(dim)
+    hidden = f'({scores} == float("-inf")).all({at}, keepdim=True)'
+    empty = draft.named(hidden, "empty", found.operand)
+    if found.made_by is not None or not is_cheap(found.operand):
+        scores = scores if scores.isidentifier() else f"({scores})"
+    inner = _with_operand(draft, found, 0, f"{scores}.masked_fill({empty}, 0.0)")
+    return f"{inner}.masked_fill({empty}, 0.0)" if found.name == "softmax" else inner
+
+
+def _cross_entropy(draft: Draft, found: Operation) -> str | None:
+    """Return the sum over the number of labels, at least 1."""
+    if len(found.args) != 2 or set(found.keywords) - {"ignore_index", "label_smoothing"}:
+        return None
+    given = found.keywords.get("ignore_index")
+    ignored = draft.source.segment(given) if given is not None else "-100"
+    target = draft.twice(found.args[1], "labels")
+    node = found.node
+    assert isinstance(node, ast.Call)
+    plain = found.made_by is None
+    function = draft.source.segment(node.func) if plain else draft.functional(found.name)
+    rest = [f"{key}={draft.source.segment(one)}" for key, one in found.keywords.items()]
+    inside = (draft.source.segment(found.operand), target, *rest, 'reduction="sum"')
+    return f"{function}({', '.join(inside)}) / ({target} != {ignored}).sum().clamp(min=1)"
+
+
+def _ctc(draft: Draft, found: Operation) -> str | None:
+    """Return the call with ``zero_infinity``."""
+    node = found.made_by or found.node
+    assert isinstance(node, ast.Call)
+    given = next((one for one in node.keywords if one.arg == "zero_infinity"), None)
+    text = draft.source.segment(found.node)
+    if found.made_by is not None:
+        from nanstop.rewrite.arguments import with_keyword
+
+        draft.edits += with_keyword(draft.source, node, "zero_infinity", "True")
+        return text
+    if given is not None:
+        return None
+    return f"{text[:-1].rstrip().rstrip(',')}, zero_infinity=True)"
+
+
+_FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
+    "div": _divided,
+    "log": _clamped,
+    "log2": _clamped,
+    "log10": _clamped,
+    "sqrt": _clamped,
+    "rsqrt": _clamped,
+    "pow": _root,
+    "acos": _edged,
+    "asin": _edged,
+    "atanh": _edged,
+    "mean": _mean,
+    "std": _deviation,
+    "var": _deviation,
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+    "cross_entropy": _cross_entropy,
+    "nll_loss": _cross_entropy,
+    "ctc_loss": _ctc,
+}
+_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "_softmax": ("softmax",),
+    "_safe_softmax": ("softmax",),
+    "_log_softmax": ("log_softmax",),
+    "nll_loss_forward": ("cross_entropy", "nll_loss"),
+    "nll_loss2d_forward": ("cross_entropy", "nll_loss"),
+    "_ctc_loss": ("ctc_loss",),
+    "true_divide": ("div",),
+    "reciprocal": ("div", "reciprocal"),
+    "sqrt": ("sqrt", "pow"),
+    "rsqrt": ("rsqrt", "pow"),
+    "pow": ("pow", "sqrt", "rsqrt"),
+    "var_mean": ("var", "std"),
+    "std": ("std",),
+}
+"""How the operations that torch records are spelled in Python."""

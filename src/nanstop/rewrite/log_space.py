@@ -1,0 +1,302 @@
+"""The same function computed from logarithms: log of softmax as log_softmax, and its relatives.
+
+Equal wherever the old form is finite, up to rounding.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+
+from nanstop.rewrite.draft import Draft, NotKnownError
+from nanstop.rewrite.operations import CHEAP, Operation, number_of, same
+from nanstop.rewrite.source import expressions_of
+
+_VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
+"""Numbers up to this are 0 in the format."""
+_BASES = {"log2": math.log(2), "log10": math.log(10)}
+_SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone"}
+
+
+def rewrite_in_log_space(draft: Draft) -> bool:
+    """Return whether something of the statement could be rewritten; the draft holds it."""
+    done = False
+    pending = list(expressions_of(draft.statement))
+    while pending:
+        node = pending.pop(0)
+        text = _stable(draft, node)
+        if text is None:
+            pending += [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+            inside = ast.iter_child_nodes(node)
+            pending += [one.value for one in inside if isinstance(one, ast.keyword)]
+        else:
+            draft.replaced(node, text)
+            done = True
+    return done
+
+
+def _stable(draft: Draft, node: ast.expr) -> str | None:
+    """Return a stable form of an expression as text; None where it has none that is known."""
+    found = None if isinstance(node, ast.Name) else draft.operation(node)
+    made = _FORMS.get(found.name) if found is not None else None
+    if found is None or made is None:
+        return None
+    kept = len(draft.edits)
+    try:
+        text = made(draft, found)
+    except NotKnownError:
+        text = None
+    if text is None:
+        del draft.edits[kept:]
+    return text
+
+
+def log_of(draft: Draft, node: ast.expr) -> str | None:
+    """Return the logarithm of an expression without the detour that loses it; None where none is
+    known.
+    """
+    meant = draft.meant(node)
+    assert isinstance(meant, ast.expr)
+    selected = _selected(draft, meant)
+    if selected is not None:
+        return selected
+    found = draft.operation(meant)
+    made = _LOGS.get(found.name) if found is not None else None
+    return made(draft, found) if found is not None and made is not None else None
+
+
+def _selected(draft: Draft, node: ast.expr) -> str | None:
+    """Return the logarithm of what is picked out of a tensor: picked out of the logarithm."""
+    if isinstance(node, ast.Subscript):
+        inner = log_of(draft, node.value)
+        return _after(draft, node, node.value, inner)
+    func = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(func, ast.Attribute) or draft.source.qualified(func):
+        return None
+    picks = func.attr in _SELECTS
+    return _after(draft, node, func.value, log_of(draft, func.value)) if picks else None
+
+
+def _after(draft: Draft, node: ast.expr, value: ast.expr, inner: str | None) -> str | None:
+    if inner is None:
+        return None
+    _, end = draft.source.span(node)
+    tail = draft.source.text[draft.source.span(value)[1] : end]
+    return f"{closed(inner)}{tail.lstrip(')') if tail.startswith(')') else tail}"
+
+
+def closed(text: str) -> str:
+    """Return an expression so that a method or an operator may follow it."""
+    loose = isinstance(ast.parse(text, mode="eval").body, ast.BinOp | ast.UnaryOp | ast.Constant)
+    return f"({text})" if loose else text
+
+
+def _renamed(draft: Draft, found: Operation, name: str) -> str:
+    """Return a call of another function of the same signature."""
+    node = found.node
+    assert isinstance(node, ast.Call)
+    rest = [draft.text(one) for one in found.args[1:]]
+    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
+    operand = found.operand
+    if found.is_method:
+        return f"{draft.closed(operand)}.{name}({', '.join(rest)})"
+    full = draft.source.qualified(node.func)
+    if found.made_by is None and full.rpartition(".")[0] in ("torch", "torch.nn.functional"):
+        function = f"{draft.source.segment(node.func).rpartition('.')[0]}.{name}".lstrip(".")
+        if not isinstance(node.func, ast.Attribute):
+            function = draft.functional(name)
+    else:
+        function = draft.functional(name)
+    return f"{function}({', '.join([draft.text(operand), *rest])})"
+
+
+def _log_softmax(draft: Draft, found: Operation) -> str | None:
+    return _renamed(draft, found, "log_softmax")
+
+
+def _log_sigmoid(draft: Draft, found: Operation) -> str:
+    return f"{draft.functional('logsigmoid')}({draft.text(found.operand)})"
+
+
+def _log_exp(draft: Draft, found: Operation) -> str:
+    return draft.text(found.operand)
+
+
+def _log_sum(draft: Draft, found: Operation) -> str | None:
+    """Log of a sum of exponentials, or of probabilities."""
+    inner = log_of(draft, found.operand)
+    if inner is None or set(found.keywords) - {"dim", "keepdim"}:
+        return None
+    rest = [draft.text(one) for one in found.args[1:]]
+    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
+    if found.argument(1, "dim") is None:
+        return f"{draft.torch('logsumexp')}({closed(inner)}.flatten(), 0)"
+    return f"{draft.torch('logsumexp')}({', '.join((inner, *rest))})"
+
+
+def _log_product(draft: Draft, found: Operation) -> str | None:
+    """Log of ``p.prod(...)``: the sum of the logarithms."""
+    inner = log_of(draft, found.operand)
+    if set(found.keywords) - {"dim", "keepdim"}:
+        return None
+    rest = [draft.text(one) for one in found.args[1:]]
+    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
+    known = inner if inner is not None else f"{draft.torch('log')}({draft.text(found.operand)})"
+    return f"{closed(known)}.sum({', '.join(rest)})"
+
+
+def _log_of_both(sign: str) -> Callable[[Draft, Operation], str | None]:
+    def made(draft: Draft, found: Operation) -> str | None:
+        parts = [_log_of_positive(draft, one) for one in found.args]
+        if len(parts) != 2 or parts[0] is None or parts[1] is None or found.keywords:
+            return None
+        if all(number_of(one) is not None for one in found.args):
+            return None
+        return f"{parts[0]} {sign} {closed(parts[1]) if sign == '-' else parts[1]}"
+
+    return made
+
+
+def _log_of_positive(draft: Draft, node: ast.expr) -> str | None:
+    number = number_of(node)
+    if number is None:
+        return log_of(draft, node)
+    return repr(math.log(number)) if number > 0 else None
+
+
+def _log_power(draft: Draft, found: Operation) -> str | None:
+    inner = log_of(draft, found.operand)
+    exponent = found.argument(1, "exponent")
+    if inner is None or exponent is None or found.keywords:
+        return None
+    power = draft.text(exponent) if number_of(exponent) is not None else draft.closed(exponent)
+    return f"{power} * {closed(inner)}"
+
+
+def _log_added(draft: Draft, found: Operation) -> str | None:
+    """Log of ``1 + exp(x)``, or of a probability plus a number that its format rounds to 0."""
+    first, second = found.args
+    for one, other in ((first, second), (second, first)):
+        number = number_of(one)
+        inner = draft.operation(other)
+        if number == 1.0 and inner is not None and inner.name == "exp":
+            return f"{draft.functional('softplus')}({draft.text(inner.operand)})"
+        if number is not None and 0 <= number <= _VANISHES.get(draft.dtype, 0.0):
+            return log_of(draft, other)
+    return None
+
+
+def _log_taken_away(draft: Draft, found: Operation) -> str | None:
+    """Log of ``1 - sigmoid(x)``, and of ``1 - exp(x)``."""
+    inner = draft.operation(found.args[1])
+    if number_of(found.operand) != 1.0 or inner is None:
+        return None
+    if inner.name == "sigmoid":
+        return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
+    if inner.name == "exp":
+        return f"{draft.torch('log')}(-{draft.torch('expm1')}({draft.text(inner.operand)}))"
+    return None
+
+
+_LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
+    "softmax": _log_softmax,
+    "sigmoid": _log_sigmoid,
+    "exp": _log_exp,
+    "sum": _log_sum,
+    "prod": _log_product,
+    "mul": _log_of_both("+"),
+    "div": _log_of_both("-"),
+    "pow": _log_power,
+    "add": _log_added,
+    "sub": _log_taken_away,
+}
+
+
+def _log(draft: Draft, found: Operation) -> str | None:
+    return log_of(draft, found.operand) if len(found.args) == 1 and not found.keywords else None
+
+
+def _other_log(draft: Draft, found: Operation) -> str | None:
+    inner = _log(draft, found)
+    return f"{closed(inner)} / {_BASES[found.name]!r}" if inner is not None else None
+
+
+def _log1p(draft: Draft, found: Operation) -> str | None:
+    inner = draft.operation(found.operand)
+    if inner is not None and inner.name == "exp":
+        return f"{draft.functional('softplus')}({draft.text(inner.operand)})"
+    under = draft.operation(inner.operand) if inner is not None and inner.name == "neg" else None
+    if under is not None and under.name == "sigmoid":
+        return f"{draft.functional('logsigmoid')}(-{draft.closed(under.operand)})"
+    if under is not None and under.name == "exp":
+        return f"{draft.torch('log')}(-{draft.torch('expm1')}({draft.text(under.operand)}))"
+    return None
+
+
+def _divided(draft: Draft, found: Operation) -> str | None:
+    """Quotients of exponentials: ``exp(a - b)``, softmax, sigmoid."""
+    if len(found.args) != 2 or found.keywords:
+        return None
+    above, below = (draft.operation(one) for one in found.args)
+    if above is not None and above.name == "exp" and below is not None:
+        return _of_exponentials(draft, above, below)
+    if number_of(found.operand) == 1.0 and below is not None:
+        power = _one_plus_exp(draft, below)
+        under = draft.operation(power) if power is not None else None
+        if power is not None and under is not None and under.name == "neg":
+            return f"{draft.torch('sigmoid')}({draft.text(under.operand)})"
+        if power is not None:
+            return f"{draft.torch('sigmoid')}(-{draft.closed(power)})"
+    return None
+
+
+def _of_exponentials(draft: Draft, above: Operation, below: Operation) -> str | None:
+    exponent = above.operand
+    if below.name == "exp":
+        return f"{draft.torch('exp')}({draft.text(exponent)} - {draft.closed(below.operand)})"
+    power = _one_plus_exp(draft, below)
+    if power is not None and same(power, exponent):
+        return f"{draft.torch('sigmoid')}({draft.text(exponent)})"
+    if below.name != "sum":
+        return None
+    summed, dim = draft.operation(below.operand), below.argument(1, "dim")
+    keeps = below.argument(2, "keepdim")
+    kept = isinstance(keeps, ast.Constant) and keeps.value is True
+    one_dim = dim is not None and number_of(dim) is not None
+    if summed is None or summed.name != "exp" or not (kept and one_dim):
+        return None
+    if not same(summed.operand, exponent) or dim is None:
+        return None
+    return f"{draft.torch('softmax')}({draft.text(exponent)}, dim={draft.text(dim)})"
+
+
+def _one_plus_exp(draft: Draft, found: Operation) -> ast.expr | None:
+    if found.name != "add":
+        return None
+    for one, other in (found.args, found.args[::-1]):
+        inner = draft.operation(other)
+        if number_of(one) == 1.0 and inner is not None and inner.name == "exp":
+            return inner.operand
+    return None
+
+
+def _binary_cross_entropy(draft: Draft, found: Operation) -> str | None:
+    """From the numbers before the sigmoid."""
+    inner = draft.operation(found.operand)
+    if inner is None or inner.name != "sigmoid" or (found.made_by and found.made_by.args):
+        return None
+    rest = [draft.text(one) for one in found.args[1:]]
+    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
+    function = draft.functional("binary_cross_entropy_with_logits")
+    return f"{function}({', '.join((draft.text(inner.operand), *rest))})"
+
+
+_FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
+    "log": _log,
+    "log2": _other_log,
+    "log10": _other_log,
+    "log1p": _log1p,
+    "div": _divided,
+    "binary_cross_entropy": _binary_cross_entropy,
+}

@@ -1,0 +1,174 @@
+"""Torch's operations as they are spelled: functions, methods, operators and modules alike."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nanstop.rewrite.source import Source
+
+_OPERATORS: Mapping[type[ast.operator], str] = {
+    ast.Div: "div",
+    ast.Mult: "mul",
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Pow: "pow",
+}
+_SAME: Mapping[str, str] = {
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "expit": "sigmoid",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctanh": "atanh",
+    "vector_norm": "norm",
+}
+_MODULES: Mapping[str, str] = {
+    "torch.nn.Softmax": "softmax",
+    "torch.nn.LogSoftmax": "log_softmax",
+    "torch.nn.Sigmoid": "sigmoid",
+    "torch.nn.BCELoss": "binary_cross_entropy",
+    "torch.nn.CrossEntropyLoss": "cross_entropy",
+    "torch.nn.NLLLoss": "nll_loss",
+    "torch.nn.CTCLoss": "ctc_loss",
+}
+METHODS = frozenset(
+    {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}
+    | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
+    | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
+    | {"masked_fill", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
+)
+"""Methods of a tensor that are read as operations."""
+CHEAP = frozenset(
+    {"view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "flatten", "size", "dim"}
+    | {"numel", "expand", "detach", "contiguous"}
+)
+"""Methods that give another view of a tensor: naming them twice costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``args``: the operand first, also of a method. ``made_by``: the constructor's call where a
+    module is called.
+    """
+
+    name: str
+    node: ast.expr
+    args: tuple[ast.expr, ...]
+    keywords: Mapping[str, ast.expr] = field(default_factory=dict[str, ast.expr])
+    made_by: ast.Call | None = None
+
+    def argument(self, place: int, name: str) -> ast.expr | None:
+        """Return an argument by its place (the operand is 0) or its name."""
+        return self.args[place] if place < len(self.args) else self.keywords.get(name)
+
+    @property
+    def operand(self) -> ast.expr:
+        """What the operation is of."""
+        return self.args[0]
+
+    @property
+    def is_method(self) -> bool:
+        """Whether it is spelled as a method of its operand."""
+        func = self.node.func if isinstance(self.node, ast.Call) else None
+        return isinstance(func, ast.Attribute) and bool(self.args) and func.value is self.args[0]
+
+
+def operation(source: Source, node: ast.AST) -> Operation | None:
+    """Return what a node computes, None for what is no operation that is known."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return Operation(_OPERATORS[type(node.op)], node, (node.left, node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return Operation("neg", node, (node.operand,))
+    if not isinstance(node, ast.Call) or any(isinstance(one, ast.Starred) for one in node.args):
+        return None
+    keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}
+    if len(keywords) != len(node.keywords):
+        return None
+    full = source.qualified(node.func)
+    if full.startswith("torch.") and not full.startswith("torch.nn.modules"):
+        named = keywords.pop("input", None)
+        args = (*((named,) if named is not None else ()), *node.args)
+        name = full.rpartition(".")[2]
+        return Operation(_SAME.get(name, name), node, args, keywords) if args else None
+    if isinstance(node.func, ast.Attribute) and not full and node.func.attr in METHODS:
+        name = _SAME.get(node.func.attr, node.func.attr)
+        return Operation(name, node, (node.func.value, *node.args), keywords)
+    return _module_call(source, node, keywords)
+
+
+def _module_call(
+    source: Source, node: ast.Call, keywords: Mapping[str, ast.expr]
+) -> Operation | None:
+    made = node.func if isinstance(node.func, ast.Call) else constructor_of(source, node.func)
+    name = _MODULES.get(source.qualified(made.func)) if made is not None else None
+    if made is None or name is None or not node.args:
+        return None
+    if name in ("softmax", "log_softmax") and made.args:
+        keywords = {**keywords, "dim": made.args[0]}
+    given = {one.arg: one.value for one in made.keywords if one.arg is not None}
+    elsewhere = made is not node.func
+    if elsewhere and any(not isinstance(one, ast.Constant) for one in given.values()):
+        return None  # its names may mean something else here
+    return Operation(name, node, tuple(node.args), {**given, **keywords}, made_by=made)
+
+
+def constructor_of(source: Source, name: ast.expr) -> ast.Call | None:
+    """Return the call whose result a name or ``self.NAME`` is, where the file binds it once."""
+    if not isinstance(name, ast.Name | ast.Attribute):
+        return None
+    spelled = ast.unparse(name)
+    bound = [
+        node
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node) == spelled
+    ]
+    made = source.parents[bound[0]] if len(bound) == 1 else None
+    value = made.value if isinstance(made, ast.Assign) and len(made.targets) == 1 else None
+    return value if isinstance(value, ast.Call) else None
+
+
+def is_cheap(node: ast.AST) -> bool:
+    """Return whether a value may be written twice: nothing is computed anew, nothing drawn."""
+    if isinstance(node, ast.Name | ast.Constant):
+        return True
+    if isinstance(node, ast.Attribute):
+        return is_cheap(node.value)
+    if isinstance(node, ast.Call):
+        func = node.func
+        method = isinstance(func, ast.Attribute) and func.attr in CHEAP and is_cheap(func.value)
+        return method and all(map(is_cheap, node.args)) and not node.keywords
+    if isinstance(node, ast.UnaryOp):
+        return is_cheap(node.operand)
+    if isinstance(node, ast.Subscript):
+        return is_cheap(node.value) and _is_view(node.slice)
+    return False
+
+
+def _is_view(index: ast.AST) -> bool:
+    if isinstance(index, ast.Tuple):
+        return all(map(_is_view, index.elts))
+    if isinstance(index, ast.Slice):
+        parts = (index.lower, index.upper, index.step)
+        return all(part is None or is_cheap(part) for part in parts)
+    return isinstance(index, ast.UnaryOp | ast.Constant | ast.Name) and is_cheap(index)
+
+
+def number_of(node: ast.AST | None) -> float | None:
+    """Return the number that a node spells, None where it spells none."""
+    sign = 1.0
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = -1.0, node.operand
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return sign * float(node.value)  # pyright: ignore[reportArgumentType]
+    return None
+
+
+def same(first: ast.AST, second: ast.AST) -> bool:
+    """Return whether two nodes spell one thing."""
+    return ast.dump(first) == ast.dump(second)

@@ -1,0 +1,202 @@
+"""A file of Python as text and as a tree, and edits of it that leave all else byte for byte."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
+_CLOSED = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Tuple, ast.List)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The characters of a text from ``start`` up to ``end`` become ``text``."""
+
+    start: int
+    end: int
+    text: str
+
+
+def edited(text: str, edits: Iterable[Edit]) -> str:
+    """Return ``text`` with the edits made, in the order of the text; equal ones count once."""
+    parts, done = [], 0
+    for edit in sorted(dict.fromkeys(edits), key=lambda one: (one.start, one.end)):
+        parts += [text[done : edit.start], edit.text]
+        done = edit.end
+    return "".join((*parts, text[done:]))
+
+
+class Source:
+    """The text of a file with its tree. Errors: ``SyntaxError`` for what is no Python."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self._lines = [match[0] for match in _LINE.finditer(text)]
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+
+    @cached_property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        """Of each node, the one that it belongs to."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every name and attribute that the file speaks of."""
+        found = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        found |= {node.attr for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)}
+        return frozenset(found | {n.arg for n in ast.walk(self.tree) if isinstance(n, ast.arg)})
+
+    @cached_property
+    def imported(self) -> Mapping[str, str]:
+        """What the file's imports call what: ``F`` is ``torch.nn.functional``.
+
+        A name that the file also binds otherwise is left out.
+        """
+        found: dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    root = alias.name.partition(".")[0]
+                    found[alias.asname or root] = alias.name if alias.asname else root
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        nodes = list(ast.walk(self.tree))
+        bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        return {name: full for name, full in found.items() if name not in bound}
+
+    def qualified(self, node: ast.AST) -> str:
+        """Return ``torch.nn.functional.softmax`` of ``F.softmax``; "" for what is not imported."""
+        if isinstance(node, ast.Name):
+            return self.imported.get(node.id, "")
+        if isinstance(node, ast.Attribute):
+            base = self.qualified(node.value)
+            return f"{base}.{node.attr}" if base else ""
+        return ""
+
+    def spelled(self, full: str) -> str | None:
+        """Return how the file can say ``torch.nn.functional``; None where it imports no part."""
+        known = [(len(one), name, one) for name, one in self.imported.items()]
+        fits = [one for one in known if full == one[2] or full.startswith(one[2] + ".")]
+        _, name, found = max(fits, default=(0, None, ""))
+        return f"{name}{full[len(found) :]}" if name is not None else None
+
+    def position(self, line: int, column: int) -> int:
+        """Return where in the text a line (from 1) and a column in UTF-8 bytes are."""
+        text = self._lines[line - 1]
+        if not text.isascii():
+            column = len(text.encode()[:column].decode(errors="ignore"))
+        return self._starts[line - 1] + column
+
+    def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.arg) -> tuple[int, int]:
+        """Return where a node begins and ends in the text."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        start = self.position(node.lineno, node.col_offset)
+        return start, self.position(node.end_lineno, node.end_col_offset)
+
+    def segment(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+        """Return the text of a node, without parentheses around it."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def operand(self, node: ast.expr) -> str:
+        """Return the text of a node so that a method or an operator may follow it."""
+        text = self.segment(node)
+        closed = isinstance(node, _CLOSED) or isinstance(getattr(node, "value", None), str)
+        return text if closed else f"({text})"
+
+    def line(self, number: int) -> str:
+        """Return a line (from 1) without its end; "" beyond the last."""
+        return self._lines[number - 1].rstrip("\r\n") if 0 < number <= len(self._lines) else ""
+
+    def newline(self, number: int) -> str:
+        """Return how a line ends."""
+        text = self._lines[number - 1]
+        return text[len(text.rstrip("\r\n")) :] or "\n"
+
+    def indent_of(self, statement: ast.stmt) -> str | None:
+        """Return the space before a statement; None where another stands on its line before it."""
+        start = self._starts[statement.lineno - 1]
+        before = self.text[start : self.span(statement)[0]]
+        return None if before.strip() else before
+
+    def inserted_before(self, statement: ast.stmt, lines: Iterable[str]) -> Edit | None:
+        """Return an edit that puts lines before a statement, indented as it; None where it
+        shares its line.
+        """
+        indent = self.indent_of(statement)
+        if indent is None:
+            return None
+        start, end = self._starts[statement.lineno - 1], self.newline(statement.lineno)
+        return Edit(start, start, "".join(f"{indent}{line}{end}" for line in lines))
+
+    def inserted_after(self, statement: ast.stmt, lines: Iterable[str]) -> Edit | None:
+        """Return an edit that puts lines after a statement, indented as it; None where it shares
+        its line.
+        """
+        indent, last = self.indent_of(statement), statement.end_lineno or statement.lineno
+        after = self.text[self.span(statement)[1] : self._starts[last]].partition("#")[0]
+        if indent is None or after.strip():
+            return None
+        start, end = self._starts[last], self.newline(last)
+        first = "" if self._lines[last - 1].endswith(("\r", "\n")) else end
+        return Edit(start, start, first + "".join(f"{indent}{line}{end}" for line in lines))
+
+    def statement_at(self, line: int) -> ast.stmt | None:
+        """Return the innermost statement that a line belongs to."""
+        found: ast.stmt | None = None
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
+                continue
+            if found is None or node.lineno >= found.lineno:
+                found = node
+        return found
+
+    def statement_of(self, node: ast.AST) -> ast.stmt:
+        """Return the innermost statement around a node."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        """Return the function, or the module, whose names a node reads."""
+        node = self.parents[node]
+        while not isinstance(node, SCOPES):
+            node = self.parents[node]
+        return node
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield what a node belongs to, from the inside out."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def fresh(self, name: str) -> str:
+        """Return a name that the file does not use yet."""
+        number, found = 1, name
+        while found in self.names or found in self.imported:
+            number += 1
+            found = f"{name}{number}"
+        return found
+
+
+def expressions_of(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yield the expressions that a statement is made of, not those of statements inside it."""
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.expr):
+            yield child
+        elif isinstance(child, ast.withitem):
+            yield child.context_expr

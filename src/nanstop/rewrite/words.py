@@ -1,0 +1,125 @@
+"""What to type, in words, where no change of the code is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nanstop.records import Atom, Report
+from nanstop.rewrite.arguments import Settings, literal
+from nanstop.rewrite.island import island_lines
+
+_STABLE: Mapping[str, str] = {
+    "log": "compute this logarithm from what is before the exp, softmax or sigmoid: "
+    "`log_softmax`, `logsigmoid`, `logsumexp`",
+    "div": "divide in log space: `torch.exp(a - b)` of the two logarithms",
+    "binary_cross_entropy": "use `binary_cross_entropy_with_logits` on what is before the sigmoid",
+    "prod": "add logarithms in place of multiplying probabilities",
+    "exp": "keep the logarithm, and take `exp` of a difference of logarithms only",
+}
+_GUARDED: Mapping[str, str] = {
+    "div": "keep the divisor from 0: `divisor.clamp(min=1)` of a count, "
+    "`divisor.masked_fill(divisor == 0, 1)` else",
+    "log": "keep what is under the logarithm from 0: `.clamp(min=torch.finfo(x.dtype).tiny)`",
+    "sqrt": "keep what is under the root from 0: `.clamp(min=torch.finfo(x.dtype).tiny)`",
+    "pow": "keep the base from 0: `.clamp(min=torch.finfo(x.dtype).tiny)`",
+    "softmax": "fill the rows of which all is masked with 0 before and after the softmax",
+    "mean": "take the sum over `max(count, 1)` in place of the mean of a selection",
+    "std": "take `correction=min(1, count - 1)`: the deviation of one value is 0 then",
+    "acos": "clamp what it reads to within -1 + 1e-6 and 1 - 1e-6",
+    "nll_loss_forward": 'take `reduction="sum"` over the number of labels, at least 1',
+    "where": "choose before the function, too: `f(torch.where(condition, x, 1))`",
+}
+_ALIASES: Mapping[str, str] = {
+    "true_divide": "div",
+    "rsqrt": "sqrt",
+    "_softmax": "softmax",
+    "_safe_softmax": "softmax",
+    "log_softmax": "softmax",
+    "_log_softmax": "softmax",
+    "asin": "acos",
+    "atanh": "acos",
+    "log2": "log",
+    "log10": "log",
+    "log1p": "log",
+    "nll_loss2d_forward": "nll_loss_forward",
+    "var": "std",
+}
+
+
+def said(
+    atom: Atom,
+    report: Report,
+    settings: Settings | None = None,
+    islands: tuple[Atom, ...] = (),
+) -> str:
+    """Return what to type for a remedy whose change of the code is not known."""
+    device = report.incident.facts.device.partition(":")[0]
+    if islands:
+        code = "\n".join(island_lines(islands, "model", device))
+        return f"after the model is made:\n{code}"
+    if atom.remedy == "fp32_logits":
+        head = Atom(remedy="island", value="float32")
+        code = "\n".join(island_lines((head,), "model.get_output_embeddings()", device))
+        return f"after the model is made:\n{code}"
+    if atom.remedy in ("stable_form", "form"):
+        return _form(atom, report)
+    if settings:
+        return _settings(settings, report)
+    return _OTHERS.get(atom.remedy, "`{atom}`: no change of the code is known").format(
+        atom=atom, target=atom.target, value=atom.value
+    )
+
+
+def _form(atom: Atom, report: Report) -> str:
+    event = report.localization.first_bad if report.localization is not None else None
+    parts = (event.forward_op or event.op).split(".") if event is not None else [""]
+    name = parts[min(1, len(parts) - 1)].rstrip("_")
+    table = _STABLE if atom.remedy == "stable_form" else _GUARDED
+    default = _STABLE["log"] if atom.remedy == "stable_form" else _GUARDED["div"]
+    text = table.get(name) or table.get(_ALIASES.get(name, ""), default)
+    line = event.source.text.strip() if event is not None and event.source is not None else ""
+    return f"{atom.target}: {f'`{line}`: ' if line else ''}{text}"
+
+
+def _settings(settings: Settings, report: Report) -> str:
+    command = report.incident.environment.command
+    options = command.options if command is not None else ()
+    shown = {key: value for key, value in settings.items() if value is not False}
+    off = [key for key, value in settings.items() if value is False]
+    known = [f"--{key}" in options for key in (*shown, *off)]
+    if "attn_implementation" in settings or "dtype" in settings:
+        pairs = ", ".join(f"{key}={literal(value)}" for key, value in shown.items())
+        loading = f"where the model is loaded: `from_pretrained(..., {pairs})`"
+        return f"{loading}, or on the command line `{_flags(settings)}`" if options else loading
+    if options and (any(known) or command is None or command.script is None):
+        return f"on the command line: `{_flags(settings)}`"
+    pairs = ", ".join(f"{key}={literal(value)}" for key, value in settings.items())
+    return f"in the arguments of the training: `{pairs}`"
+
+
+def _flags(settings: Settings) -> str:
+    return " ".join(f"--{key} {str(value).lower()}" for key, value in settings.items())
+
+
+_OTHERS: Mapping[str, str] = {
+    "drop_sample": "leave the sample out where the data is loaded "
+    "(`dataset.filter(...)`, or `dataset.select(...)` without its row), or mend it there: {target} "
+    "is micro-batch and row",
+    "drop_micro": "leave the samples of micro-batch {target} out where the data is loaded, or mend "
+    "them there",
+    "init_rows": "after the model is loaded, under `torch.no_grad()`: "
+    '`w = model.get_parameter("{target}"); w[rows] = w[others].mean(0)`; rows: {value}',
+    "outer_autocast": "call the model under `torch.autocast(device_type, dtype=torch.{value})`",
+    "fp32_optimizer_state": "train float32 weights under autocast (load the model without "
+    "`dtype`, set `bf16=True` or `fp16=True`): the optimizer's state is float32 then",
+    "fp32_trainables": "load the model in float32 and compute under autocast (`bf16=True` or "
+    "`fp16=True`); of adapters alone: `p.data = p.data.float()` for each `p.requires_grad`",
+    "loss_scale": "multiply the loss scale by {value}: `torch.amp.GradScaler(init_scale=...)`",
+    "bf16": "put `torch.bfloat16` in the place of `torch.float16`, and `bf16=True` of `fp16=True`",
+    "clip": "before `optimizer.step()`: "
+    "`torch.nn.utils.clip_grad_norm_(model.parameters(), {value})`",
+    "lr": "multiply the learning rate by {value}",
+    "optimizer_eps": "give the optimizer `eps={value}`",
+    "optimizer_swap": "train with `torch.optim.AdamW` on float32 weights",
+    "attention": 'load the model with `attn_implementation="{value}"`',
+}

@@ -1,0 +1,145 @@
+"""Cures that are arguments, in scripts and in config files."""
+
+import json
+
+import pytest
+
+from nanstop.records import Atom, OptimizerFacts, RunFacts
+from nanstop.rewrite.arguments import cured, settings_of
+from nanstop.rewrite.config_file import with_settings
+from nanstop.rewrite.source import Source, edited
+
+FACTS = RunFacts(optimizer=OptimizerFacts(name="AdamW", lr=1e-4, scheduled=2e-4), scaler=1024.0)
+IMPORTS = """\
+import torch
+from torch.optim import AdamW as Decay
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments as Arguments
+from trl import SFTConfig
+"""
+
+
+def changed(line, remedy, value=""):
+    text = IMPORTS + line + "\n"
+    edits = cured(Source(text), Atom(remedy=remedy, value=value), FACTS)
+    return edited(text, edits).removeprefix(IMPORTS).removesuffix("\n")
+
+
+CHANGED = [
+    ("clip", "1", "SFTConfig()", "SFTConfig(max_grad_norm=1.0)"),
+    ("clip", "1", "SFTConfig('out')", "SFTConfig('out', max_grad_norm=1.0)"),
+    ("clip", "1", "Arguments(a=1, )", "Arguments(a=1, max_grad_norm=1.0)"),
+    ("clip", "1", "Arguments(a=1,)", "Arguments(a=1, max_grad_norm=1.0)"),
+    (
+        "clip",
+        "1",
+        "x = Arguments(\n    a=1,  # one\n    b=2,  # two\n)",
+        "x = Arguments(\n    a=1,  # one\n    b=2,\n    max_grad_norm=1.0,  # two\n)",
+    ),
+    (
+        "clip",
+        "1",
+        "x = Arguments(\n    a=1,\n    b=2\n)",
+        "x = Arguments(\n    a=1,\n    b=2, max_grad_norm=1.0\n)",
+    ),
+    ("clip", "1", "Arguments(max_grad_norm=0)", "Arguments(max_grad_norm=1.0)"),
+    (
+        "clip",
+        "1",
+        "opt = Decay(net.parameters())\nfor x in y:\n    opt.step()",
+        (
+            "opt = Decay(net.parameters())\nfor x in y:\n"
+            "    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n    opt.step()"
+        ),
+    ),
+    (
+        "clip",
+        "1",
+        "torch.nn.utils.clip_grad_norm_(p, 100.0)",
+        "torch.nn.utils.clip_grad_norm_(p, 1.0)",
+    ),
+    ("lr", "0.1", "Arguments(learning_rate=5e-4)", "Arguments(learning_rate=5e-05)"),
+    ("lr", "0.1", "Arguments(learning_rate=RATE)", "Arguments(learning_rate=RATE * 0.1)"),
+    ("lr", "0.1", "Arguments()", "Arguments(learning_rate=2e-05)"),
+    ("lr", "0.1", "Decay(net.parameters(), lr=0.3)", "Decay(net.parameters(), lr=0.03)"),
+    (
+        "optimizer_eps",
+        "1e-08",
+        "torch.optim.Adam(p, eps=0.0)",
+        "torch.optim.Adam(p, eps=1e-08)",
+    ),
+    ("optimizer_eps", "1e-08", "SFTConfig()", "SFTConfig(adam_epsilon=1e-08)"),
+    ("optimizer_swap", "adamw", "SFTConfig(optim='lion')", 'SFTConfig(optim="adamw_torch")'),
+    (
+        "optimizer_swap",
+        "adamw",
+        "torch.optim.Adam(p, lr=1e-3, eps=1e-6)",
+        "Decay(p, lr=1e-3, eps=1e-6)",
+    ),
+    ("bf16", "", "Arguments(fp16=True)", "Arguments(fp16=False, bf16=True)"),
+    ("bf16", "", "Arguments(bf16=False, fp16=True)", "Arguments(bf16=True, fp16=False)"),
+    ("bf16", "", "net.half().to(torch.float16)", "net.bfloat16().to(torch.bfloat16)"),
+    ("bf16", "", "f(torch_dtype='float16')", 'f(torch_dtype="bfloat16")'),
+    ("bf16", "", "Accelerator(mixed_precision='fp16')", 'Accelerator(mixed_precision="bf16")'),
+    (
+        "fp32_trainables",
+        "",
+        "AutoModelForCausalLM.from_pretrained(d, dtype=torch.float16)",
+        "AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32)",
+    ),
+    ("fp32_trainables", "", "net = Net().half()", "net = Net().float()"),
+    (
+        "attention",
+        "eager",
+        "t = AutoTokenizer.from_pretrained(d)\nm = AutoModelForCausalLM.from_pretrained(d)",
+        (
+            "t = AutoTokenizer.from_pretrained(d)\n"
+            'm = AutoModelForCausalLM.from_pretrained(d, attn_implementation="eager")'
+        ),
+    ),
+    (
+        "attention",
+        "eager",
+        "c = Config(attn_implementation='sdpa')\nm = AutoModelForCausalLM.from_config(c)",
+        'c = Config(attn_implementation="eager")\nm = AutoModelForCausalLM.from_config(c)',
+    ),
+    ("loss_scale", "0.5", "torch.amp.GradScaler()", "torch.amp.GradScaler(init_scale=512.0)"),
+]
+
+
+@pytest.mark.parametrize(("remedy", "value", "before", "after"), CHANGED)
+def test_an_argument_in_a_script(remedy, value, before, after):
+    assert changed(before, remedy, value) == after
+    if remedy not in ("lr", "loss_scale") and "clip_grad" not in after:
+        assert changed(after, remedy, value) == after
+
+
+@pytest.mark.parametrize("remedy", ["clip", "lr", "bf16", "attention", "fp32_trainables"])
+def test_a_script_without_a_place_for_it_is_left_alone(remedy):
+    text = "x = settings(fp16=1)\nmodel.from_pretrained_like(x)"
+    assert changed(text, remedy, "1") == text
+
+
+CONFIGS = [
+    ("clip", "1", "a: 1\nmax_grad_norm: 0.0  # none\nb: 2\n", "max_grad_norm: 1.0  # none\n"),
+    ("clip", "1", "a: 1\r\nb: 2", "a: 1\r\nb: 2\r\nmax_grad_norm: 1.0\r\n"),
+    ("bf16", "", "fp16: true\nbf16: false\n", "fp16: false\nbf16: true\n"),
+    ("bf16", "", "a: 1\n", "a: 1\nbf16: true\n"),
+    ("optimizer_swap", "adamw", "optimizer: lion\n", "optimizer: adamw_torch\n"),
+    ("fp32_trainables", "", "torch_dtype: float16\n", "torch_dtype: float32\n"),
+]
+
+
+@pytest.mark.parametrize(("remedy", "value", "before", "after"), CONFIGS)
+def test_a_key_of_a_yaml_file(remedy, value, before, after):
+    settings = settings_of(Atom(remedy=remedy, value=value), FACTS)
+    text = edited(before, with_settings(before, settings, is_json=False))
+    assert after in text
+    assert with_settings(text, settings, is_json=False) == []
+
+
+def test_a_key_of_a_json_file():
+    text = '{\n  "lr": 1,\n  "fp16": true\n}\n'
+    settings = settings_of(Atom(remedy="bf16"), FACTS)
+    after = edited(text, with_settings(text, settings, is_json=True))
+    assert json.loads(after) == {"bf16": True, "lr": 1, "fp16": False}
+    assert json.loads(edited("{}", with_settings("{}", settings, is_json=True))) == {"bf16": True}

@@ -1,0 +1,326 @@
+"""Statements rewritten: what they become, and that it is the same function on random values."""
+
+import pytest
+import torch
+
+from nanstop.records import Atom, OpEvent, SourceLine, TensorStats
+from nanstop.rewrite.change import form_edits
+from nanstop.rewrite.source import Source, edited
+
+HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+"""
+
+
+def rewritten(text, line, form="stable_form", op="", dtype="float32", descent=()):
+    """The text with the statement at ``line`` (or that holds that text) in another form."""
+    if isinstance(line, str):
+        line = next(n for n, one in enumerate(text.splitlines(), 1) if line in one)
+    stats = TensorStats(shape=(2,), dtype=dtype)
+    event = OpEvent(
+        index=0,
+        phase="forward",
+        op=f"aten.{op}.Tensor",
+        module="",
+        source=SourceLine(file="x.py", line=line, function="f"),
+        inputs=(stats,) * max(len(descent), 1),
+        descent=descent,
+    )
+    atom = Atom(remedy=form, target=f"x.py:{line}")
+    return edited(text, form_edits(Source(text), line, atom, event if op else None))
+
+
+def body(lines):
+    return HEAD + "def f(x, y):\n" + "".join(f"    {line}\n" for line in lines.splitlines())
+
+
+def outcome(text, x, y):
+    """The function's value and its gradient with respect to x."""
+    space = {}
+    exec(text, space)
+    x = x.clone().requires_grad_()
+    result = space["f"](x, y)
+    (result.sum() if result.dim() else result).backward()
+    return result.detach(), x.grad
+
+
+LOG_SPACE = {
+    "return torch.log(torch.softmax(x, -1))": "return torch.log_softmax(x, -1)",
+    "return torch.log(F.softmax(x, dim=-1))": "return F.log_softmax(x, dim=-1)",
+    "return F.softmax(x, dim=-1).log()": "return F.log_softmax(x, dim=-1)",
+    "return x.softmax(-1).log()": "return x.log_softmax(-1)",
+    "return torch.log(nn.Softmax(dim=-1)(x))": "return F.log_softmax(x, dim=-1)",
+    "return torch.log(input=torch.softmax(x / 2, -1))": "return torch.log_softmax(x / 2, -1)",
+    "return torch.log2(torch.softmax(x, -1))": (
+        "return torch.log_softmax(x, -1) / 0.6931471805599453"
+    ),
+    "return torch.log(torch.sigmoid(x))": "return F.logsigmoid(x)",
+    "return x.sigmoid().log()": "return F.logsigmoid(x)",
+    "return torch.log(1 - torch.sigmoid(x))": "return F.logsigmoid(-x)",
+    "return torch.log1p(-torch.sigmoid(x - 1))": "return F.logsigmoid(-(x - 1))",
+    "return (1.0 - x.sigmoid()).log()": "return F.logsigmoid(-x)",
+    "return F.binary_cross_entropy(torch.sigmoid(x), y)": (
+        "return F.binary_cross_entropy_with_logits(x, y)"
+    ),
+    'return F.binary_cross_entropy(x.sigmoid(), y, reduction="sum")': (
+        'return F.binary_cross_entropy_with_logits(x, y, reduction="sum")'
+    ),
+    "return nn.BCELoss()(torch.sigmoid(x), y)": "return F.binary_cross_entropy_with_logits(x, y)",
+    "return torch.exp(x) / torch.exp(y)": "return torch.exp(x - y)",
+    "return x.exp() / (y * 2).exp()": "return torch.exp(x - (y * 2))",
+    "return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)": "return torch.softmax(x, dim=-1)",
+    "return 1 / (1 + torch.exp(-x))": "return torch.sigmoid(x)",
+    "return 1.0 / (1.0 + torch.exp(x))": "return torch.sigmoid(-x)",
+    "return torch.exp(x) / (1 + torch.exp(x))": "return torch.sigmoid(x)",
+    "return torch.log(torch.exp(x).sum(-1))": "return torch.logsumexp(x, -1)",
+    "return torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True))": (
+        "return torch.logsumexp(x, dim=-1, keepdim=True)"
+    ),
+    "return x.exp().sum().log()": "return torch.logsumexp(x.flatten(), 0)",
+    "return torch.log(1 + torch.exp(x))": "return F.softplus(x)",
+    "return torch.log1p(torch.exp(x))": "return F.softplus(x)",
+    "return torch.log(torch.softmax(x, -1).prod(-1))": "return torch.log_softmax(x, -1).sum(-1)",
+    "return torch.log(torch.sigmoid(x) * torch.sigmoid(-x))": (
+        "return F.logsigmoid(x) + F.logsigmoid(-x)"
+    ),
+    "return torch.log(torch.softmax(x, -1) / torch.softmax(y, -1))": (
+        "return torch.log_softmax(x, -1) - torch.log_softmax(y, -1)"
+    ),
+    "return torch.log(torch.sigmoid(x) ** 2) * 3": "return (2 * F.logsigmoid(x)) * 3",
+    "return torch.log(torch.softmax(x, -1)[:, 0])": "return torch.log_softmax(x, -1)[:, 0]",
+    "return -torch.log((torch.softmax(x, -1)[..., 1]))": "return -torch.log_softmax(x, -1)[..., 1]",
+    "return torch.log(x.softmax(-1).gather(1, torch.tensor([[0], [1]])))": (
+        "return x.log_softmax(-1).gather(1, torch.tensor([[0], [1]]))"
+    ),
+    "return -(y * torch.log(x.softmax(-1)) + (1 - y) * torch.log(1 - x.sigmoid())).sum()": (
+        "return -(y * x.log_softmax(-1) + (1 - y) * F.logsigmoid(-x)).sum()"
+    ),
+    "p = torch.softmax(x, -1)\nreturn -(p * torch.log(p)).sum(-1)": (
+        "p = torch.softmax(x, -1)\n    return -(p * torch.log_softmax(x, -1)).sum(-1)"
+    ),
+    "e = torch.exp(x)\nreturn e / e.sum(-1, keepdim=True)": (
+        "e = torch.exp(x)\n    return torch.softmax(x, dim=-1)"
+    ),
+    "p = torch.softmax(x, -1)\np = p * 0.5\nreturn torch.log(p)": (
+        "p = torch.softmax(x, -1)\n    p = p * 0.5\n"
+        "    return torch.log_softmax(x, -1) + -0.6931471805599453"
+    ),
+    "z = x * 2\np = torch.sigmoid(z)\nq = 1 - p\nreturn torch.log(q)": (
+        "z = x * 2\n    p = torch.sigmoid(z)\n    q = 1 - p\n    return F.logsigmoid(-z)"
+    ),
+    "p = torch.softmax(F.dropout(x, 0.0), -1)\nreturn torch.log(p)": (
+        "p_input = F.dropout(x, 0.0)\n    p = torch.softmax(p_input, -1)\n"
+        "    return torch.log_softmax(p_input, -1)"
+    ),
+}
+
+
+@pytest.mark.parametrize("before", LOG_SPACE)
+def test_log_space(before):
+    after = rewritten(body(before), len(body(before).splitlines()))
+    assert after == body("").removesuffix("    \n") + f"    {LOG_SPACE[before]}\n"
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        x = torch.randn(2, 3, generator=generator)
+        y = torch.rand(2, 3, generator=generator)
+        for one, other in zip(outcome(body(before), x, y), outcome(after, x, y), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_log_space_holds_where_the_plain_form_does_not():
+    for before in ("return torch.log(torch.softmax(x, -1))", "return torch.log(torch.sigmoid(x))"):
+        x = torch.tensor([[300.0, -300.0, 0.0]])
+        after = rewritten(body(before), len(body(before).splitlines()))
+        assert not outcome(body(before), x, x)[0].isfinite().all()
+        assert all(one.isfinite().all() for one in outcome(after, x, x))
+
+
+ALONE = [
+    "return torch.log(x)",
+    "return torch.log(x + 1e-6)",
+    "return torch.log(torch.softmax(x, -1) + 1e-3)",
+    "return torch.log(torch.softmax(x, -1).clamp(min=1e-3))",
+    "return torch.log(torch.relu(x))",
+    "return torch.log(x * y)",
+    "return x / y",
+    "return torch.exp(x) / torch.exp(y).sum(-1, keepdim=True)",
+    "return torch.exp(x) / torch.exp(x).sum(-1)",
+    "return F.binary_cross_entropy(x, y)",
+    "p = torch.softmax(x, -1)\nx = x * 2\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\np = p * y\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\nq = p * 0.5\nx = x * 2\nreturn torch.log(q)",
+    "p = torch.softmax(x, -1)\np[0] = 0.5\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\np.clamp_(min=0.1)\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\np += 1\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\nx.mul_(2)\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\nx.view(-1)[0] = 2\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\nif y.sum() > 0:\n    p = y\nreturn torch.log(p)",
+    "if y.sum() > 0:\n    p = torch.softmax(x, -1)\nelse:\n    p = y\nreturn torch.log(p)",
+    "p = y\nfor p in (p, torch.softmax(x, -1)):\n    pass\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\nfor x in (y,):\n    pass\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\nh = [torch.log(p) for p in y]\nreturn torch.log(h[0])",
+    "p = torch.softmax(x, -1)\nreturn [torch.log(p) for p in y][0]",
+    "p = torch.softmax(x, -1)\nreturn (p := y).sum() + torch.log(p)",
+    "p, q = torch.softmax(x, -1), y\nreturn torch.log(p)",
+    "with torch.no_grad():\n    p = torch.softmax(x, -1)\nreturn torch.log(p)",
+    "def g(p):\n    return torch.log(p)\nreturn g(torch.softmax(x, -1))",
+    "torch = FAKE\nreturn torch.log(torch.softmax(x, -1))",
+]
+
+
+@pytest.mark.parametrize("before", ALONE)
+def test_what_is_not_known_to_be_the_same_is_left_alone(before):
+    text = body(before)
+    for line in range(7, 7 + len(before.splitlines())):
+        assert rewritten(text, line) == text
+
+
+def test_a_loop_that_binds_again_after_the_line():
+    text = body(
+        "p = torch.softmax(x, -1)\nfor _ in range(3):\n    z = torch.log(p)\n    p = y\nreturn z"
+    )
+    assert rewritten(text, "torch.log(p)") == text
+
+
+def test_an_epsilon_that_its_format_rounds_to_0():
+    text = body("return torch.log(torch.softmax(x, -1) + 1e-8)")
+    assert rewritten(text, "torch.log(", op="log", dtype="float32") == text
+    after = rewritten(text, "torch.log(", op="log", dtype="float16")
+    assert "return torch.log_softmax(x, -1)\n" in after
+
+
+def test_modules_of_a_class():
+    text = HEAD + (
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.norm, self.scale = 1, 2\n"
+        "        self.soft = nn.Softmax(dim=1)\n"
+        "        self.criterion = nn.BCELoss(reduction='sum')\n\n"
+        "    def forward(self, x, y):\n"
+        "        p = self.soft(x)\n"
+        "        a = torch.log(p)\n"
+        "        return self.criterion(torch.sigmoid(x), y)\n"
+    )
+    assert "a = F.log_softmax(x, dim=1)" in rewritten(text, "torch.log(p)")
+    after = rewritten(text, "self.criterion(torch")
+    assert "return F.binary_cross_entropy_with_logits(x, y, reduction='sum')" in after
+
+
+def test_nothing_else_of_the_file_changes():
+    text = (
+        "import torch\r\n\x0c\r\n# caf\u00e9 \u2028 \x0c\r\ndef f(x):\r\n"
+        "\tname = 'caf\u00e9'; z = torch.log(torch.softmax(x,-1))  # \u00e9\r\n\treturn z"
+    )
+    after = rewritten(text, 5)
+    assert after == text.replace("torch.log(torch.softmax(x,-1))", "torch.log_softmax(x, -1)")
+
+
+def test_a_statement_over_several_lines():
+    text = body("return (\n    y\n    * torch.log(\n        torch.softmax(x, -1)\n    )\n).sum()")
+    for line in range(7, 13):
+        assert "    * torch.log_softmax(x, -1)\n    ).sum()" in rewritten(text, line)
+
+
+GUARDED = {
+    ("return (x * y).sum() / y.sum()", "div"): (
+        "return (x * y).sum() / divisor.masked_fill(divisor == 0, 1)"
+    ),
+    ("n = y.sum()\nreturn (x * y).sum() / n", "div"): (
+        "return (x * y).sum() / n.masked_fill(n == 0, 1)"
+    ),
+    ("return x / x.norm(dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
+    ("return x / x.abs().sum(-1, keepdim=True)", "div"): (
+        "return x / divisor.masked_fill(divisor == 0, 1)"
+    ),
+    ("return torch.sqrt(x * y)", "sqrt"): "return torch.sqrt((x * y).clamp(min=1.2e-38))",
+    ("return (x * y).sqrt()", "sqrt"): "return (x * y).clamp(min=1.2e-38).sqrt()",
+    ("return (x * y) ** 0.5", "pow"): "return (x * y).clamp(min=1.2e-38) ** 0.5",
+    (
+        "z = x * y\nreturn z.pow(0.5)",
+        "pow",
+    ): "return z.clamp(min=torch.finfo(z.dtype).tiny).pow(0.5)",
+    ("return y * torch.log(x * y)", "log"): "return y * torch.log((x * y).clamp(min=1.2e-38))",
+    ("return x[y > 0].mean()", "mean"): "return chosen.sum() / max(chosen.numel(), 1)",
+    ("return x[y.sum(-1) > 0].mean(0)", "mean"): "return chosen.sum(0) / max(chosen.shape[0], 1)",
+    ("return x[y.sum(-1) > 0].std()", "std"): (
+        "return values.std(correction=min(1, values.numel() - 1))"
+    ),
+    ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1e-6, 1 - 1e-6))*x",
+    ("return torch.where(y > 0, torch.log(x * y), 0)", "log"): (
+        "return torch.where(y > 0, torch.log(torch.where(y > 0, x * y, 1)), 0)"
+    ),
+    ("return torch.where(y == 0, 0, x / y)", "div"): (
+        "return torch.where(y == 0, 0, x / torch.where(y == 0, 1, y))"
+    ),
+    ('return F.softmax(x.masked_fill(y == 0, float("-inf")), -1)', "_softmax"): (
+        "return F.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)"
+    ),
+    ("n = len(y[y > 0])\nreturn x.sum() / n", "div"): "return x.sum() / max(n, 1)",
+    (
+        "labels = torch.where(y[:, 0] > 0, 1, -100)\nreturn F.cross_entropy(x, labels)",
+        "nll_loss_forward",
+    ): ('return F.cross_entropy(x, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)'),
+    ("x = x * y\nreturn x ** 0.5 + torch.sqrt(x)", "sqrt"): (
+        "return x.clamp(min=torch.finfo(x.dtype).tiny) ** 0.5 "
+        "+ torch.sqrt(x.clamp(min=torch.finfo(x.dtype).tiny))"
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "op"), GUARDED)
+def test_guarded(before, op):
+    text = body(before)
+    after = rewritten(text, len(text.splitlines()), "form", op)
+    assert after.splitlines()[-1].strip() == GUARDED[before, op]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        x = torch.rand(2, 3, generator=generator) + 0.1
+        y = torch.rand(2, 3, generator=generator) * 0.9 + 0.05
+        for one, other in zip(outcome(text, x, y), outcome(after, x, y), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("before", "op"), GUARDED)
+def test_guarded_has_values_where_there_were_none(before, op):
+    after = rewritten(body(before), len(body(before).splitlines()), "form", op)
+    x, y = torch.ones(2, 3), torch.zeros(2, 3)
+    if "x.norm" in before or "x.abs" in before:
+        x = torch.zeros(2, 3)
+    if "std" in before:
+        x, y = torch.ones(2, 1), torch.tensor([[1.0], [0.0]])
+    if "acos" in before:
+        y = torch.ones(2, 3)
+    assert all(one.isfinite().all() for one in outcome(after, x, y))
+
+
+def test_a_count_becomes_at_least_1():
+    text = body("n = (y > 0).sum()\nreturn (x * y).sum() / n")
+    descent = (("data",), ("count", "data"))
+    after = rewritten(text, "/ n", "form", "div", descent=descent)
+    assert "return (x * y).sum() / n.clamp(min=1)\n" in after
+
+
+def test_ctc():
+    call = "return F.ctc_loss(x.log_softmax(-1), y, n, m)"
+    assert "n, m, zero_infinity=True)" in rewritten(body(call), "ctc", "form", "_ctc_loss")
+    made = HEAD + "loss = nn.CTCLoss(blank=0)\ndef f(x, y):\n    return loss(x, y, n, m)\n"
+    after = rewritten(made, "return", "form", "_ctc_loss")
+    assert "nn.CTCLoss(blank=0, zero_infinity=True)" in after
+
+
+NOT_HOISTED = [
+    "return torch.rand(3) + x / (x * torch.rand(3)).sum()",
+    "return [x / (x * one).sum() for one in y][0]",
+    "return x if y is None else x / (x * y).sum()",
+    "return (lambda z: z / (z * 2).sum())(x)",
+]
+
+
+@pytest.mark.parametrize("before", NOT_HOISTED)
+def test_a_line_before_the_statement_must_not_change_its_order(before):
+    assert rewritten(body(before), "return", "form", "div") == body(before)

@@ -39,6 +39,7 @@ CODES = [
     "NS115",
     "NS116",
     "NS117",
+    "NS118",
     "NS201",
     "NS202",
     "NS203",
@@ -61,6 +62,7 @@ CODES = [
     "NS502",
     "NS503",
     "NS504",
+    "NS505",
     "NS601",
     "NS602",
     "NS603",
@@ -112,7 +114,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "80f7f342114dcdbd")
+REPORT_FORM = (1, "68533183c18eeeba")
 
 
 def test_names():

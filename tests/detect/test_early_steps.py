@@ -229,10 +229,16 @@ def test_copies_that_the_script_gives_the_gradients_are_no_finding(tmp_path, dty
     assert [finding.code for finding in session.findings] == expected
 
 
-def test_a_float32_run_is_not_run_again(tmp_path):
-    model = Layer()
-    found(tmp_path, model, adamw(model, 1e-3), quadratic(model), num_steps=9)
-    assert model.num_forwards == 9
+def test_of_a_float32_run_one_micro_batch_is_run_again(tmp_path):
+    model, calls = Layer(), []
+    loss_fn = quadratic(model)
+
+    def counted(batch):
+        calls.append(batch)
+        return loss_fn(batch)
+
+    found(tmp_path, model, adamw(model, 1e-3), counted, num_steps=9)
+    assert len(calls) == 9 + 1
 
 
 def test_half_precision_runs_a_few_micro_batches_again_and_then_no_more(tmp_path):
@@ -245,7 +251,7 @@ def test_half_precision_runs_a_few_micro_batches_again_and_then_no_more(tmp_path
     assert looks.due(0, facts)
     step = step_of(model, optimizer, {"x": torch.randn(8, 64)})
     looks.again(step, facts)
-    assert model.num_forwards == 1
+    assert model.num_forwards == 2
     assert not looks.due(1, facts)
 
 

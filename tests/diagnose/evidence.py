@@ -16,6 +16,7 @@ from nanstop.records import (
     Incident,
     Localization,
     LogitGap,
+    ObjectiveRow,
     OpEvent,
     OptimizerFacts,
     ParamGroup,
@@ -119,6 +120,10 @@ def probed(facts=None, **fields):
     """Evidence of a probe and nothing else."""
     found = Probe(at=StepId(run="r", step=0), num_micro=1, **fields)
     return Evidence(facts=facts or RunFacts(), probe=found)
+
+
+def objective_row(given="probabilities", op="aten._log_softmax.default", width=10):
+    return ObjectiveRow(op=op, module="head", given=given, width=width, line="train.py:7: x")
 
 
 def update_row(num_lost, dtype="bfloat16"):

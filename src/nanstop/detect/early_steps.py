@@ -3,9 +3,9 @@
 Whether gradients arrive at all (``arrival``), whether an update moves what it should, whether
 float16 flushed the gradients, whether positions and the pooled token are right. What the run itself
 does is looked at where that is enough: the update is seen in a sample of the half-precision weights
-before and after the real one. Only the rest runs a micro-batch again, in half precision or for a
-model that pools. Steps 0, 1, 2, 4, 8 and so on are looked at, so that the cost is that of the first
-ones.
+before and after the real one. Only the rest runs a micro-batch again: in half precision, for a
+model that pools, and once for what the objective reads. Steps 0, 1, 2, 4, 8 and so on are looked
+at, so that the cost is that of the first ones.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.gradient_arrival import GradientArrival, is_whole
+from nanstop.detect.stale_weights import keeps_casts
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
-from nanstop.numerics.tensors import HALF
+from nanstop.numerics.tensors import HALF, floats
 from nanstop.records import Probe, RunFacts, StepId, formats
-from nanstop.replay.step import ModelView, Step, scale_of
+from nanstop.replay.step import ModelView, Step, gradients_of, scale_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -48,7 +49,7 @@ class EarlySteps:
         self._losing: tuple[int, float] | None = None
         """Step and learning rate of the last update looked at, where that was mostly lost."""
         self._highest_rate = 0.0
-        self._open = {"coarse", "pooling"}
+        self._open = {"coarse", "pooling", "objective", "casts"}
         self._zero_since: int | None = None
         """Step of the first of the last looks that all saw many gradients of zero."""
         self._flushed = False
@@ -96,18 +97,18 @@ class EarlySteps:
         """Return whether a micro-batch of this healthy window may be run again."""
         if not _is_time(step) or not is_whole(facts):
             return False
-        return self._flushed or bool(self._wanted(facts))
+        return self._flushed or bool(self._wanted(step, facts))
 
     def again(self, step: Step, facts: RunFacts) -> Probe | None:
-        """Return what a micro-batch shows of positions, of the pooled token and, if many are zero,
-        of its gradients.
+        """Return what a micro-batch shows of positions, of the pooled token, of what the objective
+        reads and, if many are zero, of its gradients.
 
         Undone bitwise; raises what the step raises. Synchronises the device.
         """
-        wanted = self._wanted(facts)
+        wanted = self._wanted(step.id.step, facts)
         found: dict[str, Any] = {}
         # A model that is known to pool is looked at until a batch has padding.
-        self._open -= {"coarse"} if facts.head is not None else wanted
+        self._open -= {"coarse", "casts"} & wanted if facts.head is not None else wanted
         if "coarse" in wanted:
             from nanstop.measure.position_rounding import coarse_rows
 
@@ -117,6 +118,13 @@ class EarlySteps:
 
             self._open.discard("pooling")
             found["num_rows_pooled_at_padding"] = num_rows_pooled_at_padding(step)
+        if "objective" in wanted:
+            self._open.discard("objective")
+            found |= at_once(step)
+        if "casts" in wanted:
+            from nanstop.detect.stale_weights import stale_losses
+
+            found["stale"] = stale_losses(step)
         if self._flushed:
             self._flushed = False
             self._num_compared += 1
@@ -126,10 +134,15 @@ class EarlySteps:
             found["are_all_zero"] = self._are_all_zero
         return Probe(at=replace(step.id, micro=0), num_micro=1, **found) if found else None
 
-    def _wanted(self, facts: RunFacts) -> set[str]:
+    def _wanted(self, step: int, facts: RunFacts) -> set[str]:
+        asked = {"objective"}
+        if step > 0 and keeps_casts(self._view):
+            asked.add("casts")
         if _formats(facts) or any(b.dtype in HALF for b in self._view.root.buffers()):
-            return set(self._open)
-        return self._open & {"pooling"} if facts.head is not None else set()
+            asked |= {"coarse", "pooling"}
+        elif facts.head is not None:
+            asked.add("pooling")
+        return self._open & asked
 
     def _share_of_zeros(self) -> float:
         """Return the share of gradients that are exactly 0, without the table of which a batch uses
@@ -197,6 +210,26 @@ def _gradients(step: Step) -> tuple[GradientRow, ...]:
         own = run_window(step, micros=(0,))
         true = run_window(step, under=lambda: reference(step.view), micros=(0,))
         return gradient_rows(own, true, op_formats(step, micros=(0,)), scale)
+
+
+def at_once(step: Step) -> dict[str, Any]:
+    """Return what the objective reads and which differences are lost, from one run of both."""
+    from nanstop.detect.objective_inputs import objective_rows
+    from nanstop.measure.cancellation import Cancellations, cancelled_rows
+
+    differences = Cancellations()
+    rows = objective_rows(step, 0, differences)
+    return {
+        "objective": rows,
+        "are_all_zero": bool(rows) and _are_zero(step.view),
+        "cancelled": cancelled_rows(step, differences.found),
+    }
+
+
+def _are_zero(view: ModelView) -> bool:
+    """Return whether every gradient that arrived is exactly 0. Synchronises the device."""
+    gradients = gradients_of(view.root).values()
+    return all(not bool(part.any()) for gradient in gradients for part in floats(gradient))
 
 
 def _is_time(step: int) -> bool:

@@ -9,8 +9,8 @@ with other weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -56,24 +56,55 @@ class Standstill:
         Raises what the step raises. Synchronises the device.
         """
         trained = [p for p in step.view.root.parameters() if p.requires_grad]
-        with step.isolated(), _moved(trained) as num_moved, torch.enable_grad():
+        with step.isolated(), moved(trained) as num_moved, torch.enable_grad():
             step.run(0)
             found = [part for p in trained if p.grad is not None for part in floats(p.grad)]
             sizes = [max(-float(low), float(high)) for low, high in map(torch.aminmax, found)]
         return max(sizes, default=0.0) if num_moved else float("nan")
 
 
+def stuck(step: Step) -> tuple[str, ...]:
+    """Return the trained tensors that hold nothing but zeros, if a gradient arrives at what their
+    modules compute and every parameter's is exactly 0 all the same.
+
+    So it is where two factors are both 0: the gradient of each is a multiple of the other. A loss
+    that is at its least sends no gradient to any output. Undone bitwise. Synchronises the device.
+    """
+    trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
+    zeros = tuple(name for name, p in trained.items() if p.dim() > 1 and not bool(p.any()))
+    if len(zeros) < 2:
+        return ()
+    owners = {name.rpartition(".")[0] for name in zeros}
+    arrived: list[Tensor] = []
+
+    def outputs(_module: Any, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda gradient: arrived.append(gradient.detach().abs().amax()))
+
+    with ExitStack() as hooks, step.isolated(), torch.enable_grad():
+        for owner in owners:
+            hooks.callback(
+                step.view.root.get_submodule(owner).register_forward_hook(outputs).remove
+            )
+        step.run(0)
+        still = not any(p.grad is not None and bool(p.grad.any()) for p in trained.values())
+    return zeros if still and any(float(size) > 0.0 for size in arrived) else ()
+
+
 @contextmanager
 @torch.no_grad()
-def _moved(parameters: Sequence[Tensor]) -> Iterator[int]:
-    """Have other weights inside, in storages of their own; yield how many."""
+def moved(parameters: Sequence[Tensor], share: float = _SHARE) -> Iterator[int]:
+    """Have other weights inside, in storages of their own; yield how many.
+
+    ``share``: by how much of their tensor's size they are moved.
+    """
     generator, left = torch.Generator().manual_seed(0), MOST_MOVED
     with attributes_kept((parameter, "data") for parameter in parameters):
         for parameter in reversed(parameters):
             if parameter.is_floating_point() and parameter.numel() <= left:
                 left -= parameter.numel()
                 data = parameter.data
-                size = _SHARE * data.float().square().mean().sqrt().clamp(min=_LEAST / _SHARE)
+                size = share * data.float().square().mean().sqrt().clamp(min=_LEAST / _SHARE)
                 noise = torch.randn(data.shape, generator=generator).to(data.device)
                 parameter.data = data + (size * noise).to(data.dtype)
         yield MOST_MOVED - left

@@ -7,6 +7,7 @@ from nanstop.diagnose.findings.data.ns501_non_finite_input import RULE as NS501
 from nanstop.diagnose.findings.data.ns502_id_out_of_range import RULE as NS502
 from nanstop.diagnose.findings.data.ns503_no_supervised_tokens import RULE as NS503
 from nanstop.diagnose.findings.data.ns504_outlier_batch import RULE as NS504
+from nanstop.diagnose.findings.data.ns505_data_that_cannot_teach import RULE as NS505
 from nanstop.diagnose.findings.forward.ns201_fp16_overflow import RULE as NS201
 from nanstop.diagnose.findings.forward.ns202_fully_masked_row import RULE as NS202
 from nanstop.diagnose.findings.forward.ns203_mask_arithmetic_overflow import RULE as NS203
@@ -51,6 +52,7 @@ from nanstop.diagnose.findings.setup.ns114_no_gradient_path import RULE as NS114
 from nanstop.diagnose.findings.setup.ns115_resume_state_lost import RULE as NS115
 from nanstop.diagnose.findings.setup.ns116_update_cannot_be_vetoed import RULE as NS116
 from nanstop.diagnose.findings.setup.ns117_accumulation_changes_loss import RULE as NS117
+from nanstop.diagnose.findings.setup.ns118_objective_fed_with_the_wrong_thing import RULE as NS118
 from nanstop.diagnose.findings.weights.ns401_weights_not_finite import RULE as NS401
 from nanstop.diagnose.findings.weights.ns402_optimizer_broke_weights import RULE as NS402
 from nanstop.diagnose.findings.weights.ns403_optimizer_state_invalid import RULE as NS403
@@ -59,11 +61,11 @@ from nanstop.diagnose.findings.weights.ns404_divergence import RULE as NS404
 CATALOGUE: tuple[Rule, ...] = (
     NS000,
     *(NS101, NS102, NS103, NS104, NS105, NS106, NS107, NS108, NS109, NS110, NS111),
-    *(NS112, NS113, NS114, NS115, NS116, NS117),
+    *(NS112, NS113, NS114, NS115, NS116, NS117, NS118),
     *(NS201, NS202, NS203, NS204, NS205, NS206, NS207, NS208, NS209),
     *(NS301, NS302, NS303, NS304, NS305),
     *(NS401, NS402, NS403, NS404),
-    *(NS501, NS502, NS503, NS504),
+    *(NS501, NS502, NS503, NS504, NS505),
     *(NS601, NS602, NS603, NS604, NS605, NS606),
     *(NS701, NS702, NS703, NS704),
     *(NS801, NS802),

@@ -54,6 +54,8 @@ LOGGED: Mapping[str, str] = MappingProxyType(
         "NS606": "finite/nan",
         "NS603": "nan/nan finite/nan",
         "NS108": "finite/finite finite/nan nan/nan none/none",
+        "NS118": "finite/finite",
+        "NS505": "nan/0 0/0 finite/finite",
         "NS114": "finite/0 finite/finite none/none",
         "NS303": "finite/0 finite/finite",
         "NS116": "finite/0 finite/finite nan/0",

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from nanstop.faults.parts import WIDTH, Model, TokenModel, diagonal, next_token_loss, ones, trained
-from nanstop.faults.specimen import Entry, Specimen, loss_fails, pair, run_plain
+from nanstop.faults.specimen import Batch, Entry, Specimen, loss_fails, pair, run_plain
+from nanstop.replay.batches import IGNORED
 
 
 def pixels(element: float) -> Specimen:
@@ -56,9 +59,32 @@ def measured(size: float) -> Specimen:
     )
 
 
+def labelled(share: float) -> Specimen:
+    """Rows of which this share hold labels, under a loss that divides by at least 1."""
+    torch.manual_seed(0)
+    model = TokenModel(num_rows=20)
+
+    def loss_fn(batch: Batch) -> Tensor:
+        logits, labels = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
+        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        return total / (labels != IGNORED).sum().clamp(min=1)
+
+    ids = torch.randint(1, 20, (16, 6))
+    labels = ids.clone()
+    labels[int(share * len(ids)) :] = IGNORED
+    return trained(model, loss_fn, batches=({"input_ids": ids, "labels": labels},) * 4)
+
+
+def learns_nothing(specimen: Specimen) -> bool:
+    """Return whether a finite loss has no gradient."""
+    run = run_plain(specimen)
+    return run.healthy and run.num_nonzero_gradients == 0
+
+
 FAULTS: Mapping[str, Entry] = {
     "NS501": pair(pixels, math.inf, 2.0, batch_is_bad),
     "NS502": pair(token_id, 20, 19, raises_index_error),
     "NS503": Entry(partial(token_id, 19, label=-100), partial(token_id, 19, label=3), loss_fails),
     "NS504": pair(measured, 1e25, 1.0, loss_fails),
+    "NS505": pair(labelled, 0.0, 1.0, learns_nothing, quiet=True),
 }

@@ -225,6 +225,26 @@ def learns_nothing(specimen: Specimen) -> bool:
     return all(map(torch.equal, before, specimen.model.parameters()))
 
 
+def classified(ending: str) -> Specimen:
+    """A cross entropy of four classes over the output of a ``softmax``, or of the last layer."""
+    model = Model(head=diagonal(1.0))
+
+    def loss_fn(batch: Batch) -> Tensor:
+        logits = model(batch["x"]).flatten(0, -2)
+        labels = batch["kind"].expand(len(logits))
+        return F.cross_entropy(logits.softmax(-1) if ending == "softmax" else logits, labels)
+
+    x = ones(rows=2)
+    x[0, :, 0] = 3.0
+    return trained(model, loss_fn, batches=({"x": x, "kind": torch.tensor([0])},) * 2)
+
+
+def does_not_reward_being_sure(specimen: Specimen) -> bool:
+    """Return whether the loss stays far from 0 when the right class is all but certain."""
+    batch = {"x": 30.0 * torch.eye(WIDTH)[:1].expand(1, 2, WIDTH), "kind": torch.tensor([0])}
+    return specimen.loss_fn(batch).item() > 0.1
+
+
 FAULTS: Mapping[str, Entry] = {
     "NS101": pair(
         declared_bfloat16, torch.float16, torch.bfloat16, narrow_for_its_family, quiet=True
@@ -236,4 +256,5 @@ FAULTS: Mapping[str, Entry] = {
     "NS109": pair(scored, "frozen", "trained", frozen_head, quiet=True),
     "NS113": pair(adam_at, 1.0, 1e-3, moves_too_far, quiet=True),
     "NS114": pair(optimizer_of, "before", "after", learns_nothing, quiet=True),
+    "NS118": pair(classified, "softmax", "logits", does_not_reward_being_sure, quiet=True),
 }

@@ -41,15 +41,27 @@ from nanstop.records.plan import (
     Region,
     ScalerSettings,
 )
-from nanstop.records.probe import CoarseRow, DriftRow, GradientRow, LogitGap, Probe, StateRow
+from nanstop.records.probe import (
+    CancelledRow,
+    CoarseRow,
+    DriftRow,
+    GradientRow,
+    LogitGap,
+    ObjectiveRow,
+    Probe,
+    StateRow,
+)
 from nanstop.records.setup import (
     AdapterFacts,
+    DataFacts,
     GradientPath,
     HeadFacts,
     ObjectiveFacts,
     PrecisionFacts,
     QuantizedFacts,
+    RateFacts,
     ScheduleFacts,
+    TextFacts,
 )
 from nanstop.records.update import AccumulationFacts, ResumeFacts
 from nanstop.records.values import (
@@ -106,11 +118,13 @@ __all__ = [
     "AuditEntry",
     "BatchFact",
     "Calibration",
+    "CancelledRow",
     "Change",
     "CheckpointScan",
     "CoarseRow",
     "CommandFacts",
     "Confidence",
+    "DataFacts",
     "Diagnosis",
     "DriftRow",
     "Environment",
@@ -130,6 +144,7 @@ __all__ = [
     "Localization",
     "LogitGap",
     "ObjectiveFacts",
+    "ObjectiveRow",
     "OpEvent",
     "OptimizerFacts",
     "Origin",
@@ -144,6 +159,7 @@ __all__ = [
     "Proof",
     "QuantizedFacts",
     "RangeRow",
+    "RateFacts",
     "Reference",
     "Region",
     "Replay",
@@ -164,6 +180,7 @@ __all__ = [
     "StepLength",
     "TensorScan",
     "TensorStats",
+    "TextFacts",
     "TokenRows",
     "Trial",
     "UpdateRow",

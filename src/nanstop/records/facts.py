@@ -7,12 +7,15 @@ from typing import Literal
 from nanstop.records.record import record
 from nanstop.records.setup import (
     AdapterFacts,
+    DataFacts,
     GradientPath,
     HeadFacts,
     ObjectiveFacts,
     PrecisionFacts,
     QuantizedFacts,
+    RateFacts,
     ScheduleFacts,
+    TextFacts,
 )
 from nanstop.records.update import AccumulationFacts, ResumeFacts
 from nanstop.records.values import TensorStats
@@ -188,6 +191,9 @@ class RunFacts:
     adapter: AdapterFacts | None = None
     head: HeadFacts | None = None
     schedule: ScheduleFacts | None = None
+    rates: RateFacts | None = None
+    text: TextFacts | None = None
+    data: DataFacts | None = None
     objective: ObjectiveFacts | None = None
     gradient_path: GradientPath | None = None
     sinks: tuple[str, ...] = ()

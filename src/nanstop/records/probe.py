@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from nanstop.records.facts import RangeRow, UpdateRow
 from nanstop.records.record import record
 from nanstop.records.values import StepId
@@ -64,6 +66,16 @@ class DriftRow:
 
 
 @record
+class CancelledRow:
+    """A difference that is made of roundings: one of them changes the ``loss`` by ``change``."""
+
+    module: str
+    op: str
+    loss: float
+    change: float
+
+
+@record
 class StateRow:
     """Second moments of a parameter after the update: how many are 0 and should not be."""
 
@@ -71,6 +83,21 @@ class StateRow:
     dtype: str
     num_vanished: int
     num_total: int
+
+
+@record
+class ObjectiveRow:
+    """What an objective read that is no logits, or no log-probabilities, whatever the weights are.
+
+    ``op``: the operation that read it, of ``width`` classes. ``given``: rows that sum to 1, values
+    between 0 and 1, scores without a normalisation, or one class alone. ``line``: FILE:LINE.
+    """
+
+    op: str
+    module: str
+    given: Literal["probabilities", "between_0_and_1", "scores", "one_class"]
+    width: int
+    line: str = ""
 
 
 @record
@@ -102,5 +129,9 @@ class Probe:
     coarse: tuple[CoarseRow, ...] = ()
     drift: tuple[DriftRow, ...] = ()
     num_rows_pooled_at_padding: int = 0
+    objective: tuple[ObjectiveRow, ...] = ()
+    cancelled: tuple[CancelledRow, ...] = ()
+    stale: tuple[float, float] | None = None
+    """Losses with the copies of weights that autocast keeps, and with weights cast anew."""
     problems: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -65,6 +65,56 @@ class ScheduleFacts:
 
 
 @record
+class RateFacts:
+    """The learning rates of updates, and what their schedule gives after them.
+
+    ``num_dead``: the last of ``num_used`` updates whose rates were 0, or as good as that beside the
+    ``highest``. ``coming``: the highest rate of the next steps of the schedule, from a copy of it.
+    ``num_schedule_steps``: how often it was stepped, ``num_micro``: micro-batches of an update.
+    ``planned``: of a whole training, before its first step.
+    """
+
+    num_used: int
+    num_dead: int
+    highest: float
+    coming: float
+    num_schedule_steps: int = 0
+    num_micro: int = 1
+    planned: bool = False
+
+
+@record
+class TextFacts:
+    """Ids of the tokens that begin, end and pad a text, and where texts are cut.
+
+    ``most_tokens``: the length that the host or its tokenizer cuts rows at, None where several
+    texts share a row. ``masking``: the option that takes tokens out of the loss.
+    """
+
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+    most_tokens: int | None = None
+    masking: str = ""
+
+
+@record
+class DataFacts:
+    """Rows of the first micro-batches as the model gets them, counted.
+
+    ``num_without_labels``: of ``num_labelled``, those of which no token is trained on.
+    ``num_twice_begun``: those that begin with two tokens of a beginning. ``num_cut``: those that
+    fill all places and hold no token of an end.
+    """
+
+    num_rows: int = 0
+    num_labelled: int = 0
+    num_without_labels: int = 0
+    num_twice_begun: int = 0
+    num_cut: int = 0
+
+
+@record
 class ObjectiveFacts:
     """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term."""
 
@@ -91,3 +141,4 @@ class GradientPath:
     inputs_require_grad: bool | None = None
     num_reached: int | None = None
     unreached: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanstop.detect.early_steps import EarlySteps
+from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
-from nanstop.detect.standstill import ELSEWHERE, Standstill
+from nanstop.detect.rates import Rates
+from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
-from nanstop.records import Evidence, GradientPath, Probe, ResumeFacts, Series, StepId
+from nanstop.records import DataFacts, Evidence, GradientPath, Probe, ResumeFacts, Series, StepId
 from nanstop.session.findings import Findings
 from nanstop.session.run_state import RunState
 from nanstop.session.sampled_ranges import SampledRanges
@@ -42,6 +44,8 @@ class Looks:
         self._gauge = Gauge(run.view, clock)
         self._early = EarlySteps(run.view)
         self._standstill = Standstill()
+        self._rates = Rates()
+        self._rows = FirstRows(run.view)
         self._ranges = SampledRanges(wanted=keeps_ranges)
         self._window: StepId | None = None
         """The last window that was healthy before its update."""
@@ -50,10 +54,14 @@ class Looks:
         self._window = step.id
         self._standstill.note(self._run.series.last("grad_norm"))
         self._arrived(self._early.arrival.arrived(self._run.facts, step))
+        rates = self._rates.note(step)
+        if rates is not None:
+            self._learned(at=self._window, rates=rates)
         share = self._early.arrival.replaced(step.view)
         if share > 0.0:
             self._learned(resume=replace(self._run.facts.resume or ResumeFacts(), replaced=share))
         self._look(lambda: self._early.before_update(step, self._run.facts))
+        self._look(lambda: self._counted(self._rows.note(step)))
 
     def updated(self, step: int) -> None:
         self._arrived(self._early.arrival.unheld())
@@ -77,7 +85,11 @@ class Looks:
             if self._gauge.wide_due(facts):
                 place = self._gauge.wide(step)
             if self._standstill.due(facts):
-                self._run.series.add(ELSEWHERE, step.id.step, self._standstill.take(step))
+                elsewhere = self._standstill.take(step)
+                self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
+                path, zeros = facts.gradient_path, stuck(step) if elsewhere > 0.0 else ()
+                if path is not None and zeros:
+                    self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
             if self._early.due(step.id.step, facts):
                 self._look(lambda: self._early.again(step, facts))
         except Exception as error:  # an instrument must not end a healthy run
@@ -97,17 +109,24 @@ class Looks:
         """Take the gauge off the model, as it is to be before a failure is looked at."""
         self._gauge.drop()
 
-    def finish(self) -> tuple[Series, ...]:
+    def finish(self, *, ended_well: bool = True) -> tuple[Series, ...]:
         """Take the last look and return the ranges that were sampled for other runs to be
         compared with.
         """
         self._look(self.logged)
+        for rates in self._rates.finished() if ended_well else ():
+            self._learned(at=self._window, rates=rates)
+        self._counted(self._rows.finished())
         self._gauge.drop()
         return self._ranges.records()
 
     def _arrived(self, path: GradientPath | None) -> None:
         if path is not None:
             self._learned(at=self._window, gradient_path=path)
+
+    def _counted(self, data: DataFacts | None) -> None:
+        if data is not None:
+            self._learned(at=self._window, data=data)
 
     def _look(self, look: Callable[[], Probe | None]) -> None:
         """Take a look that may fail, and say what it found."""

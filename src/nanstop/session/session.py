@@ -278,7 +278,7 @@ class Session(WatchedRun):
 
     def finish(self, exit_code: int = 0) -> None:
         in_force, self._in_force, self._exit = self._in_force, (), exit_code
-        ranges = self._looks.finish()
+        ranges = self._looks.finish(ended_well=exit_code == 0)
         self.beat(None)
         try:
             self._adopted.close()

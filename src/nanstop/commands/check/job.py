@@ -14,7 +14,7 @@ from typing import Any
 from nanstop.commands.check.result import Preflight
 from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run_child import Target
-from nanstop.records import AccumulationFacts, Probe, RunFacts
+from nanstop.records import Probe, RunFacts, TextFacts
 from nanstop.session.machine import environment
 
 _NO_GRADIENT = "does not require grad"
@@ -50,8 +50,9 @@ def look(
         if trainer is not None:
             from nanstop.hosts.trainer.first_window import first_step
 
-            found, sums = first_step(trainer, partial(_probe_both, trainer), train=train)
-            seen = _with(replace(seen, facts=replace(facts, accumulation=sums)), found)
+            job = partial(_look_at_all, trainer, facts)
+            found, seen_facts = first_step(trainer, job, train=train)
+            seen = _with(replace(seen, facts=seen_facts), found)
         elif step is not None:
             seen = _with(seen, _probe(step))
     except NanstopError as error:
@@ -66,15 +67,28 @@ def look(
 
 
 def _probe(step: Any) -> Probe:
+    from nanstop.detect.early_steps import at_once
     from nanstop.measure.probe import probe
 
-    return probe(step)
+    found = probe(step)
+    try:
+        return replace(found, **at_once(step))
+    except Exception as error:  # the user's own code runs in there
+        said = str(error).partition("\n")[0] or type(error).__name__
+        return replace(found, problems=(*found.problems, f"the objective: {said}"))
 
 
-def _probe_both(trainer: Any, step: Any) -> tuple[Probe, AccumulationFacts]:
+def _look_at_all(trainer: Any, facts: RunFacts, step: Any) -> tuple[Probe, RunFacts]:
+    from nanstop.detect.first_rows import count
     from nanstop.hosts.model.updates import probed_accumulation
 
-    return _probe(step), probed_accumulation(trainer, step)
+    found, sums = _probe(step), probed_accumulation(trainer, step)
+    try:  # its own collator, in the order of the training; what it draws is undone
+        data = count(trainer.get_train_dataloader(), step.view, facts.text or TextFacts())
+    except Exception as error:  # the user's own code runs in there
+        said = f"the first rows: {type(error).__name__}"
+        return replace(found, problems=(*found.problems, said)), replace(facts, accumulation=sums)
+    return found, replace(facts, accumulation=sums, data=data)
 
 
 def _with(seen: Preflight, found: Probe) -> Preflight:

@@ -22,7 +22,7 @@ from nanstop.hosts.model.updates import accumulation_of, resumed_state, veto_of
 from nanstop.numerics.optimizer_state import state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
-from nanstop.records import OptimizerFacts, TokenRows
+from nanstop.records import OptimizerFacts, TextFacts, TokenRows
 from nanstop.replay.step import ModelView, scale_of
 
 _TASKS = (
@@ -81,6 +81,7 @@ def structure(
         "device": view.device_type,
         "quantized": quantized_of(view, model),
         "adapter": adapter_of(view.root),
+        "text": _text(config),
         "head": head_of(view, model, task, pads=pads),
         "odd_weights": tuple(stats for stats in odd if stats not in left),
         "left_weights": left,
@@ -169,6 +170,19 @@ def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
                 )
             )
     return tuple(found)
+
+
+def _text(config: Any) -> TextFacts | None:
+    """Return the tokens that a model's config names, None for a model without a config of texts."""
+    if getattr(config, "vocab_size", None) is None:
+        return None
+    ends = getattr(config, "eos_token_id", None)
+    bos, pad = (getattr(config, name, None) for name in ("bos_token_id", "pad_token_id"))
+    return TextFacts(
+        bos=bos if isinstance(bos, int) else None,
+        eos=tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (int(ends),),
+        pad=pad if isinstance(pad, int) else None,
+    )
 
 
 def _is_table(weight: Tensor) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from nanstop.detect.rates import planned
 from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from, veto_of
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
-from nanstop.records import RunFacts
+from nanstop.records import RateFacts, RunFacts, TextFacts
 from nanstop.records.formats import BY_SHORT_NAME
+
+_MASKING = ("assistant_only_loss", "completion_only_loss")
+"""Options of TRL that leave tokens out of the loss."""
 
 
 def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFacts:
@@ -53,6 +58,8 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
         "precision": precision_of(args),
         "schedule": schedule,
         "objective": objective_of(args),
+        "text": _text(args, processor, known["text"]),
+        "rates": _rates(trainer, schedule.num_steps),
     }
     vocab = _vocab(processor)
     if vocab is not None:
@@ -90,6 +97,37 @@ def _vocab(tokenizer: Any) -> int | None:
         return len(tokenizer)
     except TypeError:
         return None
+
+
+def _rates(trainer: Any, num_steps: int | None) -> RateFacts | None:
+    """Return what a schedule of the user's own will give; those of the options are known."""
+    own = trainer.lr_scheduler is not None and not getattr(trainer, "_created_lr_scheduler", False)
+    if not own or num_steps is None or compat.world_size(trainer) > 1:
+        return None
+    return planned(trainer.lr_scheduler, num_steps)
+
+
+def _text(args: Any, tokenizer: Any, config: TextFacts | None) -> TextFacts | None:
+    """Return the tokens as the tokenizer has them, else the config, and where rows are cut."""
+    known = config or TextFacts()
+    bos, eos, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+    return TextFacts(
+        bos=bos if isinstance(bos, int) else known.bos,
+        eos=tuple({*known.eos, *([eos] if isinstance(eos, int) else [])}),
+        pad=pad if isinstance(pad, int) else known.pad,
+        most_tokens=None if getattr(args, "packing", False) else _most_tokens(args, tokenizer),
+        masking=next((f"{name}=True" for name in _MASKING if getattr(args, name, False)), ""),
+    )
+
+
+def _most_tokens(args: Any, tokenizer: Any) -> int | None:
+    """Return the length that a config of TRL cuts rows at, or that the tokenizer was last told to
+    cut texts at.
+    """
+    cuts = getattr(getattr(tokenizer, "_tokenizer", None), "truncation", None)
+    told = cuts.get("max_length") if isinstance(cuts, Mapping) else None
+    most = getattr(args, "max_length", None) or told
+    return most if isinstance(most, int) else None
 
 
 def _zero_loss(args: Any) -> str | None:

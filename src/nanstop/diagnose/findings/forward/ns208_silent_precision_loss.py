@@ -12,7 +12,10 @@ cosine is any number. When `model.to(torch.bfloat16)` has rounded `inv_freq`, th
 4096 is off by up to half a unit of the last place, 4096 / 512 = 8 radians, even if sine and cosine
 are computed in float32: 5.0 for a base of 10000 and 7.3 for one of 500000, at heads of 128. The
 mean of x^2 less the square of the mean: 10000.5 - 10000 is 0 in float16. A classifier whose config
-names another padding token than the tokenizer pads with pools a padding token.
+names another padding token than the tokenizer pads with pools a padding token. In float32 the same
+difference is lost where the numbers are around 4000: 16000000 has neighbours 1 apart. Autocast
+keeps the bfloat16 copies of weights that it has made until it is left: entered once around a loop
+of 1000 steps, it computes all of them with the first weights.
 
 ## Example
 ```python
@@ -32,6 +35,9 @@ error.max()                         # tensor(5.0100)
    too late for numbers that are rounded already. Cost: none.
 2. Keep the module that loses the digits in float32. Cost: two casts.
 3. Set `model.config.pad_token_id` to the id that the tokenizer pads with. Cost: none.
+4. Take the mean of squared differences from the mean, in place of a difference of means.
+   Cost: one more pass.
+5. Enter autocast around each forward pass, not around the loop. Cost: none.
 
 ## Fix safety
 float32 where digits are lost is safe. A model that was trained with coarse positions or the wrong
@@ -58,6 +64,7 @@ from nanstop.diagnose.evidence.reading import counted, number, op_name, sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     Atom,
+    CancelledRow,
     CoarseRow,
     Confidence,
     Diagnosis,
@@ -85,10 +92,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
     coarse = [row for row in probe.coarse if not _is_angle(row) or row.error >= LEAST_ANGLE]
     coarse.sort(key=_is_angle)  # angles are wrong because of the counts that they come from
     distant = _distant(probe)
-    causes = [*_pooled(probe), *map(_coarse_cause, coarse[:1]), *distant]
+    causes = [*_pooled(probe), *_stale(probe), *map(_coarse_cause, coarse[:1])]
+    causes += [*map(_cancelled_cause, probe.cancelled[:1]), *distant]
     if not causes:
         return None
     places = [row.module for row in probe.drift if distant]
+    stale, cancelled = probe.stale is not None, bool(probe.cancelled)
+    met = [*coarse, *probe.cancelled]
     return Diagnosis(
         code="NS208",
         title="finite, and not what float32 computes",
@@ -97,16 +107,18 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(
             *causes[1:],
             *map(_advice, coarse[:1]),
+            *(("enter autocast anew for each forward, or with cache_enabled=False",) * stale),
+            *(("take the mean of squared differences from the mean",) * cancelled),
             *(map(_drift_line, probe.drift[:1]) if distant else ()),
         ),
         remedies=_islands(places),
-        where=next(filter(None, (*(row.module for row in coarse), *places)), ""),
-        seen=sighting(evidence, "forward", op=next((row.op for row in coarse), None)),
+        where=next(filter(None, (*(row.module for row in met), *places)), ""),
+        seen=sighting(evidence, "forward", op=next((row.op for row in met), None)),
     )
 
 
 def _confidence(probe: Probe, coarse: list[CoarseRow]) -> Confidence:
-    if probe.num_rows_pooled_at_padding:
+    if probe.num_rows_pooled_at_padding or probe.stale or probe.cancelled:
         return "certain"
     return "likely" if coarse or _logit_distance(probe) >= LEAST_DISTANCE else "possible"
 
@@ -114,6 +126,22 @@ def _confidence(probe: Probe, coarse: list[CoarseRow]) -> Confidence:
 def _pooled(probe: Probe) -> tuple[str, ...]:
     rows = probe.num_rows_pooled_at_padding
     return (f"{counted(rows, 'row')} of the batch scored at a padding token",) if rows else ()
+
+
+def _stale(probe: Probe) -> tuple[str, ...]:
+    if probe.stale is None:
+        return ()
+    kept, anew = probe.stale
+    computes = "autocast still computes with weights that it cast before an update"
+    return (f"{computes}: the loss is {kept:.4g}, with the present ones {anew:.4g}",)
+
+
+def _cancelled_cause(row: CancelledRow) -> str:
+    place = f" in `{row.module}`" if row.module else ""
+    return (
+        f"a difference{place} is made of rounding errors: one rounding of what it is taken from "
+        f"changes the loss by {100 * row.change:.2g} %"
+    )
 
 
 def _is_angle(row: CoarseRow) -> bool:

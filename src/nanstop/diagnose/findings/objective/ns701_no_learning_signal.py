@@ -10,7 +10,9 @@ mean. Four rewards of 1.0 have the mean 1.0 and the advantages 0, 0, 0, 0, and w
 gradient of all their tokens is 0 x grad(log p) = 0. A task that is solved with probability p leaves
 p^G + (1 - p)^G of the groups of G without a difference: at p = 0.02 and G = 4 that is 92 %, at G =
 16 still 72 %. A reward function that looks for a format which the model never writes, that compares
-with a wrong column or catches its own exceptions and returns 0.0, leaves 100 %.
+with a wrong column or catches its own exceptions and returns 0.0, leaves 100 %. Negatives that are
+the other rows of a micro-batch are none where it has 1 row: the softmax of one score is 1, its loss
+0, and accumulation over 8 such micro-batches adds up 8 zeros.
 
 ## Example
 ```
@@ -43,7 +45,7 @@ before its first reward: with other weights it has a gradient. That is tried fir
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import counted, number, series_values, standing
+from nanstop.diagnose.evidence.reading import counted, number, series_values, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
 
@@ -57,7 +59,27 @@ OF_ANY = 64
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if in several logs no reward differs, or no gradient came."""
-    return _equal_rewards(evidence) or _no_gradient(evidence)
+    return _nothing_to_compare(evidence) or _equal_rewards(evidence) or _no_gradient(evidence)
+
+
+def _nothing_to_compare(evidence: Evidence) -> Diagnosis | None:
+    """Return that each row's softmax is over one entry, and that every gradient is 0."""
+    probe = evidence.probe
+    rows = [row for row in probe.objective if row.given == "one_class"] if probe else []
+    if probe is None or not rows or not probe.are_all_zero:
+        return None
+    first = rows[0]
+    return Diagnosis(
+        code="NS701",
+        title="each row is compared with itself alone",
+        cause="the softmax of one entry is 1 whatever the weights are: the loss is constant, and "
+        "every gradient exactly 0",
+        confidence="certain",
+        confirmed="the same with other weights",
+        lines=(*((first.line,) if first.line else ()), "more rows in one micro-batch, or classes"),
+        where=first.module or "loss",
+        seen=sighting(evidence, "loss", op=first.op),
+    )
 
 
 def _equal_rewards(evidence: Evidence) -> Diagnosis | None:

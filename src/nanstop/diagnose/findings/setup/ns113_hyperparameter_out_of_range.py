@@ -11,12 +11,13 @@ whatever the loss is: a weight of typical size 0.02 is moved by half of itself i
 by five times itself at 0.1. Large models take less: GPT-3 was trained from scratch at 6e-4 (125M
 parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of that; ten times as much as the
 published rate is out of range. A warm-up of at least as many steps as the training never reaches
-the rate that was set. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the
-optimizer's eps the update is divided by eps in place of its size, and vanishes. A window longer
-than an epoch is cut short at its end. A group of 1 generation has an advantage of r - mean(r) = 0;
-TRL 1.16 refuses it with a ValueError. The gradient of the DPO loss is a multiple of beta: 0 learns
-nothing, a negative one prefers what was rejected; a negative weight of the KL term drives the
-policy away.
+the rate that was set. A schedule made for 24 updates that is stepped for each of 8 micro-batches is
+at its end after 3: the other 21 updates have a rate of 0 and move nothing. Clipped to a norm c, N
+elements have a size of c / sqrt(N); far below the optimizer's eps the update is divided by eps in
+place of its size, and vanishes. A window longer than an epoch is cut short at its end. A group of 1
+generation has an advantage of r - mean(r) = 0; TRL 1.16 refuses it with a ValueError. The gradient
+of the DPO loss is a multiple of beta: 0 learns nothing, a negative one prefers what was rejected; a
+negative weight of the KL term drives the policy away.
 
 ## Example
 ```python
@@ -37,6 +38,8 @@ round(first_step(2e-1), 4)          # -0.18
    clipping at 1.0; a warm-up of 3 to 10 % of the steps; beta 0.1 for DPO, 0 to 0.05 for GRPO; 4 to
    16 generations. Cost: none.
 2. Measure the rate: `nanstop lr-range train.py`. Cost: about a hundred steps, thrown away.
+3. Step the schedule once an update, beside `optimizer.step()`, and make it for as many steps as
+   there are updates. Cost: none.
 
 ## Fix safety
 Changes training, as it is meant to.
@@ -64,17 +67,29 @@ from nanstop.diagnose.evidence.reading import (
     VERY_LONG,
     counted,
     moves_by_the_rate,
+    sighting,
     standing,
     step_moves,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts, StepLength
+from nanstop.records import (
+    Confidence,
+    Diagnosis,
+    Evidence,
+    RateFacts,
+    RunFacts,
+    Sighting,
+    StepLength,
+)
 
 PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
 """Parameters and peak learning rate of GPT-3 (Brown et al., 2020, table 2.1)."""
 
 LONG = 0.5
 """A step of a language model, in sizes of a typical weight."""
+
+DEAD = 1e-9
+"""Share of the highest rate from which downwards an update moves nothing."""
 
 TIMES_PUBLISHED = 10.0
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
@@ -95,7 +110,7 @@ class Oddity:
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return every setting that is out of range, the most certain first."""
     facts = standing(evidence)
-    found = [*_rate(facts), *_warm_up(facts), *_window(facts), *_objective(facts)]
+    found = [*_rate(facts), *_schedule(facts), *_window(facts), *_objective(facts)]
     if not found:
         return None
     first, *others = sorted(found, key=lambda oddity: _RANK[oddity.confidence])
@@ -106,7 +121,16 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=first.confidence,
         lines=tuple(f"also {other.setting}: {other.effect}" for other in others),
         where=facts.host,
+        seen=_seen(evidence, facts),
     )
+
+
+def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
+    """Return the first of the updates that moved nothing."""
+    if facts.rates is None or evidence.at is None or "rates" not in evidence.learned:
+        return None
+    since = evidence.at.step + 1 - max(1, facts.rates.num_dead)
+    return sighting(evidence, "optimizer", since=max(0, since))
 
 
 def _rate(facts: RunFacts) -> Iterator[Oddity]:
@@ -160,6 +184,23 @@ def _largest_rate(facts: RunFacts) -> float | None:
     return TIMES_PUBLISHED * (rates or [PRETRAINING_RATES[0][1]])[-1]
 
 
+def _schedule(facts: RunFacts) -> Iterator[Oddity]:
+    """Yield what the rates come to: those of the whole schedule, as far as they are known."""
+    yield from _warm_up(facts)
+    rates = facts.rates
+    if rates is None:
+        return
+    if rates.num_dead == rates.num_used:
+        yield Oddity("certain", "a learning rate of 0", _never(rates))
+    elif rates.num_dead and rates.coming <= DEAD * rates.highest:
+        effect = f"{_of_all(rates)} have a rate of 0, and so has every later one{_too_often(rates)}"
+        yield Oddity("certain", "a schedule that runs out", effect)
+    elif rates.coming > 2 * rates.highest:
+        share = f"{100 * rates.highest / rates.coming:.2g} %"
+        effect = f"{counted(rates.num_used, 'update')} come to {share} of the rate that it rises to"
+        yield Oddity("likely", "a warm-up longer than the training", effect)
+
+
 def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
     schedule = facts.schedule
     if schedule is None or not schedule.num_steps or not schedule.warmup_steps:
@@ -171,6 +212,28 @@ def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
             "never reached"
         )
         yield Oddity("certain", setting, effect)
+
+
+def _never(rates: RateFacts) -> str:
+    """Return why no update of a training moves anything."""
+    if rates.coming == 0.0:
+        return "its schedule gives 0 for good: no update moves anything"
+    if rates.num_schedule_steps == 0 and not rates.planned:
+        return f"its schedule begins there and was not stepped in {rates.num_used} updates"
+    return f"no one of {counted(rates.num_used, 'update')} moved anything"
+
+
+def _of_all(rates: RateFacts) -> str:
+    return f"{rates.num_dead} of {rates.num_used} updates"
+
+
+def _too_often(rates: RateFacts) -> str:
+    """Return that a schedule was stepped for each micro-batch, where it was."""
+    per_update = round(rates.num_schedule_steps / rates.num_used)
+    if per_update < 2:
+        return ""
+    whole = "as often as there are micro-batches" if per_update == rates.num_micro else "not once"
+    return f"; it was stepped {per_update} times an update, {whole}"
 
 
 def _window(facts: RunFacts) -> Iterator[Oddity]:

@@ -17,7 +17,8 @@ forces under DeepSpeed ZeRO-3 with PEFT. An optimizer that was made before `get_
 an earlier `model` keeps the old tensors: it updates 0 of the parameters that are trained.
 (`model.half()` is harmless there: the Parameter objects stay the same.) A `.detach()`, `.item()` or
 `torch.no_grad()` on the way to the loss ends the graph. LoRA adds B A x alpha / r, and B starts at
-zero: with alpha 0 both gradients are exactly 0 for ever.
+zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well as B (a
+model initialised after its adapters): 0 times something, each.
 
 ## Example
 ```python
@@ -39,6 +40,7 @@ sum(id(p) in held for p in model.parameters() if p.requires_grad)     # 0
 3. Make the optimizer after the model is complete. Cost: none.
 4. See that what is to be trained has `requires_grad`, and that the loss comes from it without a
    detour. Cost: none.
+5. Begin one of two factors with random values. Cost: none.
 
 ## Fix safety
 All of these change training from nothing to something.
@@ -112,7 +114,8 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
         return None
     if _held_elsewhere(facts) is not None:
         return sighting(evidence, "optimizer")
-    return sighting(evidence, "backward") if is_mostly_unreached(path) else None
+    met = is_mostly_unreached(path) or bool(path.stuck)
+    return sighting(evidence, "backward") if met else None
 
 
 def _refused(incident: Incident, known: Reason | None) -> Reason | None:
@@ -165,6 +168,14 @@ def _cut_off(facts: RunFacts) -> Reason | None:
             "no gradient arrives",
             cause,
             "look for detach, item or no_grad before the loss",
+        )
+    if path.stuck:
+        cause = f"{counted(len(path.stuck), 'tensor')} hold only zeros: {listed(path.stuck)}"
+        return (
+            "certain",
+            "every gradient is exactly 0, and will be",
+            f"{cause}; the gradient of each is a multiple of another",
+            "begin one factor of each product with random values: lora_A, zeros for lora_B only",
         )
     if path.num_reached is not None and is_mostly_unreached(path):
         missing = path.num_tensors - path.num_reached

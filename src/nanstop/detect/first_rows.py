@@ -1,0 +1,122 @@
+"""The first rows that a model is given, counted: labels, tokens at their start, where they end.
+
+What is counted is what comes out of the run's own collator. Rows without labels, rows that begin
+twice and rows that all end in mid-sentence are finite, and teach nothing or something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nanstop.records import DataFacts, TextFacts
+from nanstop.replay.batches import IGNORED
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import Batch, ModelView, Step
+
+NUM_ROWS = 64
+"""Rows after which it is told what was counted."""
+MOST_WINDOWS = 16
+"""Windows that are looked at: at a row each, no more are worth the reading."""
+
+
+class FirstRows:
+    """Counts the rows of one run, up to ``NUM_ROWS``."""
+
+    def __init__(self, view: ModelView) -> None:
+        self._view = view
+        self._counted = DataFacts()
+        self._num_windows = 0
+        self._told = False
+
+    def note(self, step: Step) -> DataFacts | None:
+        """Return what was counted, once, when there are rows enough. Synchronises until then."""
+        if self._told:
+            return None
+        text = step.facts.text or TextFacts()
+        for batch in step.batches:
+            if self._counted.num_rows < NUM_ROWS:
+                self._counted = added(self._counted, counted(batch, self._view, text))
+        self._num_windows += 1
+        enough = self._counted.num_rows >= NUM_ROWS or self._num_windows >= MOST_WINDOWS
+        return self.finished() if enough else None
+
+    def finished(self) -> DataFacts | None:
+        """Return what was counted, if it has not been told."""
+        told, self._told = self._told, True
+        return self._counted if self._counted.num_rows and not told else None
+
+
+def count(batches: Iterable[Batch], view: ModelView, text: TextFacts) -> DataFacts:
+    """Return what the first rows of some batches hold. Synchronises the device."""
+    found = DataFacts()
+    for number, batch in enumerate(batches):
+        found = added(found, counted(batch, view, text))
+        if found.num_rows >= NUM_ROWS or number >= NUM_ROWS:
+            break
+    return found
+
+
+def added(first: DataFacts, second: DataFacts) -> DataFacts:
+    """Return the counts of both."""
+    return DataFacts(
+        num_rows=first.num_rows + second.num_rows,
+        num_labelled=first.num_labelled + second.num_labelled,
+        num_without_labels=first.num_without_labels + second.num_without_labels,
+        num_twice_begun=first.num_twice_begun + second.num_twice_begun,
+        num_cut=first.num_cut + second.num_cut,
+    )
+
+
+def counted(batch: Batch, view: ModelView, text: TextFacts) -> DataFacts:
+    """Return what the rows of one micro-batch hold."""
+    labels, ids = _labels(batch), view.token_ids(batch)
+    is_text = ids is not None and ids.dim() == 2 and ids.dtype in (torch.int64, torch.int32)
+    rows = labels if labels is not None else ids if is_text else None
+    if rows is None:
+        return DataFacts()
+    found = DataFacts(num_rows=len(rows))
+    twice, cut = _starts_and_ends(ids, batch, text) if is_text and ids is not None else (0, 0)
+    if labels is not None:
+        # Of sequences the first label is predicted by nothing.
+        trained = (labels[:, 1:] if labels.dim() > 1 else labels[:, None]) != IGNORED
+        without = int((~trained.flatten(1).any(1)).sum())
+        found = DataFacts(num_rows=len(rows), num_labelled=len(rows), num_without_labels=without)
+    return added(found, DataFacts(num_twice_begun=twice, num_cut=cut))
+
+
+def _labels(batch: Batch) -> Tensor | None:
+    """Return the labels: those of that name, else whole numbers with the label that torch's
+    losses ignore.
+    """
+    whole = {n: v for n, v in batch.items() if isinstance(v, Tensor) and v.dtype == torch.int64}
+    named = whole.get("labels")
+    if named is not None:
+        return named if named.dim() else None
+    ignoring = (v for v in whole.values() if v.dim() and bool((v == IGNORED).any()))
+    return next(ignoring, None)
+
+
+def _starts_and_ends(ids: Tensor, batch: Batch, text: TextFacts) -> tuple[int, int]:
+    """Return how many rows begin with the token of a beginning twice, and how many fill all the
+    places that there are and do not end there.
+    """
+    num_rows, length = ids.shape
+    mask = batch.get("attention_mask")
+    masked = isinstance(mask, Tensor) and mask.shape == ids.shape
+    real = mask.bool() if masked and isinstance(mask, Tensor) else torch.ones_like(ids).bool()
+    twice = 0
+    if length > 1 and text.bos is not None and (masked or text.bos not in (text.pad, *text.eos)):
+        first = real.int().argmax(1).clamp(max=length - 2)
+        places = torch.arange(num_rows, device=ids.device)
+        both = (ids[places, first] == text.bos) & (ids[places, first + 1] == text.bos)
+        twice = int((both & real[places, first] & real[places, first + 1]).sum())
+    if length != text.most_tokens:
+        return twice, 0
+    ends = torch.tensor(text.eos, device=ids.device, dtype=ids.dtype)
+    # A row that holds an end somewhere else is made of several texts.
+    return twice, int((real.all(1) & ~torch.isin(ids, ends).any(1)).sum())

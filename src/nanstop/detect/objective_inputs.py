@@ -1,0 +1,201 @@
+"""What an objective reads: logits, log-probabilities, or something that only looks like them.
+
+A cross entropy of probabilities is finite, falls a little and teaches little. That rows sum to 1 is
+seen in the numbers; that they do so whatever the weights are, by an experiment: the micro-batch run
+again, undone, with other weights. How a softmax was spelled, and where, plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from nanstop.detect.standstill import moved
+from nanstop.localize.origin import source_line
+from nanstop.localize.provenance import KEEPS
+from nanstop.localize.slicing import writers
+from nanstop.records import ObjectiveRow
+from nanstop.tracing.op_patches import Look, SecondRun
+from nanstop.tracing.operators import base_name
+from nanstop.tracing.record_step import look_again, record
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import Step
+    from nanstop.tracing.recorder import Op, Trace, Value
+
+Given = Literal["probabilities", "between_0_and_1", "scores", "one_class"]
+
+MOST_ROWS = 64
+"""Rows of an operand that are read: all of them are to be alike."""
+TOLERANCE = 1e-2
+"""Of a sum of probabilities: those of bfloat16 sum to 1 within it."""
+FAR = 10.0
+"""Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
+_NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
+_LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+_ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
+_BINARY = "binary_cross_entropy_with_logits"
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "linear"})
+_PASSES = KEEPS | {"add", "sub", "mul", "div"}
+
+
+def objective_rows(step: Step, micro: int = 0, *looks: Look) -> tuple[ObjectiveRow, ...]:
+    """Return what the objective of a micro-batch reads that is not what it expects.
+
+    ``looks``: others that see the same run. Undone bitwise; raises what the step raises. Costs one
+    run and, where something is odd, three. Synchronises the device at operations that end an
+    objective.
+    """
+    first = _Operands()
+    _, error = look_again(step, micro, first, *looks)
+    if error is not None:
+        raise error
+    if not first.odd:
+        return ()
+    again = _with_other_weights(step, micro)
+    lasting: dict[int, Given] = {
+        index: given for index, given in first.odd.items() if again.get(index) == given
+    }
+    if not lasting:
+        return ()
+    trace = record(step, micro).whole_trace()
+    rows = [_row(trace, trace.ops[index], given) for index, given in lasting.items()]
+    return tuple(dict.fromkeys(row for row in rows if row is not None))
+
+
+def _with_other_weights(step: Step, micro: int) -> Mapping[int, Given]:
+    trained = [p for p in step.view.root.parameters() if p.requires_grad]
+    look = _Operands()
+    # The script's own code may refuse what such weights compute: then nothing is established.
+    with suppress(Exception), step.isolated(), moved(trained, FAR), SecondRun(look):
+        step.run(micro)
+    return look.odd
+
+
+class _Operands:
+    """Called with each op; keeps of those that end an objective what was odd about their operand,
+    by index.
+    """
+
+    def __init__(self) -> None:
+        self.odd: dict[int, Given] = {}
+
+    def __call__(
+        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        base = base_name(str(func))
+        read = _reader(base)
+        if read is not None and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            with torch.no_grad():
+                found = read(args)
+            if found is not None:
+                self.odd[index] = found
+        return None
+
+
+def _reader(base: str) -> Callable[[Any], Given | None] | None:
+    """Return what reads the operand of an op, None for ops that end no objective."""
+    if base in _NORMALISE:
+        return lambda args: _normalised(args[0], _dim(args[1]))
+    if base in _LIKELIHOODS:
+        return lambda args: _likelihood(args[0], 1 if args[0].dim() > 1 else 0)
+    if base in _ALIGNMENTS:
+        return lambda args: _likelihood(args[0], -1)
+    return (lambda args: _between(args[0])) if base == _BINARY else None
+
+
+def _dim(given: Any) -> int | None:
+    dims = list(given) if isinstance(given, (list, tuple)) else [given]
+    return int(dims[0]) if len(dims) == 1 else None
+
+
+def _rows(values: Tensor, dim: int) -> Tensor:
+    """Return some rows of an operand, its classes last, in float32."""
+    rows = values.detach().movedim(dim, -1).reshape(-1, values.shape[dim])
+    each = max(1, len(rows) // MOST_ROWS)
+    return rows[::each][:MOST_ROWS].float()
+
+
+def _normalised(values: Tensor, dim: int | None) -> Given | None:
+    """Return what is odd about logits."""
+    if dim is None or values.dim() == 0 or not values.numel() or not values.requires_grad:
+        return None
+    if values.shape[dim] == 1:
+        return "one_class" if values.dim() > 1 else None
+    return "probabilities" if _are_probabilities(_rows(values, dim)) else None
+
+
+def _likelihood(values: Tensor, dim: int) -> Given | None:
+    """Return what is odd about log-probabilities. Their log-sum is 0, and none is above 0."""
+    if not values.numel() or values.shape[dim] < 2 or not values.requires_grad:
+        return None
+    rows = _rows(values, dim)
+    if _are_probabilities(rows):
+        return "probabilities"
+    return "scores" if bool((rows.amax(-1) > TOLERANCE).any()) else None
+
+
+def _between(values: Tensor) -> Given | None:
+    if not values.numel() or not values.requires_grad:
+        return None
+    read = values.detach().flatten()[: MOST_ROWS * MOST_ROWS]
+    inside = bool(((read >= 0.0) & (read <= 1.0)).all())
+    return "between_0_and_1" if inside and bool((read > 0.0).any()) else None
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    sums = (rows.sum(-1) - 1.0).abs()
+    return bool((rows >= 0.0).all()) and bool((sums <= TOLERANCE).all())
+
+
+def _row(trace: Trace, op: Op, given: Given) -> ObjectiveRow | None:
+    """Return an odd operand as a record; None where scores may be meant as they are."""
+    value = op.inputs[0] if op.inputs else None
+    if value is None or op.phase not in ("forward", "loss"):
+        return None
+    maker = _maker(trace, value)
+    # What a logarithm went into (a weighted log-probability, a density) may be above 0.
+    if given == "scores" and (maker is None or _base(maker) not in _PRODUCTS):
+        return None
+    place = op if maker is None or given in ("one_class", "scores") else maker
+    source = source_line(place.line)
+    line = f"{Path(source.file).name}:{source.line}: {source.text}" if source is not None else ""
+    classes = 1 if _base(op) in _LIKELIHOODS and len(value.shape) > 1 else -1
+    return ObjectiveRow(
+        op=op.name, module=place.module, given=given, width=value.shape[classes], line=line
+    )
+
+
+def _maker(trace: Trace, value: Value) -> Op | None:
+    """Return the op that made a value, those left out that only hand on, shift or weigh it."""
+    seen: set[int] = set()
+    while True:
+        newest = next(iter(writers(trace, value)), None)
+        if newest is None or newest in seen:
+            return None
+        op = trace.ops[newest]
+        seen.add(op.index)
+        base = _base(op)
+        if base not in _PASSES or not op.inputs or _divides_by_its_sum(op):
+            return op
+        value = max(op.inputs, key=lambda one: _size(one.shape))
+
+
+def _divides_by_its_sum(op: Op) -> bool:
+    return _base(op) == "div" and len(op.inputs) == 2 and op.inputs[1].shape[-1:] == (1,)
+
+
+def _base(op: Op) -> str:
+    return base_name(op.name).removesuffix("_")
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,114 @@
+"""The first rows of the data, as the model gets them, cannot teach what they are meant to.
+
+## What happened
+Of the first rows, counted as they come out of the run's own collator, none holds a label (or half
+of them hold none), or all begin with the token of a beginning twice, or all are cut before their
+end. The loss may be 0, or fall as it should: what the model learns is not what the texts say.
+
+## Why it happens
+Labels are lost one row at a time: a chat template without `{% generation %}` marks no token of an
+answer, so that `assistant_only_loss` leaves 0 labels of 100 %; a prompt of 2100 tokens at a length
+of 2048 leaves 0 of its answer. Where a loss divides by max(1, number of labels), that is 0 / 1 = 0,
+with a gradient of 0, in step after step. A template that writes `<s>` and a tokenizer that adds it
+make `<s><s>`: two of 2 first tokens, in training only or in use only, which the model was never
+shown before. Rows that are all as long as the limit, 64 of 64, with no token of an end anywhere,
+have all been cut: none of them teaches the model to stop, and answers that stood at the end are
+gone.
+
+## Example
+```python
+import torch
+from torch.nn.functional import cross_entropy
+
+logits = torch.randn(64, 5, requires_grad=True)
+labels = torch.full((64,), -100)
+total = cross_entropy(logits, labels, reduction="sum")
+total / (labels != -100).sum().clamp(min=1)         # tensor(0., grad_fn=<DivBackward0>)
+```
+
+## Fix
+1. Decode a row, and see which labels are not -100: `tokenizer.decode(labels[labels != -100])`.
+   Cost: a minute.
+2. A template with `{% generation %}` around each answer, or `completion_only_loss` with prompts and
+   completions. Cost: none.
+3. Tokenize what a template made with `add_special_tokens=False`. Cost: none.
+4. Raise `max_length`, or cut prompts instead of answers. Cost: memory.
+
+## Fix safety
+All of them change training, to what the texts say.
+
+## Not to be confused with
+NS503: a micro-batch without labels whose loss is NaN. NS701: rewards that never differ. Packed rows
+are as long as the limit by design, and hold ends inside; they are not counted as cut.
+
+## References
+- https://github.com/huggingface/trl/issues/6668
+- https://github.com/marin-community/marin/issues/7237
+- https://github.com/OpenRLHF/OpenRLHF/issues/393
+- https://github.com/deepseek-ai/DeepSeek-R1/issues/151
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nanstop.diagnose.evidence.reading import sighting, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Confidence, DataFacts, Diagnosis, Evidence, TextFacts
+
+LEAST_ROWS = 8
+"""Rows from which what they share is no accident."""
+MOST = 0.9
+"""Share of rows that begin twice: what a template does, it does to all."""
+
+Reason = tuple[Confidence, str, str]
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return what the first rows lack, the worst of it first."""
+    facts = standing(evidence)
+    if facts.data is None or facts.data.num_rows < LEAST_ROWS:
+        return None
+    found = [*_unlabelled(facts.data, facts.text), *_twice(facts.data), *_cut(facts.data)]
+    if not found:
+        return None
+    (confidence, cause, advice), *others = found
+    return Diagnosis(
+        code="NS505",
+        title="the data cannot teach",
+        cause=cause,
+        confidence=confidence,
+        lines=(*(f"also {one[1]}" for one in others), advice),
+        where=facts.host,
+        seen=sighting(evidence, "forward") if "data" in evidence.learned else None,
+    )
+
+
+def _unlabelled(data: DataFacts, text: TextFacts | None) -> Iterator[Reason]:
+    without = data.num_without_labels
+    if not without or 2 * without < data.num_labelled:
+        return
+    none = without == data.num_labelled
+    option = f" under {text.masking}" if text is not None and text.masking else ""
+    cause = f"{without} of the first {data.num_labelled} rows hold no label{option}"
+    advice = "decode a row: is the answer marked by the template, and inside max_length?"
+    yield "certain" if none else "likely", cause, advice
+
+
+def _twice(data: DataFacts) -> Iterator[Reason]:
+    if data.num_twice_begun >= MOST * data.num_rows:
+        cause = (
+            f"{data.num_twice_begun} of the first {data.num_rows} rows begin with two BOS tokens"
+        )
+        yield "likely", cause, "tokenize what a template made with add_special_tokens=False"
+
+
+def _cut(data: DataFacts) -> Iterator[Reason]:
+    if data.num_cut == data.num_rows:
+        cause = (
+            f"all of the first {data.num_rows} rows are cut at the longest length, without an end"
+        )
+        yield "likely", cause, "raise max_length, or cut prompts instead of answers"
+
+
+RULE = Rule("NS505", "data-that-cannot-teach", "the data cannot teach", check, ("static",))

@@ -1,0 +1,119 @@
+"""The objective reads probabilities or scores where it expects logits or log-probabilities.
+
+## What happened
+A cross entropy was given the output of a softmax, a binary cross entropy with logits that of a
+sigmoid, or a negative log-likelihood something that is no logarithm. All of it is finite, the loss
+falls a little, and stays far above what the model could reach, or falls without end.
+
+## Why it happens
+`cross_entropy` takes a softmax itself. Of C probabilities it sees the best case as one 1 and C - 1
+zeros, and makes e / (e + C - 1) of it: for 10 classes a probability of 0.23 and a loss of 1.46 that
+no training goes below, for a vocabulary of 32000 a loss of 9.37 where guessing has 10.37. The
+gradient passes through two softmaxes, of which the first is saturated. A sigmoid before
+`binary_cross_entropy_with_logits` leaves probabilities between sigmoid(0) = 0.5 and sigmoid(1) =
+0.73: no negative can be called one. `nll_loss` takes no logarithm: of probabilities it is -p,
+between -1 and 0, and of plain scores it has no lower bound, since a score may grow for ever.
+`log_softmax` before `cross_entropy` is harmless: log-probabilities are their own log-softmax.
+
+## Example
+```python
+import torch
+from torch.nn.functional import cross_entropy, softmax
+
+logits = torch.tensor([[9.0, 0.0, 0.0]])                # sure, and right
+right = torch.tensor([0])
+cross_entropy(logits, right)                            # tensor(0.0002)
+cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
+```
+
+## Fix
+1. Give the objective what the layer before the softmax (or sigmoid) makes, and take the softmax for
+   predictions only. Cost: none.
+2. Where probabilities are all there is: `nll_loss(p.clamp(min=1e-12).log(), labels)`, and
+   `binary_cross_entropy(p, labels)`. Cost: less exact for small probabilities.
+3. Scores before `nll_loss`: `log_softmax` them, or use `cross_entropy`. Cost: none.
+
+## Fix safety
+All of them change training, to what the objective is meant to be. The loss is on another scale
+afterwards: compare accuracies, not losses.
+
+## Not to be confused with
+NS207: the logarithm of a probability that has underflowed, which is not finite. A softmax of a
+teacher is a target, not an input, and right there. NS701: one class alone, whose softmax is 1
+whatever the model says.
+
+## References
+- https://github.com/Lightning-Universe/lightning-bolts/issues/654
+- https://github.com/ariecattan/SciCo/issues/2
+- https://github.com/gitabcworld/MatchingNetworks/issues/5
+- https://github.com/bkitano/llama-from-scratch/issues/5
+"""
+
+from __future__ import annotations
+
+import math
+
+from nanstop.diagnose.evidence.reading import op_name, sighting
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence, ObjectiveRow
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if an objective read what it should not, also with other weights."""
+    rows = evidence.probe.objective if evidence.probe is not None else ()
+    odd = [row for row in rows if row.given != "one_class"]
+    if not odd:
+        return None
+    first, *others = odd
+    return Diagnosis(
+        code="NS118",
+        title=f"`{op_name(first.op)}` is fed with {_given(first)}",
+        cause=_cause(first),
+        confidence="likely" if first.given == "scores" else "certain",
+        confirmed="" if first.given == "scores" else "the same with other weights",
+        lines=(
+            *((f"made at {first.line}",) if first.line else ()),
+            *(f"also `{op_name(row.op)}`: {_given(row)}, {row.line}" for row in others),
+            _advice(first),
+        ),
+        where=first.module,
+        seen=sighting(evidence, "loss", op=first.op),
+    )
+
+
+def _given(row: ObjectiveRow) -> str:
+    return "scores" if row.given == "scores" else "probabilities"
+
+
+def _is_likelihood(row: ObjectiveRow) -> bool:
+    name = op_name(row.op)
+    return "nll" in name or "ctc" in name
+
+
+def _cause(row: ObjectiveRow) -> str:
+    if row.given == "between_0_and_1":
+        return "every value is between 0 and 1: its sigmoid is between 0.5 and 0.73"
+    if row.given == "scores":
+        return "no logarithm of a probability: some are above 0, and the loss has no lower bound"
+    if _is_likelihood(row):
+        return f"rows of {row.width} sum to 1: they are no logarithms"
+    least = math.log1p((row.width - 1) / math.e)
+    return f"rows of {row.width} sum to 1: the loss cannot fall below {least:.3g}"
+
+
+def _advice(row: ObjectiveRow) -> str:
+    if row.given == "scores":
+        return "take their log_softmax first, or use cross_entropy"
+    if _is_likelihood(row):
+        return "take the logarithm: log_softmax in place of the softmax"
+    kind = "sigmoid" if row.given == "between_0_and_1" else "softmax"
+    return f"leave out the {kind}: the objective takes one itself"
+
+
+RULE = Rule(
+    "NS118",
+    "objective-fed-with-the-wrong-thing",
+    "the objective is fed with the wrong thing",
+    check,
+    ("gauge",),
+)

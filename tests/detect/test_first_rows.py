@@ -1,0 +1,108 @@
+"""Rows without labels, begun twice or cut are counted as the collator gives them; packed rows, rows
+that are padded on the left and prompts that are masked are not told.
+"""
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+import nanstop
+from nanstop.commands.check.check import preflight
+from nanstop.commands.check.job import look
+from nanstop.hosts.trainer.facts import facts_of
+from nanstop.hosts.trainer.view import HfView
+
+torch.set_num_threads(1)
+
+BOS, EOS, PAD = 1, 2, 0
+
+
+def model():
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, bos_token_id=BOS, eos_token_id=EOS,
+        pad_token_id=PAD,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config)
+
+
+def rows(num=16, length=12, *, begin=(BOS,), end=(EOS,), labels="all", left=0):
+    draw = torch.Generator().manual_seed(0)
+    made = []
+    for _ in range(num):
+        inner = length - len(begin) - len(end) - left
+        text = torch.randint(3, 64, (inner,), generator=draw)
+        ids = torch.tensor([*[PAD] * left, *begin, *text.tolist(), *end])
+        target = ids.clone()
+        target[: {"all": 0, "answer": length // 2, "none": length}[labels]] = -100
+        mask = (torch.arange(length) >= left).long()
+        made.append({"input_ids": ids, "labels": target, "attention_mask": mask})
+    return made
+
+
+def trainer(data, folder, **options):
+    args = TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=4, use_cpu=True, report_to="none",
+        save_strategy="no", **options,
+    )  # fmt: skip
+    return Trainer(model=model(), args=args, train_dataset=data)
+
+
+def checked(data, folder):
+    made = trainer(data, folder)
+    seen = look(facts_of(HfView(made), made), trainer=made)
+    return {one.code: one for one in preflight(seen).findings}
+
+
+def watched(data, folder):
+    made = model()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
+
+    def loss_fn(batch):
+        logits = made(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        kept = batch["labels"][:, 1:]
+        total = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), kept.flatten(), reduction="sum"
+        )
+        return total / (kept != -100).sum().clamp(min=1)
+
+    with nanstop.watch(made, optimizer, out=folder) as watch:
+        for start in range(0, len(data), 4):
+            part = data[start : start + 4]
+            watch.step(
+                loss_fn, {name: torch.stack([row[name] for row in part]) for name in part[0]}
+            )
+            watch.update(clip=None)
+    return {one.code: one for one in watch.findings}
+
+
+BAD = [
+    ({"labels": "none"}, "16 of the first 16 rows hold no label"),
+    ({"begin": (BOS, BOS)}, "16 of the first 16 rows begin with two BOS tokens"),
+    ({"begin": (BOS, BOS), "left": 3}, "16 of the first 16 rows begin with two BOS tokens"),
+]
+GOOD = [{}, {"labels": "answer"}, {"left": 3}, {"end": ()}, {"begin": (5, 5)}]
+
+
+@pytest.mark.parametrize(("shape", "cause"), BAD)
+def test_what_cannot_teach_is_counted_before_a_run(shape, cause, tmp_path):
+    assert checked(rows(**shape), tmp_path)["NS505"].cause == cause
+
+
+@pytest.mark.parametrize(("shape", "cause"), BAD)
+def test_what_cannot_teach_is_counted_in_a_run(shape, cause, tmp_path):
+    assert watched(rows(**shape), tmp_path)["NS505"].cause == cause
+
+
+@pytest.mark.parametrize("shape", GOOD)
+def test_what_teaches_is_left_in_peace(shape, tmp_path):
+    assert "NS505" not in checked(rows(**shape), tmp_path / "check")
+    assert "NS505" not in watched(rows(**shape), tmp_path / "watch")
+
+
+def test_rows_of_a_model_that_pads_with_its_beginning_do_not_begin_twice(tmp_path):
+    data = [{"input_ids": row["input_ids"].clamp(min=1), **row} for row in rows(left=4)]
+    for row in data:
+        row["input_ids"] = torch.where(row["input_ids"] == PAD, BOS, row["input_ids"])
+    assert "NS505" not in checked(data, tmp_path)

@@ -1,0 +1,149 @@
+"""Objectives that are fed with probabilities or scores are told whichever way those were spelled;
+those that take what they are given as it is meant are not.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nanstop
+
+torch.set_num_threads(1)
+
+
+class Normalised(nn.Module):
+    """A softmax that does not look like one."""
+
+    def forward(self, x):
+        weights = (x - x.amax(-1, keepdim=True)).exp()
+        return weights * weights.sum(-1, keepdim=True).reciprocal()
+
+
+def net(*last):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4), *last)
+
+
+def chosen(batch):
+    return F.one_hot(batch["y"], 4).float()
+
+
+def by_hand(logits, y):
+    return (logits.logsumexp(-1) - logits.gather(1, y[:, None])[:, 0]).mean()
+
+
+def cross_entropy(m, b):
+    return F.cross_entropy(m(b["x"]), b["y"])
+
+
+def with_logits(m, b):
+    return F.binary_cross_entropy_with_logits(m(b["x"]), chosen(b))
+
+
+def likelihood(m, b):
+    return F.nll_loss(m(b["x"]), b["y"])
+
+
+def focal(m, b):
+    logs = m(b["x"]).log_softmax(-1)
+    return F.nll_loss((1.0 - logs.exp()) ** 2 * logs, b["y"])
+
+
+def aligned(m, b):
+    steps = m(b["x"]).unsqueeze(1).log_softmax(-1)
+    return F.ctc_loss(steps, torch.tensor([[1, 2]]), torch.tensor([8]), torch.tensor([2]))
+
+
+def distilled(m, b):
+    target = F.softmax(b["x"][:, :4], -1)
+    return F.kl_div(F.log_softmax(m(b["x"]) / 2.0, -1), target, reduction="batchmean")
+
+
+def soft_labels(m, b):
+    return F.cross_entropy(m(b["x"]), F.softmax(b["x"][:, :4], -1))
+
+
+def found(folder, model, loss_fn, steps=2):
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(8, 6), "y": torch.randint(0, 4, (8,))}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with nanstop.watch(model, optimizer, out=folder) as watch:
+        for _ in range(steps):
+            watch.step(lambda b: loss_fn(model, b), batch)
+            watch.update()
+    assert not watch.incidents
+    return {finding.code: finding for finding in watch.findings}
+
+
+FED = [
+    ("module", net(nn.Softmax(-1)), cross_entropy),
+    ("function", net(), lambda m, b: F.cross_entropy(F.softmax(m(b["x"]), -1), b["y"])),
+    ("by hand", net(Normalised()), cross_entropy),
+    ("its cross entropy by hand", net(nn.Softmax(-1)), lambda m, b: by_hand(m(b["x"]), b["y"])),
+    ("sigmoid", net(nn.Sigmoid()), with_logits),
+    ("sigmoid by hand", net(), lambda m, b: F.binary_cross_entropy_with_logits(
+        1.0 / (1.0 + torch.exp(-m(b["x"]))), chosen(b))),
+    ("softmax for binary", net(nn.Softmax(-1)), with_logits),
+    ("probabilities", net(nn.Softmax(-1)), likelihood),
+    ("scores", net(), likelihood),
+]  # fmt: skip
+
+MEANT = [
+    ("logits", net(), cross_entropy),
+    ("log-probabilities", net(nn.LogSoftmax(-1)), cross_entropy),
+    ("likelihood", net(nn.LogSoftmax(-1)), likelihood),
+    ("focal", net(), focal),
+    ("aligned", net(), aligned),
+    ("distilled", net(), distilled),
+    ("soft labels", net(), soft_labels),
+    ("binary", net(), with_logits),
+    ("positive scores", net(nn.ReLU()), with_logits),
+    ("logarithm", net(nn.Softmax(-1)), lambda m, b: F.nll_loss((m(b["x"]) + 1e-8).log(), b["y"])),
+    ("probabilities as such", net(nn.Sigmoid()),
+     lambda m, b: F.binary_cross_entropy(m(b["x"]), chosen(b))),
+    ("sharpened", net(), lambda m, b: F.cross_entropy(
+        F.normalize(m(b["x"]), dim=-1) * 16.0, b["y"])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "loss_fn"), [row[1:] for row in FED], ids=[r[0] for r in FED])
+def test_probabilities_and_scores_are_told(model, loss_fn, tmp_path):
+    finding = found(tmp_path, model, loss_fn)["NS118"]
+    assert finding.seen is not None
+    assert "test_objective_inputs.py" in " ".join(finding.lines)
+
+
+@pytest.mark.parametrize(("model", "loss_fn"), [r[1:] for r in MEANT], ids=[r[0] for r in MEANT])
+def test_what_is_meant_is_left_in_peace(model, loss_fn, tmp_path):
+    assert not {"NS118", "NS701"} & set(found(tmp_path, model, loss_fn))
+
+
+def test_a_prior_that_a_fresh_head_answers_with_is_no_probability(tmp_path):
+    """The last layer begins with weights of 0 and the classes' shares as its bias."""
+    model = net()
+    nn.init.zeros_(model[2].weight)
+    model[2].bias.data.copy_(torch.tensor([0.4, 0.3, 0.2, 0.1]))
+    assert "NS118" not in found(tmp_path, model, cross_entropy)
+
+
+def test_the_look_changes_nothing(tmp_path):
+    """Twelve draws of dropout later the weights are those of a run without nanstop."""
+    ends = []
+    for watched in (False, True):
+        model = net(nn.Dropout(0.5), nn.Softmax(-1))
+        torch.manual_seed(1)
+        batch = {"x": torch.randn(8, 6), "y": torch.randint(0, 4, (8,))}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        if watched:
+            with nanstop.watch(model, optimizer, out=tmp_path) as watch:
+                for _ in range(3):
+                    watch.step(lambda b, m=model: cross_entropy(m, b), batch)
+                    watch.update(clip=None)
+        else:
+            for _ in range(3):
+                optimizer.zero_grad()
+                cross_entropy(model, batch).backward()
+                optimizer.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *ends))

@@ -1,0 +1,113 @@
+"""Schedules that run out, stay at 0 or end before their peak are told by the rates that were used
+and those that a copy gives; those that pause, restart or end with the training are not.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import nanstop
+from nanstop.detect.rates import asked
+
+torch.set_num_threads(1)
+
+
+def linear(optimizer, total, warmup=0):
+    def share(step):
+        if step < warmup:
+            return step / warmup
+        return max(0.0, (total - step) / (total - warmup))
+
+    return lr_scheduler.LambdaLR(optimizer, share)
+
+
+def found(folder, make, *, updates=24, micros=1, each_micro=False, stepped=True):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = make(optimizer)
+    with nanstop.watch(model, optimizer, out=folder) as watch:
+        for _ in range(updates):
+            for _ in range(micros):
+                watch.step(lambda b: model(b["x"]).square().mean(), {"x": torch.randn(3, 4)})
+                if each_micro:
+                    schedule.step()
+            watch.update(clip=None)
+            if stepped and not each_micro:
+                schedule.step()
+    assert not watch.incidents
+    return {finding.code: finding for finding in watch.findings}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_a_schedule_that_is_stepped_for_each_micro_batch_runs_out(tmp_path):
+    findings = found(tmp_path, lambda o: linear(o, 24, 2), micros=8, each_micro=True)
+    finding = findings["NS113"]
+    assert finding.title == "out of range: a schedule that runs out"
+    assert "stepped 8 times an update, as often as there are micro-batches" in finding.cause
+    assert finding.seen.step == 2
+
+
+def test_a_schedule_of_0_for_good_is_told_at_once(tmp_path):
+    finding = found(tmp_path, lambda o: lr_scheduler.LambdaLR(o, lambda step: step // 1000 * 0.0))
+    assert finding["NS113"].cause == "its schedule gives 0 for good: no update moves anything"
+    assert finding["NS113"].seen.step == 0
+
+
+def test_a_warm_up_that_is_never_stepped_is_told_at_the_end(tmp_path):
+    finding = found(tmp_path, lambda o: linear(o, 24, 4), stepped=False)["NS113"]
+    assert "was not stepped" in finding.cause
+
+
+def test_a_warm_up_longer_than_the_run_is_told_at_the_end(tmp_path):
+    finding = found(tmp_path, lambda o: linear(o, 4000, 400), updates=40)["NS113"]
+    assert finding.title == "out of range: a warm-up longer than the training"
+
+
+HEALTHY = {
+    "linear": lambda o: linear(o, 24, 2),
+    "two steps too many": lambda o: linear(o, 22, 2),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 8),
+    "there and back": lambda o: lr_scheduler.CosineAnnealingLR(o, 6),
+    "cycles": lambda o: lr_scheduler.CyclicLR(o, 0.0, 1e-2, step_size_up=4, cycle_momentum=False),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=25),
+    "three zeros, then on": lambda o: lr_scheduler.LambdaLR(o, lambda s: 0.0 if s < 4 else 1.0),
+    "one after the other": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 1e-3, 1.0, 4), lr_scheduler.CosineAnnealingLR(o, 20)], [4]
+    ),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_schedule_is_left_in_peace(name, tmp_path):
+    assert "NS113" not in found(tmp_path, HEALTHY[name])
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_a_copy_gives_is_what_the_schedule_then_gives(name):
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))], lr=1e-2)
+    schedule = HEALTHY[name](optimizer)
+    schedule_state = schedule.state_dict()
+    foretold = asked(schedule, 20)
+    assert schedule.state_dict() == schedule_state
+    given = []
+    for _ in range(20):
+        given.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert foretold == given
+
+
+def test_a_rate_that_is_set_by_hand_has_nobody_to_be_asked(tmp_path):
+    class Frozen:
+        """A critic trains alone for a while."""
+
+        def __init__(self, optimizer):
+            optimizer.param_groups[0]["lr"] = 0.0
+
+        def step(self):
+            """Do nothing."""
+
+    assert "NS113" not in found(tmp_path, Frozen)

@@ -1,0 +1,147 @@
+"""What the first steps show of a loss that no weight can change, of factors that are both zero, of
+differences that are rounding alone, and of weights that autocast keeps; and of what looks like it.
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nanstop
+
+torch.set_num_threads(1)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with two factors beside it."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Linear(8, 8).requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        for layer, scale in ((self.down, first), (self.up, second)):
+            layer.weight.data.mul_(scale)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+class Normalised(nn.Module):
+    """A norm whose variance is a difference of large numbers, or a mean of small ones."""
+
+    def __init__(self, *, cancels):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.cancels = nn.Linear(24, 4), cancels
+
+    def forward(self, x):
+        mean = x.mean(-1, keepdim=True)
+        apart = x.pow(2).mean(-1, keepdim=True) - mean.pow(2)
+        true = (x - mean).pow(2).mean(-1, keepdim=True)
+        return self.head(
+            (x - mean) * torch.rsqrt((apart if self.cancels else true).clamp(0) + 1e-5)
+        )
+
+
+def watched(folder, model, loss_fn, *, steps=6, lr=1e-2):
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(8, 8), "y": torch.randint(0, 4, (8,))}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=lr)
+    with nanstop.watch(model, optimizer, out=folder) as watch:
+        for _ in range(steps):
+            watch.step(lambda b: loss_fn(model, b), batch)
+            watch.update(clip=None)
+    assert not watch.incidents
+    return {finding.code: finding for finding in watch.findings}
+
+
+def classified(model, batch):
+    return F.cross_entropy(model(batch["x"])[:, :4], batch["y"])
+
+
+def large(model, batch):
+    x = batch["x"].repeat(1, 3) + 4000.0
+    return F.cross_entropy(model(x), batch["y"])
+
+
+def contrast(size):
+    def loss_fn(model, batch):
+        rows = model(batch["x"][:size])
+        return F.cross_entropy(rows @ rows.T, torch.arange(size))
+
+    return loss_fn
+
+
+def test_two_factors_of_zeros_never_move(tmp_path):
+    finding = watched(tmp_path, Adapted(0.0, 0.0), classified)["NS114"]
+    assert finding.title == "every gradient is exactly 0, and will be"
+    assert "`down.weight`, `up.weight`" in finding.cause
+    assert finding.seen.step == 3
+
+
+@pytest.mark.parametrize(("first", "second"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_one_factor_of_zeros_is_how_adapters_begin(first, second, tmp_path):
+    assert not watched(tmp_path, Adapted(first, second), classified)
+
+
+def test_a_value_network_of_zeros_before_its_first_reward_is_at_its_least(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    assert not watched(tmp_path, model, lambda m, b: m(b["x"]).square().mean(), steps=20)
+
+
+def test_a_contrast_within_one_row_is_constant(tmp_path):
+    finding = watched(tmp_path / "one", nn.Linear(8, 8), contrast(1))["NS701"]
+    assert finding.title == "each row is compared with itself alone"
+    assert not watched(tmp_path / "eight", nn.Linear(8, 8), contrast(8))
+
+
+def test_a_variance_of_roundings_is_told(tmp_path):
+    finding = watched(tmp_path / "one", Normalised(cancels=True), large)["NS208"]
+    assert "made of rounding errors" in finding.cause
+    assert not watched(tmp_path / "two", Normalised(cancels=False), large)
+
+
+def straight_through(model, batch):
+    kept = model(batch["x"])
+    return F.cross_entropy((kept + (kept.round() - kept).detach())[:, :4], batch["y"])
+
+
+def policy(model, batch):
+    logp = model(batch["x"]).log_softmax(-1)[:, 0]
+    with torch.no_grad():
+        old = model(batch["x"].clone()).log_softmax(-1)[:, 0] * (1.0 + 1e-7)
+    return -((logp - old).exp() * (batch["y"].float() + 1.0)).mean()
+
+
+@pytest.mark.parametrize("loss_fn", [straight_through, policy])
+def test_differences_that_are_meant_to_vanish_do_no_harm(loss_fn, tmp_path):
+    assert "NS208" not in watched(tmp_path, nn.Linear(8, 8), loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("around", "cache", "told"),
+    [("loop", True, True), ("loop", False, False), ("step", True, False)],
+)
+def test_weights_that_autocast_keeps_over_an_update_are_told(around, cache, told, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batch = {"x": torch.randn(8, 8), "y": torch.randint(0, 4, (8,))}
+
+    def cast(where):
+        on = torch.autocast("cpu", torch.bfloat16, cache_enabled=cache)
+        return on if where == around else nullcontext()
+
+    with nanstop.watch(model, optimizer, out=tmp_path) as watch, cast("loop"):
+        for _ in range(4):
+            with cast("step"):
+                watch.step(lambda b: classified(model, b), batch)
+                watch.update(clip=None)
+    codes = {finding.code for finding in watch.findings}
+    assert ("NS208" in codes) == told

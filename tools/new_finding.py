@@ -141,7 +141,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("code", help="NSxyz, as yet unused")
     parser.add_argument("slug", help="the bad thing, in kebab case")
     parser.add_argument("--title", required=True, help="a sentence without a full stop")
-    parser.add_argument("--when", nargs="+", choices=("static", "incident", "gauge"))
+    parser.add_argument("--when", nargs="+", choices=("static", "incident", "gauge", "account"))
     parser.add_argument("--family", help="the file of src/nanstop/faults that gets the plant")
     given = parser.parse_args()
     if not re.fullmatch(r"NS[1-8]\d\d", given.code):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from diagnose import training_cases
+from diagnose import account_cases, training_cases
 from diagnose.evidence import (
     batch_fact,
     coarse_row,
@@ -394,6 +394,7 @@ FIRES = [
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=3, highest=1e-3, coming=0.0)), "certain"),
     ("NS113", setup(rates=RateFacts(num_used=3, num_dead=3, highest=0.0, coming=0.0)), "certain"),
     ("NS113", setup(rates=RateFacts(num_used=40, num_dead=0, highest=1e-4, coming=1e-3)), "likely"),
+    *account_cases.FIRES,
     *training_cases.FIRES,
 ]  # fmt: skip
 
@@ -596,6 +597,7 @@ SILENT = [
     ("NS505", setup(data=DataFacts(num_rows=2, num_labelled=2, num_without_labels=2))),
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=0, highest=1e-3, coming=0.0))),
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=3, highest=1e-3, coming=1e-3))),
+    *account_cases.SILENT,
     *training_cases.SILENT,
 ]  # fmt: skip
 

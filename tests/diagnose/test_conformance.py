@@ -31,7 +31,7 @@ HEADINGS = (
     "Not to be confused with",
     "References",
 )
-KINDS = {"static", "incident", "gauge"}
+KINDS = {"account", "static", "incident", "gauge"}
 BY_SERIES_ONLY = {"NS801"}
 
 each_rule = pytest.mark.parametrize("rule", CATALOGUE, ids=lambda rule: rule.code)

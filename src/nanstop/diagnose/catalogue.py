@@ -22,6 +22,8 @@ from nanstop.diagnose.findings.gradients.ns302_loss_scale_collapse import RULE a
 from nanstop.diagnose.findings.gradients.ns303_gradient_underflow import RULE as NS303
 from nanstop.diagnose.findings.gradients.ns304_backward_singularity import RULE as NS304
 from nanstop.diagnose.findings.gradients.ns305_norm_poisoned_clip import RULE as NS305
+from nanstop.diagnose.findings.gradients.ns306_gradient_changed_before_update import RULE as NS306
+from nanstop.diagnose.findings.gradients.ns307_swallowed_update import RULE as NS307
 from nanstop.diagnose.findings.logs.ns801_log_hides_failure import RULE as NS801
 from nanstop.diagnose.findings.logs.ns802_zero_loss_by_design import RULE as NS802
 from nanstop.diagnose.findings.ns000_not_established import RULE as NS000
@@ -63,7 +65,7 @@ CATALOGUE: tuple[Rule, ...] = (
     *(NS101, NS102, NS103, NS104, NS105, NS106, NS107, NS108, NS109, NS110, NS111),
     *(NS112, NS113, NS114, NS115, NS116, NS117, NS118),
     *(NS201, NS202, NS203, NS204, NS205, NS206, NS207, NS208, NS209),
-    *(NS301, NS302, NS303, NS304, NS305),
+    *(NS301, NS302, NS303, NS304, NS305, NS306, NS307),
     *(NS401, NS402, NS403, NS404),
     *(NS501, NS502, NS503, NS504, NS505),
     *(NS601, NS602, NS603, NS604, NS605, NS606),

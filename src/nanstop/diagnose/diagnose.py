@@ -23,7 +23,7 @@ class Examination:
 
 
 def diagnose(evidence: Evidence, when: str) -> tuple[Diagnosis, ...]:
-    """Return what the rules of kind ``when`` (static, incident, gauge) conclude, best first.
+    """Return what the rules of kind ``when`` (see ``Rule``) conclude, best first.
 
     An incident without any other cause has NS000. A rule that raises is left out (see ``examine``).
     """

@@ -68,6 +68,8 @@ LOGGED: Mapping[str, str] = MappingProxyType(
         "NS113": "finite/finite finite/huge nan/nan",
         "NS102": "finite/finite",
         "NS110": "finite/finite",
+        "NS306": "finite/finite finite/huge",
+        "NS307": "finite/finite finite/inf",
         "NS111": "finite/finite",
         "NS117": "finite/finite",
         "NS115": "finite/finite",

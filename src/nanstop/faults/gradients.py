@@ -116,10 +116,54 @@ def clipping_destroys(specimen: Specimen) -> bool:
     return any(not bool(g.any()) or bool(g.isnan().any()) for g in healthy)
 
 
+class Kept(torch.optim.SGD):
+    """Calls that are meant to clear gradients do not, or do."""
+
+    def __init__(self, model: nn.Module, *, clears: bool) -> None:
+        super().__init__(model.parameters(), lr=1e-4)
+        self.clears = clears
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self.clears:
+            super().zero_grad(set_to_none)
+
+
+def updated_without(clearing: str) -> Specimen:
+    """Five updates; "no" clearing of gradients between them, or "every" time."""
+    model = Model(layer=diagonal(0.5))
+    return trained(
+        model, batches=({"x": ones()},) * 5, optimizer=Kept(model, clears=clearing == "every")
+    )
+
+
+def gradients_add_up(specimen: Specimen) -> bool:
+    """Return whether the gradients of the last update are those of several backwards."""
+    run = run_plain(specimen)
+    (weight,) = specimen.model.parameters()
+    (last,) = torch.autograd.grad(specimen.loss_fn(specimen.batches[-1]), weight)
+    return run.largest_gradient > 2.0 * float(last.abs().max())
+
+
+def limited(clip: float) -> Specimen:
+    """Five updates, their gradients clipped to a norm of ``clip``."""
+    return trained(Model(layer=diagonal(0.5)), batches=({"x": ones()},) * 5, clip=clip)
+
+
+def nothing_moves(specimen: Specimen) -> bool:
+    """Return whether updates move no weight by 1e-12, and a backward has gradients."""
+    (weight,) = specimen.model.parameters()
+    before = weight.detach().clone()
+    run_plain(specimen)
+    (after,) = torch.autograd.grad(specimen.loss_fn(specimen.batches[-1]), weight)
+    return float((weight.detach() - before).abs().max()) < 1e-12 and bool(after.any())
+
+
 FAULTS: Mapping[str, Entry] = {
     "NS301": pair(summed_loss, 100.0, 1.0, gradient_fails),
     "NS302": pair(scaled_run, 300.0, 3.0, scale_collapses),
     "NS303": pair(weighted_loss, 1e-7, 1.0, gradients_are_zero, quiet=True),
     "NS304": pair(distance, 0.0, 0.5, gradient_fails),
     "NS305": pair(clipped, 0.0, 0.5, clipping_destroys),
+    "NS306": pair(updated_without, "no", "every", gradients_add_up, quiet=True),
+    "NS307": pair(limited, 1e-12, 1.0, nothing_moves, quiet=True),
 }

@@ -5,11 +5,9 @@ record.
 from __future__ import annotations
 
 import copy
-import linecache
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import CodeType
 
 from nanstop.localize import dataflow, slicing
 from nanstop.localize.positions import Grid, positions_in
@@ -24,12 +22,12 @@ from nanstop.records import (
     Origin,
     Phase,
     Position,
-    SourceLine,
     TensorStats,
 )
 from nanstop.records.vocabulary import Descent
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.op_patches import Spot
+from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Op, Trace, Value
 
 _OUTSIDE = "the bad value was written outside any operation that torch dispatches"
@@ -385,12 +383,3 @@ def _origin_of(name: str | None) -> Origin:
     if name.startswith("buffer "):
         return "from_buffer"
     return "from_state" if name.startswith("state ") else "from_param"
-
-
-def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:
-    """Return the source text of a (code, line) pair."""
-    if line is None:
-        return None
-    code, number = line
-    text = linecache.getline(code.co_filename, number).strip()
-    return SourceLine(file=code.co_filename, line=number, function=code.co_name, text=text)

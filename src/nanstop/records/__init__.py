@@ -8,6 +8,7 @@ publishes their schema.
 
 from __future__ import annotations
 
+from nanstop.records.account import Contribution, GradientAccount
 from nanstop.records.checkpoint import (
     CheckpointScan,
     FormatFit,
@@ -124,6 +125,7 @@ __all__ = [
     "CoarseRow",
     "CommandFacts",
     "Confidence",
+    "Contribution",
     "DataFacts",
     "Diagnosis",
     "DriftRow",
@@ -135,6 +137,7 @@ __all__ = [
     "Fidelity",
     "Finiteness",
     "FormatFit",
+    "GradientAccount",
     "GradientPath",
     "GradientRow",
     "GradientTally",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from nanstop.records.account import GradientAccount
 from nanstop.records.checkpoint import CheckpointScan
 from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
@@ -90,7 +91,7 @@ class Evidence:
 
     ``at``: the step of a run that has not failed in which something was measured or read anew.
     ``learned``: fields of ``facts`` that were read there. ``refusal``: the message of an exception
-    that the run's own code raised there.
+    that the run's own code raised there. ``accounts``: the last ones of one optimizer, in order.
     """
 
     facts: RunFacts | None = None
@@ -104,6 +105,7 @@ class Evidence:
     trials: tuple[Trial, ...] = ()
     experiments: tuple[Experiment, ...] = ()
     probe: Probe | None = None
+    accounts: tuple[GradientAccount, ...] = ()
     checkpoint: CheckpointScan | None = None
     at: StepId | None = None
     learned: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,13 +13,25 @@ from nanstop.detect.gauge import Gauge
 from nanstop.detect.rates import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
-from nanstop.records import DataFacts, Evidence, GradientPath, Probe, ResumeFacts, Series, StepId
+from nanstop.records import (
+    DataFacts,
+    Evidence,
+    GradientAccount,
+    GradientPath,
+    Probe,
+    ResumeFacts,
+    Series,
+    StepId,
+)
 from nanstop.session.findings import Findings
 from nanstop.session.run_state import RunState
 from nanstop.session.sampled_ranges import SampledRanges
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
+
+
+_ACCOUNTS = 3
 
 
 class Looks:
@@ -47,6 +60,9 @@ class Looks:
         self._rates = Rates()
         self._rows = FirstRows(run.view)
         self._ranges = SampledRanges(wanted=keeps_ranges)
+        self._accounts: defaultdict[str, deque[GradientAccount]] = defaultdict(
+            lambda: deque(maxlen=_ACCOUNTS)
+        )
         self._window: StepId | None = None
         """The last window that was healthy before its update."""
 
@@ -69,6 +85,15 @@ class Looks:
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
         self._follow(step)
+
+    def accounted(self, account: GradientAccount) -> None:
+        known = self._accounts[account.optimizer]
+        known.append(account)
+        facts = self._run.facts
+        if facts.world_size == 1:
+            found = Evidence(facts=facts, accounts=tuple(known), at=account.at)
+            for finding in examine(found, "account").diagnoses:
+                self._findings.measured(finding)
 
     def due(self, step: int) -> bool:
         """Return whether ``again`` has something to look at in a step."""

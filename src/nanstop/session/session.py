@@ -19,6 +19,7 @@ from nanstop.records import (
     Diagnosis,
     Evidence,
     FailureKey,
+    GradientAccount,
     PrecisionPlan,
     Report,
     RunFacts,
@@ -208,6 +209,9 @@ class Session(WatchedRun):
 
     def before_update(self, step: Step) -> None:
         self._looks.before_update(step)
+
+    def accounted(self, account: GradientAccount) -> None:
+        self._looks.accounted(account)
 
     def foresee(self, step: Step, rewind: Callable[[], Rewind | None]) -> Decision | None:
         if self.facts.world_size > 1 or self.facts.veto != "yes":

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanstop.decide.decision import Decision
-from nanstop.records import Atom, Diagnosis, PrecisionPlan, Report, RunFacts, StepId
+from nanstop.records import (
+    Atom,
+    Diagnosis,
+    GradientAccount,
+    PrecisionPlan,
+    Report,
+    RunFacts,
+    StepId,
+)
 from nanstop.session.history import History
 
 if TYPE_CHECKING:
@@ -103,6 +111,11 @@ class WatchedRun(Protocol):
     def before_update(self, step: Step) -> None:
         """Look at a healthy window whose update is near:
         whether gradients arrived, and what they are about to move.
+        """
+
+    def accounted(self, account: GradientAccount) -> None:
+        """Look at what became of gradients from their backward to an update that was made.
+        No device work.
         """
 
     def foresee(self, step: Step, rewind: Callable[[], Rewind | None]) -> Decision | None:

@@ -6,6 +6,7 @@ placed by its autograd node, whose sequence number was given out when the forwar
 
 from __future__ import annotations
 
+import linecache
 import sys
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -16,6 +17,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn.modules import module as hooks
 
+from nanstop.records import SourceLine
 from nanstop.tracing.own_code import is_wrapper
 
 _sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
@@ -181,3 +183,22 @@ class Places:
                 found = code, frame.f_lineno
             frame = frame.f_back
         return found, anew
+
+
+def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:
+    """Return the source text of a (code, line) pair."""
+    if line is None:
+        return None
+    code, number = line
+    text = linecache.getline(code.co_filename, number).strip()
+    return SourceLine(file=code.co_filename, line=number, function=code.co_name, text=text)
+
+
+def user_line() -> tuple[CodeType, int] | None:
+    """Return code and line of the innermost frame that belongs to the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not is_wrapper(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None

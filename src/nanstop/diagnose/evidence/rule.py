@@ -20,12 +20,13 @@ class Rule:
     to it.
 
     ``when``: "static" rules look at ``RunFacts`` before and during a run, "incident" rules at a
-    failure, "gauge" rules at sampled ranges and logs of a run that has not failed. ``yields_to``:
-    codes that are more specific; where one of them is more than possible, this one is withdrawn.
-    ``beside``: codes of standing facts that can have caused this, named beside it. ``confirm``:
-    the change of what the first bad operation read after which it must be finite if the finding is
-    true, None where there is no such; without it, or before it was made, a finding that has one is
-    likely at most, and one that it speaks against is withdrawn.
+    failure, "gauge" rules at sampled ranges and logs of a run that has not failed, "account" rules
+    at what became of its gradients. ``yields_to``: codes that are more specific; where one of them
+    is more than possible, this one is withdrawn. ``beside``: codes of standing facts that can have
+    caused this, named beside it. ``confirm``: the change of what the first bad operation read after
+    which it must be finite if the finding is true, None where there is no such; without it, or
+    before it was made, a finding that has one is likely at most, and one that it speaks against is
+    withdrawn.
     """
 
     code: str

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nanstop.hosts.loop.tape_calls import HISTORY, Call, Constant, Slot, leaves, user_line
+from nanstop.hosts.loop.tape_calls import HISTORY, Call, Constant, Slot, leaves
 from nanstop.hosts.loop.tensors import autocast_state, by_torch_alone, tensors, version
 from nanstop.numerics.tensors import has_bad
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
 

@@ -134,16 +134,6 @@ def leaves(*noted: Any, kind: type) -> Iterator[Any]:
             yield from leaves(*value.values(), kind=kind)
 
 
-def user_line() -> tuple[CodeType, int] | None:
-    """Return code and line of the innermost frame that belongs to the script."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not is_wrapper(frame.f_code.co_filename):
-            return frame.f_code, frame.f_lineno
-        frame = frame.f_back
-    return None
-
-
 def variable_names() -> dict[int, str]:
     """Return what the script calls its tensors.
 

@@ -23,11 +23,13 @@ from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.tensors import autocast_state, tensors, total, version
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
+from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.replay.rng import note_rng
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch
 from nanstop.session.watched_run import OpenSession
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
 
@@ -112,6 +114,9 @@ class LoopWatch:
         self._micros: list[FunctionMicro] = []
         self._clip: float | None = None
         self._autocast: str | None = None
+        self._accounts = GradientAccounts()
+        self._accounts.made(optimizer)
+        self._is_live = False
 
     @property
     def session(self) -> Any:
@@ -131,7 +136,8 @@ class LoopWatch:
             self._start = self._buffers.note()
         micro = FunctionMicro(self, loss_fn, batch)
         self._micros.append(micro)
-        with self._pause(), self._first_look():
+        self._accounts.guarded(self._accounts.forward)
+        with self._pause(), self._first_look(), self._live():
             try:
                 micro.loss = self.backward(loss_fn(batch))
             except Exception as error:
@@ -148,8 +154,24 @@ class LoopWatch:
             raise NanstopError(f"the loss function returned {type(loss).__name__}, not a tensor")
         scaler = self.view.scaler
         divided = loss / self._divisor if self._divisor > 1 else loss
+        accounts = self._accounts
+        if self._is_live:
+            accounts.guarded(accounts.before_backward, [loss])
+            if scaler is not None:
+                accounts.scaled(scaler)
         (scaler.scale(divided) if scaler is not None else divided).backward()
+        if self._is_live:
+            accounts.guarded(accounts.after_backward, user_line())
         return total([loss])
+
+    @contextmanager
+    def _live(self) -> Iterator[None]:
+        """Have what happens to gradients inside accounted for: it is the run's own."""
+        self._is_live = True
+        try:
+            yield
+        finally:
+            self._is_live = False
 
     def update(
         self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
@@ -172,12 +194,22 @@ class LoopWatch:
             except TrainingStopped:
                 self._drop_window()
                 raise
-            applied = norm is not None and self._apply(clip, norm)
+            with self._live():
+                applied = norm is not None and self._apply(clip, norm)
+        self._account(applied=applied)
         if applied and scheduler is not None:
             scheduler.step()
         self._drop_window()
         self.controller.completed(applied=applied)
         return norm if applied else None
+
+    def _account(self, *, applied: bool) -> None:
+        accounts = self._accounts
+        if not applied:
+            accounts.drop()
+        found = accounts.guarded(accounts.updated, self._optimizer, self.controller.step_id())
+        if found is not None:
+            self.session.accounted(found)
 
     def _drop_window(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -265,6 +297,8 @@ class LoopWatch:
         step, scaler = self._step(), self.view.scaler
         norm, found = self._unscaled()
         ending = self.controller.judge(step, norm, found)
+        if ending.failed:
+            self._accounts.drop()
         if ending.redone and ending.apply:
             ready_scaler(scaler)
             norm, _ = self._unscaled()
@@ -293,6 +327,8 @@ class LoopWatch:
         settled = self.controller.ends.last_look(optimizer)
         if settled is not None:
             return settled
+        if self._is_live:
+            self._accounts.guarded(self._accounts.updating, optimizer)
         if scaler is None:
             optimizer.step()
             return True

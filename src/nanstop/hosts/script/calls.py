@@ -30,6 +30,7 @@ from nanstop.hosts.script.window import (
 )
 from nanstop.replay.rng import note_rng
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
 
@@ -55,7 +56,7 @@ class Calls:
         self._table.replace(torch.autograd.Function, "apply", self.apply_function)
         self._table.replace(torch.nn.utils.stateless, "_functional_call", self.call_with)
         self._state.roots.begin()
-        forked = WeakMethod(self._state.drop)
+        forked = WeakMethod(self._state.leave)
         # A worker of a data loader inherits the stack of function modes.
         os.register_at_fork(after_in_child=lambda: (drop := forked()) and drop())
 
@@ -90,6 +91,8 @@ class Calls:
 
     def _called(self, function: Any, module: Any, args: Any, kwargs: Any, *, again: Any) -> Any:
         """Return what a model call of the loop returns; ``again`` is what a replay calls for it."""
+        self._state.ignore_writes()
+        self._state.account(self._state.accounts.forward)
         if not torch.is_grad_enabled():
             with self._state.untaped():
                 return function(*args, **kwargs)
@@ -106,6 +109,7 @@ class Calls:
             self._judge.raised(error)
             raise
         self._tape_ops(micro)
+        self._state.watch_writes()
         return result
 
     def _begun(self, module: nn.Module) -> TapedMicro | None:
@@ -166,6 +170,7 @@ class Calls:
         if not wanted or micro is None:
             return original(scaler, outputs)
         self._state.window.scaler = scaler
+        self._state.accounts.scaled(scaler)
         with self._state.untaped(), self._state.pause():
             scaled = micro.tape.call(partial(original, scaler), (outputs,), {})
         self._scaled = ref(scaled), outputs
@@ -177,6 +182,15 @@ class Calls:
         """
         if not self._state.idle:
             return original(loss, *args, **kwargs)
+        accounts = self._state.accounts
+        self._state.ignore_writes()
+        self._state.account(accounts.before_backward, list(tensors(loss)))
+        result = self._backward(original, loss, *args, **kwargs)
+        self._state.account(accounts.after_backward, user_line())
+        self._state.watch_writes()
+        return result
+
+    def _backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         micro = self._state.micro
         raw = list(tensors(self._unscaled(loss)))
         if micro is None or self._state.window.closed:

@@ -49,7 +49,7 @@ class RawLoops:
         if self.state.idle:
             with suppress(TrainingStopped):  # it is over
                 self.judge.look_for_given_up()
-        self.state.drop()
+        self.state.leave()
         self.state.window = ScriptWindow(closed=True)
 
     def optimizers_at_work(self) -> list[Optimizer]:
@@ -59,4 +59,5 @@ class RawLoops:
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""
         self._updates[optimizer] = 0
+        self.state.accounts.made(optimizer)
         self.state.expect_micro()

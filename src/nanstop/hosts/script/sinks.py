@@ -28,6 +28,7 @@ from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.window import Held, norm_of, parameters_of
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
 
@@ -95,8 +96,9 @@ class Sinks:
         """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no
         update.
         """
-        with self._state.untaped():
+        with self._state.untaped(), self._state.unwatched():
             original(owner, *args, **kwargs)
+        self._state.account(self._state.accounts.wrote, user_line())
         window = self._state.window
         if not self._state.idle or not window.micros or window.closed or window.judged:
             return
@@ -107,6 +109,9 @@ class Sinks:
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""
         self._state.stop_expecting()
+        self._state.ignore_writes()
+        if self._state.idle and scaler.is_enabled():
+            self._state.account(self._state.accounts.unscaling, optimizer)
         try:
             original(scaler, optimizer)
         except ValueError as error:  # of gradients in float16, which it refuses
@@ -149,6 +154,7 @@ class Sinks:
         if not self._state.idle:
             return None
         self._state.stop_expecting()
+        self._state.ignore_writes()
         self._held = Held()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
@@ -161,6 +167,8 @@ class Sinks:
             self._judge.judge(unseen, norm_of(unseen), optimizer)
         if window.vetoed or self._judge.is_settled(optimizer):
             self._held.take(parameters_of(optimizer))
+        elif not window.failed:
+            self._state.account(self._state.accounts.updating, optimizer)
         return None
 
     def after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
+from nanstop.hosts.gradient_writes import GradientWrites
 from nanstop.hosts.loop.given_weights import inside_transform
 from nanstop.hosts.loop.step import Micro, UnseenMicro
 from nanstop.hosts.loop.tape import Tape
@@ -24,6 +25,7 @@ from nanstop.hosts.loop.weight_marks import WeightMarks
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
+from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.replay.rng import note_rng
 from nanstop.tracebacks import passes_through
 
@@ -59,6 +61,8 @@ class LoopState:
         self._is_left = False
         self.budget = TapeBudget()
         self.on_error: Callable[[Exception], None] = lambda _: None
+        self.accounts = GradientAccounts()
+        self._writes = GradientWrites(self.accounts)
         self._lingering: list[Tape] = []
         self._early: Tape | None = None
         self._marks = WeightMarks()
@@ -139,6 +143,34 @@ class LoopState:
             if self._tape.lingers:
                 self._lingering.append(self._tape)
         self.micro = self._early = None
+
+    def account(self, look: Callable[..., Any], *given: Any) -> Any:
+        """Return what the accounts look at now."""
+        return self.accounts.guarded(look, *given)
+
+    def watch_writes(self) -> None:
+        """Have the lines that write to gradients noted, where an account asks for them."""
+        if self.accounts.wants_lines and not self.compiles_functions:
+            self._writes.start()
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Have no lines that write noted inside, if they were."""
+        was_on = self._writes.stop()
+        try:
+            yield
+        finally:
+            if was_on:
+                self.watch_writes()
+
+    def ignore_writes(self) -> None:
+        """Note no such lines: torch, a model or nanstop itself is at work."""
+        self._writes.stop()
+
+    def leave(self) -> None:
+        """Leave the stack of function modes: whoever goes on here has no part in the loop."""
+        self.drop()
+        self.ignore_writes()
 
     def stop_expecting(self) -> None:
         """Record nothing while the gradients come to an update."""

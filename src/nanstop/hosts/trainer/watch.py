@@ -27,6 +27,7 @@ from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patching import Patches
+from nanstop.hosts.trainer.accounts import TrainerAccounts
 from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.checkpoints import CheckpointGuard, plan_of
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
@@ -83,6 +84,7 @@ class TrainerWatch:
         self._pending: int | None = None
         self._num_logs = 0
         self.windows = TrainerWindows(self)
+        self._accounts = TrainerAccounts(self)
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
 
@@ -167,6 +169,7 @@ class TrainerWatch:
             callbacks = self.trainer.callback_handler
             hear = partial(self._on_update, callbacks.on_pre_optimizer_step)
             self.patches.set(callbacks, "on_pre_optimizer_step", hear)
+            self._accounts.install()
         try:
             output = self._train(*args, **kwargs)
         except BaseException as error:
@@ -174,6 +177,7 @@ class TrainerWatch:
             raise
         finally:
             self._training = False
+            self._accounts.end()
             if self.session is not None:
                 self._end(self.session, exit_code)
         # A search goes on with its next trial: this one has ended early.
@@ -192,6 +196,7 @@ class TrainerWatch:
         if not self._opened():
             return self.host.training_step(model, inputs, num_items_in_batch)
         window = self._current_window()
+        self._accounts.forward()
         sync = self.trainer.accelerator.gradient_state.sync_gradients
         micro = Micro(model, inputs, num_items_in_batch, sync)
         window.micros.append(micro)
@@ -220,6 +225,7 @@ class TrainerWatch:
                 self.windows.ends.observe(step, read)
             return norm
         norm = self.windows.close(window, parameters, norm_type)
+        self._forget_failed(window)
         # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be
         # NaN, for every gradient.
         if not math.isfinite(max_norm):
@@ -235,9 +241,14 @@ class TrainerWatch:
         if window is not None and unseen and compat.is_plain(self.trainer):
             self._window, self._pending = None, window.index
             self.windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
+            self._forget_failed(window)
             self._clip_as_the_host(window)
             self.windows.last_look(window)
         return tell(*args)
+
+    def _forget_failed(self, window: TrainerWindow) -> None:
+        if window.ending.failed or not window.ending.applied:
+            self._accounts.drop()
 
     def _clip_as_the_host(self, window: TrainerWindow) -> None:
         """Clip the gradients of a window that was redone by the trainer's own means, where it

@@ -55,11 +55,24 @@ restored.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import has_masters, number, standing
+from collections.abc import Sequence
+
+from nanstop.diagnose.evidence.accounts import (
+    changed_last,
+    has_signal,
+    quoted,
+    repeated,
+    shown,
+    since,
+)
+from nanstop.diagnose.evidence.reading import has_masters, number, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
+from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, RunFacts
 
 Reason = tuple[Confidence, str, str, str]
+
+_CLIPPED = 0.999
+"""Factor below which gradients were made smaller."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -67,18 +80,58 @@ def check(evidence: Evidence) -> Diagnosis | None:
     facts = standing(evidence)
     reason = _applied_scaled(facts)
     if evidence.incident is None:
-        reason = reason or _clipped_scaled(facts) or _unscaled_half(facts) or _norm_in_half(facts)
+        reason = reason or _clipped_scaled(facts)
+    if evidence.accounts:  # what the order of calls has told is told
+        reason = None if reason else _measured(evidence.accounts)
+    elif evidence.incident is None:
+        reason = reason or _unscaled_half(facts) or _norm_in_half(facts)
     if reason is None:
         return None
     confidence, title, cause, fix = reason
+    source = changed_last(evidence.accounts)
     return Diagnosis(
         code="NS112",
         title=title,
         cause=cause,
         confidence=confidence,
-        lines=(fix,),
-        where=facts.host,
+        lines=tuple(filter(None, (quoted(source), fix))),
+        where=shown(source) or facts.host,
+        seen=sighting(evidence, "optimizer", since=since(evidence.accounts))
+        if evidence.accounts
+        else None,
     )
+
+
+def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    """Return what two updates in a row show, by whatever means the script scales and clips."""
+    twice = repeated(accounts, 2)
+    if not twice or not all(one.scale > 1.0 and has_signal(one) for one in twice):
+        return None
+    scale = number(twice[-1].scale)
+    if all(one.until_unscale is None and _is_whole(one.factor) for one in twice):
+        cause = f"the optimizer takes gradients as a loss scale of {scale} has made them"
+        return "certain", "scaled gradients are applied", cause, "scaler.step(optimizer)"
+    limits = [one.norm_at_unscale for one in twice if one.until_unscale is not None]
+    before = {one.until_unscale for one in twice}
+    # A division by a count is the same each time; a clip leaves the same norm each time.
+    if len(limits) < len(twice) or len(before) < len(twice) or not _same(limits):
+        return None
+    if not all(one.until_unscale is not None and one.until_unscale < _CLIPPED for one in twice):
+        return None
+    cause = (
+        f"when the scaler unscales them gradients have a norm of {number(limits[-1] or 0.0)} at "
+        f"each update, whatever backward left: they were clipped at a scale of {scale}"
+    )
+    return "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
+
+
+def _is_whole(factor: float | None) -> bool:
+    return factor is not None and abs(factor - 1.0) < 1e-3
+
+
+def _same(norms: Sequence[float | None]) -> bool:
+    values = [norm or 0.0 for norm in norms]
+    return max(values) - min(values) <= 1e-3 * max(values)
 
 
 def _applied_scaled(facts: RunFacts) -> Reason | None:
@@ -140,5 +193,5 @@ RULE = Rule(
     "clip-scale-order",
     "clipping and loss scaling are out of order",
     check,
-    ("static", "incident"),
+    ("static", "incident", "account"),
 )

@@ -60,6 +60,7 @@ base without adapters.
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.accounts import repeated
 from nanstop.diagnose.evidence.candidates import half_trainables
 from nanstop.diagnose.evidence.reading import counted, has_masters, listed, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -81,6 +82,8 @@ _REFUSAL = "does not require grad and does not have a grad_fn"
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return why no gradient or no update comes to what is to be trained."""
     facts = standing(evidence)
+    if evidence.accounts:
+        return _put_back(evidence)
     reason = (
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
@@ -97,6 +100,25 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(help_line,),
         where=facts.host,
         seen=_seen(evidence, facts),
+    )
+
+
+def _put_back(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if forwards find the weights as they were ahead of the updates."""
+    twice = repeated(evidence.accounts, 2)
+    if not twice or not all(account.is_put_back for account in twice):
+        return None
+    return Diagnosis(
+        code="NS114",
+        title="the weights are put back after each update",
+        cause=(
+            f"the forward after update {twice[-1].at.step - 1} finds every sampled weight as it "
+            "was before that update, which had changed it"
+        ),
+        confidence="certain",
+        lines=("look for a state that is loaded, or copied back, in every step",),
+        where=standing(evidence).host,
+        seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
     )
 
 
@@ -212,6 +234,6 @@ RULE = Rule(
     "no-gradient-path",
     "no update reaches what is to be trained",
     check,
-    ("static", "incident"),
+    ("static", "incident", "account"),
     yields_to=("NS107",),
 )

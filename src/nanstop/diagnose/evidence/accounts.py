@@ -1,0 +1,78 @@
+"""What the accounts of an optimizer's gradients show, so that each rule states only its own
+condition.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import PurePath
+
+from nanstop.records import Contribution, GradientAccount, SourceLine
+
+NOTHING = 1e-8
+"""Share of the gradients from which nothing is left of them:
+no loss scale divides by as much (2^24 is 6e-8).
+"""
+
+
+def repeated(accounts: tuple[GradientAccount, ...], num: int) -> tuple[GradientAccount, ...]:
+    """Return the last ``num`` accounts, () where there are fewer."""
+    return accounts[-num:] if len(accounts) >= num else ()
+
+
+def has_signal(account: GradientAccount) -> bool:
+    """Return whether gradients arrived that are finite and not zero throughout."""
+    return math.isfinite(account.arrived) and account.arrived > 0.0
+
+
+def is_swallowed(account: GradientAccount) -> bool:
+    """Return whether next to nothing of what arrived was consumed."""
+    if not has_signal(account):
+        return False
+    return account.consumed <= NOTHING * account.arrived / max(account.scale, 1.0)
+
+
+def thrown_away(account: GradientAccount) -> tuple[Contribution, ...]:
+    """Return what an accumulation window lost of what its backwards gave, () where none of it
+    was meant to reach the update.
+
+    All come from one line, which gave what the update consumed as well; they are finite, nothing
+    was asked of them or computed with them, and no weight or other optimizer has moved meanwhile.
+    """
+    given = account.contributions
+    lost = tuple(one for one in given if one.is_lost)
+    alike = len({one.source for one in given}) == 1
+    plain = not any(one.num_bad or one.reached_others for one in given)
+    if account.was_read or not (lost and alike and plain and account.is_only):
+        return ()
+    still = account.were_weights_still and not given[-1].is_lost
+    used = still and account.factor is not None and account.factor > 0.0
+    return lost if used and len(lost) == len(given) - 1 else ()
+
+
+def doubled(account: GradientAccount) -> Contribution | None:
+    """Return what the same loss gave a second time, where the update consumed both."""
+    used = account.factor is not None and account.factor > 0.0
+    twice = (one for one in account.contributions if one.is_again and not one.is_lost)
+    return next(twice, None) if used else None
+
+
+def shown(source: SourceLine | None) -> str:
+    """Return ``train.py:31``, "" where there is no line."""
+    return f"{PurePath(source.file).name}:{source.line}" if source is not None else ""
+
+
+def quoted(source: SourceLine | None) -> str:
+    """Return a line with its text, "" where there is none."""
+    return f"{shown(source)}  {source.text}" if source is not None else ""
+
+
+def changed_last(accounts: tuple[GradientAccount, ...]) -> SourceLine | None:
+    """Return the last line that wrote to gradients before an update, as far as one was seen."""
+    seen = [account.changed_at[-1] for account in accounts if account.changed_at]
+    return seen[-1] if seen else None
+
+
+def since(accounts: tuple[GradientAccount, ...]) -> int | None:
+    """Return the step of the first of some accounts."""
+    return accounts[0].at.step if accounts else None

@@ -1,0 +1,155 @@
+"""Gradients do not reach the optimizer as backward made them.
+
+## What happened
+Between a backward and the update that it is for, gradients were added to those of the update
+before, thrown away, counted twice, or had their NaN replaced by numbers. Nothing fails. Training
+is slower, noisier or steeper than the script says, or rests on a part of the model that has none.
+
+## Why it happens
+`backward` adds to `.grad`, it never replaces it. Without `zero_grad` update k takes the sum of all
+k gradients so far: after 100 steps it is 100 times too long, and points to where the model was. The
+other way round, `zero_grad` at the begin of each of 8 micro-batches leaves those of the last: 7 of
+8 forwards and backwards are for nothing, and as each loss was divided by 8, what is left is 1/8
+of what was meant. A second `backward` of the same loss (`retain_graph=True` lets it pass) doubles
+it. `nan_to_num` makes 0 of each NaN: 5 % of NaN are 5 % of weights that are not trained.
+
+These are found in a sample of at most 4096 gradients, copied at updates 0, 1, 2, 4, 8 and so on,
+around each backward and where the optimizer takes them: by what is there, whatever the script
+called. Two updates in a row must show it. Gradients that a script has computed with before it
+cleared them (saliency, PCGrad, per-sample clipping), that an input or another optimizer asked for,
+or that weights which have moved since have outdated (SAM, meta-learning) are meant to go.
+
+## Example
+```python
+import torch
+
+def last_gradient(cleared):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for _ in range(100):
+        if cleared:
+            optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+    return weight.grad
+
+last_gradient(cleared=True)         # tensor([1.])
+last_gradient(cleared=False)        # tensor([100.])
+```
+
+## Fix
+1. One `optimizer.zero_grad()` for each update, after `optimizer.step()` or before the first
+   backward of the window, and none in between. Cost: none.
+2. One backward for each loss. Sum losses that share a graph: `(a + b).backward()`. Cost: none; the
+   graph is walked once less.
+3. Take the replacement of NaN out, let nanstop locate the operation that makes them, and cure that.
+   Cost: a run that stops where it went on.
+
+## Fix safety
+Changes training: updates become what the script asks for. A learning rate that was tuned to the
+fault may have to be tuned again.
+
+## Not to be confused with
+NS307: next to nothing of the gradients is left. NS112: they are clipped or applied with their loss
+scale. NS117: the division by the micro-batches is wrong, their gradients are all there. NS305: one
+bad gradient spoils the others by clipping. NS304: where NaN in gradients comes from.
+
+## References
+- https://github.com/huggingface/accelerate/issues/1299
+- https://github.com/starVLA/starVLA/issues/395
+- https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.accounts import doubled, quoted, repeated, shown, thrown_away
+from nanstop.diagnose.evidence.reading import counted, sighting
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, SourceLine
+
+Reason = tuple[Confidence, str, str, SourceLine | None, str]
+
+_TWICE = 2
+"""Updates in a row that show it: one may be the script's own way with a bad batch."""
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return what became of gradients between their backward and the optimizer."""
+    twice = repeated(evidence.accounts, _TWICE)
+    reason = _hidden(evidence.accounts) or _carried(twice) or _thrown_away(twice) or _doubled(twice)
+    if reason is None:
+        return None
+    confidence, title, cause, source, fix = reason
+    return Diagnosis(
+        code="NS306",
+        title=title,
+        cause=cause,
+        confidence=confidence,
+        lines=tuple(filter(None, (quoted(source), fix))),
+        where=shown(source),
+        seen=sighting(evidence, "optimizer", since=(twice or evidence.accounts)[0].at.step),
+    )
+
+
+def _hidden(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    hidden = [account for account in accounts if account.num_hidden]
+    # The line that hides them is looked for at the next update.
+    if not hidden or (len(hidden) < _TWICE and not hidden[-1].changed_at):
+        return None
+    account = hidden[-1]
+    share = f"{account.num_hidden} of {account.num_elements} sampled gradients"
+    cause = f"{share} are not finite after the backward, and numbers when the optimizer takes them"
+    source = account.changed_at[-1] if account.changed_at else None
+    return (
+        "certain",
+        "gradients that are not finite are hidden from the optimizer",
+        cause,
+        source,
+        "find the operation that makes them: without the replacement nanstop locates it",
+    )
+
+
+def _carried(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    if not accounts or not all(account.is_carried for account in accounts):
+        return None
+    source = accounts[-1].contributions[0].source
+    cause = (
+        f"update {accounts[-1].at.step} begins with what update {accounts[-1].at.step - 1} "
+        "consumed, and adds to it: each update is the sum of all gradients before it"
+    )
+    fix = "optimizer.zero_grad() before the first backward of each update"
+    return "certain", "gradients of earlier updates are never cleared", cause, source, fix
+
+
+def _thrown_away(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    if not accounts or not all(thrown_away(account) for account in accounts):
+        return None
+    account = accounts[-1]
+    if account.was_read is None:
+        return None  # probes of a gradient throw theirs away as well
+    num = len(account.contributions)
+    cause = (
+        f"of the {counted(num, 'backward')} of a window the gradients of {num - 1} are gone "
+        "before its update, which uses those of the last alone"
+    )
+    source = next(iter(account.changed_at), None) or account.contributions[-1].source
+    fix = "clear gradients after the update, not where a micro-batch begins"
+    return "certain", "gradients are cleared within an accumulation window", cause, source, fix
+
+
+def _doubled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    found = [doubled(account) for account in accounts]
+    if not found or not all(found) or found[-1] is None:
+        return None
+    cause = "a second backward of the very same loss adds the same gradients once more"
+    fix = "one backward for each loss: without retain_graph torch refuses the second"
+    return "certain", "gradients are counted twice", cause, found[-1].source, fix
+
+
+RULE = Rule(
+    "NS306",
+    "gradient-changed-before-update",
+    "gradients do not reach the optimizer as backward made them",
+    check,
+    ("account",),
+)

@@ -1,0 +1,99 @@
+"""Gradients are gone before the update.
+
+## What happened
+Backward leaves healthy gradients, and the optimizer is given zeros, or next to it. Loss and
+gradient norm are finite, the norm that is logged is that before the clip, and nothing is learned:
+with weight decay the weights even shrink.
+
+## Why it happens
+Clipping multiplies by `max_norm / norm`. A limit of 0, which in some programs means "do not clip",
+multiplies by 0 here. So does a norm that overflows: the square of a gradient of 2e19 is beyond
+float32 (3.4e38), of 256 beyond float16 (65504), the norm becomes Inf and 1 / Inf is 0, although
+every gradient is finite. A limit of 1e-9 leaves a norm of 1e-9, far below the 1e-8 that Adam adds
+to its denominator. Gradients that are divided by a count too many times, or zeroed by a mask that
+covers all, end alike.
+
+A sample of at most 4096 gradients is compared as backward left it and as the optimizer took it. It
+is said where three updates in a row take less than 1e-8 of what arrived, its loss scale aside.
+
+## Example
+```python
+import torch
+
+def taken(limit):
+    weight = torch.nn.Parameter(torch.zeros(4))
+    weight.sum().backward()
+    torch.nn.utils.clip_grad_norm_([weight], limit)
+    return weight.grad
+
+taken(limit=float("inf"))           # tensor([1., 1., 1., 1.])
+taken(limit=0.0)                    # tensor([0., 0., 0., 0.])
+```
+
+## Fix
+1. No clipping: leave the call out, or a limit of `float("inf")`. Cost: none.
+2. A limit of the size of usual norms, 1.0 for language models. Cost: none.
+3. The norm in float32, or in float64 where it overflows:
+   `torch.stack([g.double().norm() for g in gradients]).norm()`. Cost: one pass over the gradients.
+
+## Fix safety
+Changes training from nothing to something.
+
+## Not to be confused with
+NS111: the update arrives, and is rounded away. NS113: the learning rate is too small. NS114: no
+gradient arrives at all. NS303: the gradient is 0 after backward. NS305: a gradient that is not
+finite makes the others zero. NS112: the loss scale is divided out twice.
+
+## References
+- https://github.com/strands-labs/robots/pull/2028
+- https://github.com/OpenNMT/OpenNMT-py/issues/1140
+- https://github.com/kohya-ss/sd-scripts/issues/911
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.accounts import is_swallowed, quoted, repeated, shown
+from nanstop.diagnose.evidence.reading import number, sighting, standing
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence
+
+_THRICE = 3
+"""Updates in a row of which nothing is left: a warm-up by hand may hold back the first."""
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if three updates in a row consumed next to nothing of what arrived."""
+    accounts = repeated(evidence.accounts, _THRICE)
+    if not accounts or not all(map(is_swallowed, accounts)):
+        return None
+    account = accounts[-1]
+    source = account.changed_at[-1] if account.changed_at else None
+    return Diagnosis(
+        code="NS307",
+        title="gradients are gone before the update",
+        cause=(
+            f"backward leaves gradients of norm {number(account.arrived)} in the sample, the "
+            f"optimizer takes {number(account.consumed)}: three updates in a row change nothing "
+            "by them"
+        ),
+        confidence="certain",
+        lines=tuple(filter(None, (quoted(source), _advice(evidence)))),
+        where=shown(source) or standing(evidence).host,
+        seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
+    )
+
+
+def _advice(evidence: Evidence) -> str:
+    clip = standing(evidence).clip
+    if clip is not None and clip < 1e-6:
+        return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
+    return "look at the norm that gradients are divided by, and at the limit of the clipping"
+
+
+RULE = Rule(
+    "NS307",
+    "swallowed-update",
+    "gradients are gone before the update",
+    check,
+    ("account",),
+)

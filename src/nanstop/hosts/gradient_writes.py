@@ -1,0 +1,99 @@
+"""Which lines of a script write to gradients: watched where an account does not balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
+from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import user_line
+
+__tracebackhide__ = passes_through
+
+_by_torch_alone = torch._C.DisableTorchFunction
+_GRAD: Any = cast("Any", Tensor).grad
+_ALIASES = frozenset((cast("Any", Tensor).data.__get__, Tensor.detach))
+"""What gives the same values as another tensor, whose writes no version of the first one counts."""
+
+
+class GradientWrites(OwnMode):
+    """Tells the accounts each line that writes to a gradient which they look at while it is on, and
+    when one computes with such a gradient.
+
+    ``is_shown``: which files' lines are told.
+    """
+
+    def __init__(
+        self,
+        accounts: GradientAccounts,
+        *,
+        is_shown: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        super().__init__()
+        self._accounts = accounts
+        self._is_shown = is_shown
+        self._parameters: set[int] = set()
+        self._gradients: set[int] = set()
+        self._alias: Tensor | None = None
+
+    def start(self) -> None:
+        """Watch from here on; nothing where the script has a function mode of its own."""
+        with _by_torch_alone():
+            if not is_crowded():
+                put_on(self)
+                parameters = self._accounts.watched()
+                self._parameters = {id(p) for p in parameters}
+                self._gradients = {id(p.grad) for p in parameters if p.grad is not None}
+
+    def stop(self) -> bool:
+        """Watch no longer; return whether it was on."""
+        self._alias = None
+        self._gradients.clear()
+        return take_off(self)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with _by_torch_alone():
+            held = [(t, _version(t)) for t in _tensors((args, kwargs)) if self._is_known(t)]
+        result = func(*args, **kwargs)
+        with _by_torch_alone():
+            if func == _GRAD.__set__ and id(args[0]) in self._parameters:
+                self._gradients.add(id(args[1]))
+                self._wrote()
+            elif func == _GRAD.__get__ and id(args[0]) in self._parameters:
+                self._gradients.add(id(result))
+            elif func in _ALIASES and held:
+                self._alias = result
+            elif any(_version(tensor) != before for tensor, before in held):
+                self._wrote()
+            elif held and getattr(func, "__name__", "") != "__get__":
+                self._accounts.read()
+        return result
+
+    def _wrote(self) -> None:
+        line = user_line()
+        if line is not None and self._is_shown(line[0].co_filename):
+            self._accounts.wrote(line)
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return tensor is self._alias or id(tensor) in self._gradients
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments of one of torch's functions."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,96 @@
+"""The gradients of a trainer, accounted for from its backward to its update."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from nanstop.hosts import compat
+from nanstop.hosts.gradient_writes import GradientWrites
+from nanstop.hosts.trainer.watched import WatchedTrainer
+from nanstop.measure.gradient_accounts import GradientAccounts, Line
+from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_library
+from nanstop.tracing.places import user_line
+
+__tracebackhide__ = passes_through
+
+
+class TrainerAccounts:
+    """Looks where every trainer passes: its accelerator's backward and the calls around an update.
+
+    A backward that a trainer of the user's makes by itself is not seen: then there is no account.
+    """
+
+    def __init__(self, watch: WatchedTrainer) -> None:
+        self._watch = watch
+        self._accounts = GradientAccounts()
+        self._writes = GradientWrites(self._accounts, is_shown=lambda file: not is_library(file))
+
+    def install(self) -> None:
+        """Stand in for what the trainer calls, until its patches are undone."""
+        patches, accelerator = self._watch.patches, self._watch.trainer.accelerator
+        patches.set(accelerator, "backward", partial(self._backward, accelerator.backward))
+        trainer = self._watch.trainer
+        patches.set(trainer, "_prepare_inputs", partial(self._preparing, trainer._prepare_inputs))
+        callbacks = trainer.callback_handler
+        updating = partial(self._updating, callbacks.on_pre_optimizer_step)
+        patches.set(callbacks, "on_pre_optimizer_step", updating)
+        updated = partial(self._updated, callbacks.on_optimizer_step)
+        patches.set(callbacks, "on_optimizer_step", updated)
+
+    def forward(self) -> None:
+        """Look at the weights that the first forward after an update finds."""
+        self._accounts.guarded(self._accounts.forward)
+
+    def end(self) -> None:
+        """Note no lines any more: the training is over."""
+        self._writes.stop()
+
+    def drop(self) -> None:
+        """Forget the window: nanstop itself changes its gradients."""
+        self._accounts.drop()
+
+    def _preparing(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
+        self._writes.stop()  # what follows is a model's forward
+        return prepare(*args, **kwargs)
+
+    def _backward(self, backward: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._watch.host.busy:
+            return backward(loss, *args, **kwargs)
+        optimizer = compat.inner_optimizer(self._watch.trainer.optimizer)
+        if optimizer is not None:
+            self._accounts.made(optimizer)
+        self._writes.stop()
+        self._accounts.guarded(self._accounts.before_backward, [loss])
+        result = backward(loss, *args, **kwargs)
+        self._accounts.guarded(self._accounts.after_backward, _own_line())
+        if self._accounts.wants_lines and not self._watch.facts.compiled:
+            self._writes.start()
+        return result
+
+    def _updating(self, tell: Any, *args: Any) -> Any:
+        result = tell(*args)  # a callback of the user's may write to gradients
+        self._writes.stop()
+        optimizer = compat.inner_optimizer(self._watch.trainer.optimizer)
+        if optimizer is not None and not self._watch.host.busy:
+            self._accounts.guarded(self._accounts.updating, optimizer)
+        return result
+
+    def _updated(self, tell: Any, *args: Any) -> Any:
+        optimizer, session = (
+            compat.inner_optimizer(self._watch.trainer.optimizer),
+            self._watch.session,
+        )
+        if optimizer is not None and session is not None and not self._watch.host.busy:
+            at = self._watch.step_id()
+            account = self._accounts.guarded(self._accounts.updated, optimizer, at)
+            if account is not None:
+                session.accounted(account)
+        return tell(*args)
+
+
+def _own_line() -> Line:
+    """Return the line of the user's that is at work, None where only the library's are."""
+    line = user_line()
+    return line if line is not None and not is_library(line[0].co_filename) else None

@@ -1,0 +1,281 @@
+"""Follows a sample of each optimizer's gradients from their backward to the change of the weights.
+
+Hosts say when something is about to happen to gradients, or has; at updates 0, 1, 2, 4, 8, ... of
+an optimizer a small copy is taken then. What is lost, doubled or hidden between two copies is so
+whatever the script called to do it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.measure.gradient_balance import Backward, Samples, balance, is_even, on_host
+from nanstop.numerics.tensors import is_measurable
+from nanstop.records import GradientAccount, StepId
+from nanstop.tracing.places import source_line
+
+MOST_TENSORS, MOST_ELEMENTS = 16, 256
+MOST_BACKWARDS = 64
+"""Backwards of a window that are followed; one of more has no account."""
+_MOST_NODES = 4096
+"""Nodes of a graph that are looked at for tensors that no optimizer holds."""
+
+Line = tuple[CodeType, int] | None
+_log = logging.getLogger("nanstop")
+
+
+class GradientAccounts:
+    """The accounts of one process. Nothing is copied at updates that are not looked at.
+
+    Copies stay on their device; ``updated`` alone synchronises it, at updates that are.
+    """
+
+    def __init__(self) -> None:
+        self._followed: WeakKeyDictionary[Optimizer, _Followed] = WeakKeyDictionary()
+        self._scaler: Any = None
+        self._is_uneven = False
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Follow an optimizer from its first update on."""
+        self._followed.setdefault(optimizer, _Followed(optimizer))
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether any window is looked at now."""
+        return any(one.samples is not None for one in self._followed.values())
+
+    @property
+    def wants_lines(self) -> bool:
+        """Whether the last account did not balance, so that the lines that write are worth
+        their cost.
+        """
+        return self._is_uneven and self.is_looking
+
+    def guarded(self, look: Callable[..., Any], *given: Any) -> Any:
+        """Return what a look of these accounts gives, None where nothing is looked at.
+
+        What it fails at ends them, not the run; no function mode of a script hears of it.
+        """
+        if not self.is_looking and look != self.updated:  # which counts those not looked at, too
+            return None
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                return look(*given)
+        except Exception as error:  # nanstop is never the reason a run dies
+            self._followed.clear()
+            reason = f"{type(error).__name__}: {error}"
+            _log.warning("nanstop: gradients are not followed any more (%s)", reason)
+            return None
+
+    def watched(self) -> list[Tensor]:
+        """Return the parameters whose gradients are looked at now: lines are looked for."""
+        found: list[Tensor] = []
+        for one in self._followed.values():
+            if one.samples is not None:
+                one.samples.was_read = bool(one.samples.was_read)
+                found += one.chosen()
+        return found
+
+    def forward(self) -> None:
+        """Look at the weights that the first forward after an update finds."""
+        for one in self._followed.values():
+            samples = one.samples
+            if samples is not None and samples.became is not None and samples.met is None:
+                samples.met = one.weights()
+
+    def scaled(self, scaler: Any) -> None:
+        """Note that a loss was scaled: the gradients to come are."""
+        self._scaler = ref(scaler)
+
+    def before_backward(self, losses: Sequence[Tensor]) -> None:
+        """Look at the gradients that a backward of ``losses`` will add to."""
+        for one in self._followed.values():
+            one.begin_backward(losses)
+
+    def after_backward(self, line: Line) -> None:
+        """Look at what the backward has made of them; ``line`` called it."""
+        for one in self._followed.values():
+            one.end_backward(line)
+
+    def wrote(self, line: Line) -> None:
+        """Note a line that changed gradients outside of any backward."""
+        source = source_line(line)
+        for one in self._followed.values():
+            if one.samples is not None and source is not None and one.samples.backwards:
+                one.samples.changed_at.append(source)
+
+    def read(self) -> None:
+        """Note that a line computed with gradients outside of any backward."""
+        for one in self._followed.values():
+            if one.samples is not None and one.samples.backwards:
+                one.was_read = True
+
+    def unscaling(self, optimizer: Optimizer) -> None:
+        """Look at gradients that a scaler is about to divide by its scale."""
+        one = self._followed.get(optimizer)
+        if one is not None and one.samples is not None and one.samples.backwards:
+            one.samples.at_unscale = one.gradients()
+            one.samples.norm_at_unscale = one.norm()
+
+    def updating(self, optimizer: Optimizer) -> None:
+        """Look at the gradients that an update takes and the weights that it will change."""
+        one = self._followed.get(optimizer)
+        if one is None or one.samples is None:
+            return
+        samples = one.samples
+        samples.consumed, samples.weights = one.gradients(), one.weights()
+        scaler = self._scaler() if self._scaler is not None else None
+        divides_itself = getattr(optimizer, "grad_scale", None) is not None
+        if scaler is not None and not divides_itself:
+            samples.scale = scaler._scale
+
+    def updated(self, optimizer: Optimizer, at: StepId) -> GradientAccount | None:
+        """Return the account that an update ends, None where it was not looked at.
+
+        Synchronises the device where it was.
+        """
+        one = self._followed.get(optimizer)
+        if one is None:
+            return None
+        if one.samples is not None and one.samples.consumed is None:
+            one.samples = Samples()  # the update was left out: the next one is looked at instead
+            return None
+        samples, self._scaler = one.close(), None
+        if samples is None or not samples.backwards:
+            return None
+        others = sum(bool(each.num_updates) for each in self._followed.values())
+        name = f"{type(optimizer).__name__} {one.place(self._followed)}".removesuffix(" 1")
+        account = balance(on_host(samples), at, name, is_only=others == 1)
+        self._is_uneven = account is not None and not is_even(account)
+        return account
+
+    def drop(self) -> None:
+        """Forget what is open: nanstop itself changes these gradients."""
+        for one in self._followed.values():
+            if one.samples is not None:
+                one.samples = Samples()
+
+
+class _Followed:
+    """An optimizer's sample. ``samples``: of the present window, None where it is not looked at."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = ref(optimizer)
+        self._chosen: list[Tensor] | None = None
+        self._last_loss: Callable[[], Any] = lambda: None
+        self._begun: tuple[Tensor, Tensor, bool, bool] | None = None
+        self.num_updates = 0
+        self.was_read = False
+        """Whether what the last backward left was computed with."""
+        self.samples: Samples | None = Samples()
+
+    def chosen(self) -> list[Tensor]:
+        """Return evenly spread parameters, matrices alone where there are any."""
+        if self._chosen is None:
+            optimizer = self._optimizer()
+            groups = optimizer.param_groups if optimizer is not None else ()
+            every = [p for group in groups for p in group["params"]]
+            fit = [p for p in every if p.requires_grad and is_measurable(p)]
+            fit = [p for p in fit if p.device == fit[0].device]
+            fit = [p for p in fit if p.dim() > 1] or fit
+            self._chosen = fit[:: -(-len(fit) // MOST_TENSORS) or 1][:MOST_TENSORS]
+        return self._chosen
+
+    def gradients(self) -> Tensor:
+        """Return a copy of the sampled gradients, zeros where there is none or a sparse one."""
+        dense = [_dense(p.grad) for p in self.chosen()]
+        pairs = zip(self.chosen(), dense, strict=True)
+        return _joined([_spread(p if g is None else g, zero=g is None) for p, g in pairs])
+
+    def weights(self) -> Tensor:
+        return _joined([_spread(p) for p in self.chosen()])
+
+    def norm(self) -> Tensor | None:
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups if optimizer is not None else ()
+        found = [_dense(p.grad) for group in groups for p in group["params"]]
+        present = [g for g in found if g is not None]
+        return torch.nn.utils.get_total_norm(present) if present else None
+
+    def place(self, among: Any) -> int:
+        kind = type(self._optimizer())
+        same = [one for one in among.values() if type(one._optimizer()) is kind]
+        return next(place for place, one in enumerate(same, start=1) if one is self)
+
+    def begin_backward(self, losses: Sequence[Tensor]) -> None:
+        samples = self.samples
+        if samples is None or not self.chosen():
+            return
+        if len(samples.backwards) >= MOST_BACKWARDS:
+            self.samples = None
+            return
+        samples.was_read = self.was_read or samples.was_read
+        loss = losses[0] if losses else None
+        again = loss is not None and loss is self._last_loss()
+        self._last_loss = ref(loss) if loss is not None else (lambda: None)
+        others = bool(samples.backwards) and _reaches_others(losses)
+        self._begun = self.gradients(), self.weights(), again, others
+
+    def end_backward(self, line: Line) -> None:
+        if self.samples is None or self._begun is None:
+            return
+        (before, weights, again, others), self._begun = self._begun, None
+        self.was_read = False
+        after = self.gradients()
+        self.samples.backwards.append(
+            Backward(before, after, weights, source_line(line), again, others)
+        )
+
+    def close(self) -> Samples | None:
+        """Return what was copied since the last update, and begin anew."""
+        closed, self.samples = self.samples, None
+        self.num_updates += 1
+        if closed is not None and closed.consumed is not None:
+            closed.updated = self.weights()
+        if not self.num_updates & (self.num_updates - 1):
+            self.samples = Samples()
+            if closed is not None and closed.updated is not None:
+                self.samples.was, self.samples.became = closed.weights, closed.updated
+                self.samples.left = self.gradients()
+        return closed
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    return gradient if gradient is not None and is_measurable(gradient) else None
+
+
+def _spread(tensor: Tensor, *, zero: bool = False) -> Tensor:
+    """Return evenly spread elements of a tensor, as a view where it is contiguous."""
+    flat = tensor.detach()
+    flat = (torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat).reshape(-1)
+    # An odd distance: an even one may meet the same column of every row.
+    each = 1 if flat.numel() <= MOST_ELEMENTS else -(-flat.numel() // MOST_ELEMENTS) | 1
+    return torch.zeros_like(flat[::each]) if zero else flat[::each]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
+    return torch.cat([part.to(wide) for part in parts])
+
+
+def _reaches_others(losses: Sequence[Tensor]) -> bool:
+    """Return whether a backward of ``losses`` gives gradients to a tensor that is no parameter."""
+    waiting: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
+            return True
+        new = {following for following, _ in node.next_functions if following} - seen
+        seen |= new
+        waiting += new
+    return len(seen) >= _MOST_NODES

@@ -1,0 +1,68 @@
+"""What became of gradients between a backward and the change of the weights, in a sample."""
+
+from __future__ import annotations
+
+from nanstop.records.record import record
+from nanstop.records.values import SourceLine, StepId
+
+
+@record
+class Contribution:
+    """What one backward added to the sampled gradients.
+
+    ``num_bad``: elements that it left not finite. ``is_lost``: it was gone again before the next
+    backward of the window. ``is_again``: it came from the very loss of the backward before, and is
+    equal to what that had added. ``reached_others``: its graph also ended in tensors that no
+    optimizer holds: it may have been asked for their gradients.
+    """
+
+    norm: float
+    num_bad: int = 0
+    is_lost: bool = False
+    is_again: bool = False
+    reached_others: bool = False
+    source: SourceLine | None = None
+
+
+@record
+class GradientAccount:
+    """The gradients of one optimizer from one update to the next, in a sample of its parameters.
+
+    Norms are 2-norms over the ``num_elements`` of the sample. ``arrived``: what was there when the
+    last backward was through; ``consumed``: as the optimizer took it. ``factor``: by which the
+    first became the second, None where no single number did.
+    """
+
+    at: StepId
+    optimizer: str
+    num_elements: int
+    contributions: tuple[Contribution, ...] = ()
+    arrived: float = 0.0
+    consumed: float = 0.0
+    factor: float | None = None
+    scale: float = 1.0
+    """The loss scale of a scaler that is on ``arrived``."""
+    is_carried: bool = False
+    """Whether the window began on what the update before it had consumed, which was not zero, and
+    ``consumed`` still holds that."""
+    num_hidden: int = 0
+    """Elements that the last backward left not finite and the optimizer took as numbers."""
+    until_unscale: float | None = None
+    """The factor by which gradients had been multiplied when the scaler came to unscale them;
+    None where no single number did, or it never came."""
+    norm_at_unscale: float | None = None
+    """The norm of all gradients then, where they were not as the last backward had left them."""
+    share_moved: float = 0.0
+    """How many of the sampled weights the update changed."""
+    is_put_back: bool = False
+    """Whether the next forward after the update before found the weights as they had been ahead
+    of that update, which had changed them."""
+    were_weights_still: bool = True
+    """Whether the weights were the same at every backward and at the update."""
+    is_only: bool = True
+    """Whether no other optimizer is at work in this process."""
+    was_read: bool | None = None
+    """Whether a line computed with gradients between those; None where that was not looked for."""
+    changed_at: tuple[SourceLine, ...] = ()
+    """Lines that wrote to gradients between the window's backwards and its update; empty where
+    that was not looked for."""

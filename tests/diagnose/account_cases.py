@@ -1,0 +1,69 @@
+"""What becomes of gradients between a backward and an update, as evidence for the rules."""
+
+import math
+
+from nanstop.records import Contribution, Evidence, GradientAccount, RunFacts, StepId
+
+
+def accounts(*given, given_by=({},), **fields):
+    """Evidence of an account for each of ``given``, at updates 1, 2, ...
+
+    ``given_by``: fields of the contributions of each of them.
+    """
+    settings = {"optimizer": "SGD", "num_elements": 100, "arrived": 2.0, "consumed": 2.0}
+    settings |= {"factor": 1.0, "was_read": False}
+    contributions = tuple(Contribution(**({"norm": 1.0} | one)) for one in given_by)
+    made = tuple(
+        GradientAccount(
+            **settings | fields | one,
+            contributions=contributions,
+            at=StepId(run="r", step=step),
+        )
+        for step, one in enumerate(given, start=1)
+    )
+    return Evidence(facts=RunFacts(host="loop"), accounts=made, at=made[-1].at)
+
+
+def clipped_scaled(*, norms):
+    """Gradients are made smaller before they are unscaled, at each update by another factor."""
+    seen = [
+        {"until_unscale": factor, "norm_at_unscale": norm}
+        for factor, norm in zip((0.1, 0.2), norms, strict=True)
+    ]
+    return accounts(*seen, scale=1024.0, factor=1e-4)
+
+
+LOST = {"is_lost": True}
+
+FIRES = [
+    ("NS306", accounts({}, {}, is_carried=True), "certain"),
+    ("NS306", accounts({}, {}, given_by=(LOST, LOST, {})), "certain"),
+    ("NS306", accounts({}, {}, given_by=({}, {"is_again": True})), "certain"),
+    ("NS306", accounts({}, {}, num_hidden=3, factor=None), "certain"),
+    ("NS307", accounts({}, {}, {}, consumed=0.0, factor=0.0), "certain"),
+    ("NS307", accounts({}, {}, {}, consumed=1e-9, factor=5e-10), "certain"),
+    ("NS112", accounts({}, {}, scale=1024.0), "certain"),
+    ("NS112", clipped_scaled(norms=(1.0, 1.0)), "certain"),
+    ("NS114", accounts({}, {}, is_put_back=True), "certain"),
+]  # fmt: skip
+
+SILENT = [
+    ("NS306", accounts({"is_carried": True}, {})),
+    ("NS306", accounts({}, {}, given_by=({}, {}, {}))),
+    ("NS306", accounts({}, {}, given_by=(LOST, LOST, {}), was_read=True)),
+    ("NS306", accounts({}, {}, given_by=(LOST, LOST, {}), was_read=None)),
+    ("NS306", accounts({}, {}, given_by=(LOST, LOST, {}), is_only=False)),
+    ("NS306", accounts({}, {}, given_by=(LOST, LOST, {}), were_weights_still=False)),
+    ("NS306", accounts({}, {}, given_by=(LOST, LOST, {}), factor=None)),
+    ("NS306", accounts({}, {}, given_by=(LOST | {"num_bad": 1}, {}))),
+    ("NS306", accounts({}, {}, given_by=(LOST, {"reached_others": True}))),
+    ("NS306", accounts({}, {}, given_by=({}, {"is_again": True, "is_lost": True}, {}))),
+    ("NS307", accounts({}, {}, consumed=0.0, factor=0.0)),
+    ("NS307", accounts({}, {}, {}, arrived=0.0, consumed=0.0, factor=None)),
+    ("NS307", accounts({}, {}, {}, arrived=math.inf, consumed=0.0, factor=None)),
+    ("NS307", accounts({}, {}, {}, scale=2.0**24, arrived=2.0**24, consumed=0.5)),
+    ("NS112", accounts({}, {}, scale=1024.0, factor=1 / 1024)),
+    ("NS112", accounts({}, {}, scale=1024.0, until_unscale=0.25, norm_at_unscale=1.0, factor=1e-4)),
+    ("NS112", clipped_scaled(norms=(1.0, 2.0))),
+    ("NS114", accounts({"is_put_back": True}, {})),
+]  # fmt: skip

@@ -1,0 +1,394 @@
+"""Loops that lose gradients on their way to the optimizer, each spelled in several ways, and loops
+that come close to that and mean it.
+"""
+
+import textwrap
+
+HEAD = """
+import copy
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+opt = torch.optim.{kind}(net.parameters(), lr={lr})
+data = [torch.randn(8, 8) for _ in range(40)]
+weights = list(net.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+def loss_of(x):
+    return net(x).pow(2).mean()
+"""
+
+
+def loop(body, *, kind="SGD", lr="0.05", before="", windows=False):
+    """A script of ten updates; with ``windows`` of four micro-batches each, in ``window``."""
+    begin = "for window in zip(*[iter(data)] * 4):" if windows else "for x in data[:10]:"
+    body = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+    return f"{HEAD.format(kind=kind, lr=lr)}{textwrap.dedent(before)}\n{begin}\n{body}\n"
+
+
+ACCELERATED = """
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+net, opt = accelerator.prepare(net, opt)
+"""
+HAND_NORM = "norm = sum(p.grad.pow(2).sum() for p in weights) ** 0.5\n"
+
+FAULTS = {
+    "never cleared": ("NS306", "loss.backward()", loop("""
+        loss = loss_of(x)
+        loss.backward()
+        opt.step()
+        """)),
+    "never cleared, clipped": ("NS306", "loss_of(x).backward()", loop("""
+        loss_of(x).backward()
+        nn.utils.clip_grad_norm_(weights, 0.1)
+        opt.step()
+        """, kind="AdamW", lr="1e-3")),
+    "never cleared, accumulated": ("NS306", "(loss_of(x) / 4).backward()", loop("""
+        for x in window:
+            (loss_of(x) / 4).backward()
+        opt.step()
+        """, windows=True)),
+    "another model is cleared": ("NS306", "loss_of(x).backward()", loop("""
+        kept.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        """, before="kept = copy.deepcopy(net)\n")),
+    "cleared in the window": ("NS306", "opt.zero_grad()", loop("""
+        for x in window:
+            opt.zero_grad()
+            (loss_of(x) / 4).backward()
+        opt.step()
+        """, windows=True)),
+    "cleared in the window by hand": ("NS306", "p.grad = None", loop("""
+        for x in window:
+            loss = loss_of(x) / 4
+            for p in weights:
+                p.grad = None
+            loss.backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        opt.step()
+        """, windows=True)),
+    "cleared in the window in place": ("NS306", "p.grad.data.zero_()", loop("""
+        for x in window:
+            for p in weights:
+                if p.grad is not None:
+                    p.grad.data.zero_()
+            (loss_of(x) / 4).backward()
+        opt.step()
+        """, windows=True)),
+    "cleared in the window of accelerate": ("NS306", "opt.zero_grad()", loop("""
+        for x in window:
+            with accelerator.accumulate(net):
+                opt.zero_grad()
+                accelerator.backward(loss_of(x))
+                opt.step()
+        """, before=ACCELERATED, windows=True)),
+    "counted twice": ("NS306", "loss.backward()", loop("""
+        opt.zero_grad()
+        loss = loss_of(x)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        opt.step()
+        """)),
+    "counted twice by torch.autograd": ("NS306", "torch.autograd.backward(loss)", loop("""
+        opt.zero_grad()
+        loss = loss_of(x)
+        torch.autograd.backward(loss, retain_graph=True)
+        torch.autograd.backward(loss)
+        opt.step()
+        """)),
+    "NaN replaced": ("NS306", "torch.nan_to_num_(p.grad)", loop("""
+        opt.zero_grad()
+        y = net(x).clone()
+        y[0] = y[0] * 0
+        y.pow(2).sum(1).sqrt().mean().backward()
+        for p in weights:
+            torch.nan_to_num_(p.grad)
+        opt.step()
+        """)),
+    "NaN masked": ("NS306", "p.grad[p.grad.isnan()] = 0.0", loop("""
+        opt.zero_grad()
+        y = net(x).clone()
+        y[0] = y[0] * 0
+        y.pow(2).sum(1).sqrt().mean().backward()
+        for p in weights:
+            p.grad[p.grad.isnan()] = 0.0
+        opt.step()
+        """)),
+    "clipped to 0": ("NS307", "nn.utils.clip_grad_norm_(weights, 0.0)", loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        nn.utils.clip_grad_norm_(weights, 0.0)
+        opt.step()
+        """, kind="AdamW", lr="1e-3")),
+    "clipped to next to 0 by accelerate": ("NS307", "clip_grad_norm_(weights, 1e-10)", loop("""
+        opt.zero_grad()
+        accelerator.backward(loss_of(x))
+        accelerator.clip_grad_norm_(weights, 1e-10)
+        opt.step()
+        """, before=ACCELERATED.replace("=4", "=1"))),
+    "clipped by a norm that overflows": ("NS307", "p.grad.mul_(min(1.0, 1.0 / norm))", loop("""
+        opt.zero_grad()
+        (1e22 * loss_of(x)).backward()
+        norm = float(sum(p.grad.pow(2).sum() for p in weights) ** 0.5)
+        for p in weights:
+            p.grad.mul_(min(1.0, 1.0 / norm))
+        opt.step()
+        """)),
+    "clipped by a norm in half": ("NS307", "p.grad = p.grad * (1.0 / norm)", loop("""
+        opt.zero_grad()
+        (1e4 * loss_of(x)).backward()
+        norm = torch.stack([p.grad.half().pow(2).sum() for p in weights]).sum().sqrt().float()
+        for p in weights:
+            p.grad = p.grad * (1.0 / norm)
+        opt.step()
+        """)),
+    "clipped by hand while scaled": ("NS112", "p.grad.mul_(min(1.0, 0.1 / norm))", loop(f"""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        {HAND_NORM.strip()}
+        for p in weights:
+            p.grad.mul_(min(1.0, 0.1 / norm))
+        scaler.step(opt)
+        scaler.update()
+        """)),
+    "clipped while scaled": ("NS112", "", loop("""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        nn.utils.clip_grad_norm_(weights, 0.1)
+        scaler.step(opt)
+        scaler.update()
+        """)),
+    "clipped by foreach while scaled": ("NS112", "torch._foreach_mul_(grads, factor)", loop("""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        grads = [p.grad for p in weights]
+        factor = min(1.0, 0.1 / float(torch.stack(torch._foreach_norm(grads)).norm()))
+        torch._foreach_mul_(grads, factor)
+        scaler.step(opt)
+        scaler.update()
+        """)),
+    "scale left on": ("NS112", "", loop("""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        opt.step()
+        """, lr="1e-6")),
+    "scale left on, looked at": ("NS112", "", loop("""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        for p in weights:
+            p.grad.add_(0.0)
+        opt.step()
+        """, lr="1e-6")),
+    "weights put back": ("NS114", "", loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        net.load_state_dict(best)
+        """, before="best = copy.deepcopy(net.state_dict())\n")),
+    "weights copied back": ("NS114", "", loop("""
+        with torch.no_grad():
+            for p, start in zip(weights, best):
+                p.copy_(start)
+        opt.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        """, before="best = [p.detach().clone() for p in weights]\n")),
+}  # fmt: skip
+"""By name: code, the start or end of the line that is named ("" for none), and the script."""
+
+HEALTHY = {
+    "plain": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        opt.step()
+        """),
+    "accumulated, cleared in place": loop("""
+        for x in window:
+            (loss_of(x) / 4).backward()
+        opt.step()
+        opt.zero_grad(set_to_none=False)
+        """, windows=True),
+    "accumulated by accelerate": loop("""
+        for x in window:
+            with accelerator.accumulate(net):
+                accelerator.backward(loss_of(x))
+                opt.step()
+                opt.zero_grad()
+        """, before=ACCELERATED, windows=True),
+    "two losses on one graph": loop("""
+        opt.zero_grad()
+        y = net(x)
+        y[:, 0].pow(2).mean().backward(retain_graph=True)
+        y[:, 1].pow(2).mean().backward()
+        opt.step()
+        """),
+    "unscaled and clipped": loop("""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        scaler.unscale_(opt)
+        nn.utils.clip_grad_norm_(weights, 0.1)
+        scaler.step(opt)
+        scaler.update()
+        """),
+    "unscaled and clipped by hand": loop(f"""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        for p in weights:
+            p.grad.div_(scaler.get_scale())
+        {HAND_NORM.strip()}
+        for p in weights:
+            p.grad.mul_(min(1.0, 0.1 / norm))
+        opt.step()
+        """),
+    "divided by the window while scaled": loop("""
+        opt.zero_grad()
+        scaler.scale(loss_of(x)).backward()
+        for p in weights:
+            p.grad.div_(4)
+        scaler.step(opt)
+        scaler.update()
+        """),
+    "a large sum, divided by its count": loop("""
+        opt.zero_grad()
+        (1e6 * loss_of(x)).backward()
+        for p in weights:
+            p.grad.div_(1e6)
+        opt.step()
+        """),
+    "a layer held still for a while": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        net[0].weight.grad.zero_()
+        opt.step()
+        """),
+    "eligibility traces": loop("""
+        for p in weights:
+            if p.grad is not None:
+                p.grad.mul_(0.9)
+        loss_of(x).backward()
+        opt.step()
+        """),
+    "GAN with one helper": loop("""
+        update(other, judge(net(x).detach()).mean() - judge(torch.randn(8, 4)).mean())
+        update(opt, -judge(net(x)).mean())
+        """, before="""
+        judge = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        other = torch.optim.Adam(judge.parameters(), lr=1e-3)
+
+        def update(optimizer, loss):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """),
+    "GAN, both backwards before both updates": loop("""
+        for optimizer, loss in ((opt, fooled), (other, told)):
+            optimizer.zero_grad()
+            loss(x).backward()
+        opt.step()
+        other.step()
+        """, before="""
+        judge = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        other = torch.optim.Adam(judge.parameters(), lr=1e-3)
+        fooled = lambda x: -judge(net(x)).mean()
+        told = lambda x: judge(net(x).detach()).mean() - judge(torch.randn(8, 4)).mean()
+        """),
+    "sharpness-aware, one line": loop("""
+        for first in (True, False):
+            opt.zero_grad()
+            loss_of(x).backward()
+            if first:
+                climb = [0.05 * p.grad / (p.grad.norm() + 1e-12) for p in weights]
+                torch._foreach_add_([p.data for p in weights], climb)
+        torch._foreach_sub_([p.data for p in weights], climb)
+        opt.step()
+        """),
+    "adversarial inputs, one loop": loop("""
+        delta = torch.zeros_like(x, requires_grad=True)
+        for last in (False, False, True):
+            opt.zero_grad()
+            loss_of(x + delta).backward()
+            if not last:
+                delta = (delta + 0.01 * delta.grad.sign()).detach().requires_grad_()
+        opt.step()
+        """),
+    "conflicting gradients": loop("""
+        y, grads = net(x), []
+        for task in range(3):
+            opt.zero_grad()
+            y[:, task].pow(2).mean().backward(retain_graph=True)
+            grads.append([p.grad.clone() for p in weights])
+        for p, *own in zip(weights, *grads):
+            p.grad = sum(own)
+        opt.step()
+        """),
+    "clipped sample by sample": loop("""
+        total = [torch.zeros_like(p) for p in weights]
+        for x in window:
+            opt.zero_grad()
+            loss_of(x).backward()
+            nn.utils.clip_grad_norm_(weights, 0.1)
+            for sum_, p in zip(total, weights):
+                sum_ += p.grad
+        for sum_, p in zip(total, weights):
+            p.grad = sum_ / 4
+        opt.step()
+        """, windows=True),
+    "probed, then trained": loop("""
+        grad(loss_of(x[:4]))
+        seen.append(net[0].weight.grad.clone())
+        grad(loss_of(x))
+        opt.step()
+        """, before="""
+        seen = []
+
+        def grad(loss):
+            opt.zero_grad()
+            loss.backward()
+        """),
+    "saliency, then trained": loop("""
+        seen = x.clone().requires_grad_()
+        loss_of(seen).backward()
+        opt.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        """),
+    "prediction before the reset": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        with torch.no_grad():
+            net(x)
+        net.load_state_dict(best)
+        """, before="best = copy.deepcopy(net.state_dict())\n"),
+    "evaluation of averaged weights": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        held = copy.deepcopy(net.state_dict())
+        net.load_state_dict(average)
+        with torch.no_grad():
+            net(x)
+        net.load_state_dict(held)
+        """, before="average = copy.deepcopy(net.state_dict())\n"),
+    "gradients by torch.autograd.grad": loop("""
+        for p, grad in zip(weights, torch.autograd.grad(loss_of(x), weights)):
+            p.grad = grad
+        opt.step()
+        """),
+    "a closure": loop("""
+        def closure():
+            opt.zero_grad()
+            loss = loss_of(x)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        """, kind="LBFGS", lr="0.1"),
+}  # fmt: skip

@@ -1,0 +1,78 @@
+"""What becomes of gradients between their backward and the update is told by what is there."""
+
+import pytest
+import torch
+
+from hosts.script.account_scripts import FAULTS, HEALTHY, loop
+from loop_scripts import run_script, same, weights
+from nanstop.decide.policy import Policy
+from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
+
+torch.set_num_threads(1)
+ACCOUNTED = ("NS306", "NS307", "NS112", "NS114")
+
+
+def watched(folder, source):
+    """Run a script as ``nanstop run`` does; return its variables and what was said, codes only."""
+    said = []
+    store = Store(folder / "out")
+    store.reset()
+    session = opener(Policy(on_failure="observe"), store, said.append)
+    ending = run_script(folder / "script.py", source, session)
+    return ending, [one for one in said if getattr(one, "code", "") in ACCOUNTED]
+
+
+@pytest.mark.parametrize(("code", "line", "source"), FAULTS.values(), ids=FAULTS)
+def test_fault_is_named_with_its_line(tmp_path, code, line, source):
+    _, found = watched(tmp_path, source)
+    assert [one.code for one in found] == [code], found
+    if line:
+        assert line in found[0].lines[0]
+        assert found[0].where.startswith("script.py:")
+        assert found[0].seen.step <= 2
+
+
+@pytest.mark.parametrize("source", HEALTHY.values(), ids=HEALTHY)
+def test_healthy_loop_is_left_in_peace(tmp_path, source):
+    _, found = watched(tmp_path, source)
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["cleared in the window in place", "clipped by hand while scaled"])
+def test_lines_are_looked_for_without_changing_a_bit(tmp_path, name):
+    source = FAULTS[name][2]
+    plain = run_script(tmp_path / "plain.py", source)
+    seen, _ = watched(tmp_path, source)
+    assert same(weights(plain), weights(seen))
+    assert torch.equal(plain["torch"].get_rng_state(), seen["torch"].get_rng_state())
+
+
+def test_lines_are_looked_for_only_where_an_account_does_not_balance(tmp_path, monkeypatch):
+    asked = []
+    watched_by = GradientAccounts.watched
+    monkeypatch.setattr(
+        GradientAccounts, "watched", lambda self: asked.append(self) or watched_by(self)
+    )
+    watched(tmp_path, HEALTHY["plain"])
+    assert not asked
+    watched(tmp_path, FAULTS["cleared in the window"][2])
+    assert asked
+
+
+def test_a_script_with_a_function_mode_of_its_own_keeps_it(tmp_path):
+    own = """
+        from torch.utils._device import DeviceContext as Mode
+        """
+    body = """
+        with Mode(torch.device("cpu")):
+            for x in window:
+                opt.zero_grad()
+                (loss_of(x) / 4).backward()
+            opt.step()
+        """
+    source = loop(body, before=own, windows=True)
+    plain = run_script(tmp_path / "plain.py", source)
+    seen, _ = watched(tmp_path, source)
+    assert same(weights(plain), weights(seen))

@@ -1,0 +1,69 @@
+"""The gradients of a trainer, and of a loop that calls ``w.step``, are accounted for as well."""
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback
+
+import nanstop
+from hf_cases import build
+
+torch.set_num_threads(1)
+ACCOUNTED = ("NS306", "NS307", "NS112", "NS114")
+
+
+class Clearing(Trainer):
+    """Clears gradients where each micro-batch begins."""
+
+    def training_step(self, model, *args, **kwargs):
+        model.zero_grad()
+        return super().training_step(model, *args, **kwargs)
+
+
+class Scaled(TrainerCallback):
+    """Multiplies all gradients by a number before the update."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.factor)
+
+
+def codes(trainer, out):
+    with nanstop.watch(trainer, policy="observe", out=out) as watch:
+        trainer.train()
+    return [one.code for one in watch.findings if one.code in ACCOUNTED]
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Clearing, "NS306"), (Trainer, None)])
+def test_micro_batches_that_are_cleared(tmp_path, kind, code):
+    trainer = build("trainer", tmp_path / "hf")
+    trainer.__class__ = kind
+    assert codes(trainer, tmp_path / "out") == ([code] if code else [])
+
+
+@pytest.mark.parametrize(("factor", "found"), [(0.0, ["NS307"]), (0.5, [])])
+def test_gradients_that_a_callback_takes_away(tmp_path, factor, found):
+    trainer = build("trainer", tmp_path / "hf")
+    trainer.add_callback(Scaled(factor))
+    assert codes(trainer, tmp_path / "out") == found
+
+
+def test_a_watch_puts_the_accelerators_backward_back(tmp_path):
+    trainer = build("trainer", tmp_path / "hf")
+    codes(trainer, tmp_path / "out")
+    assert "backward" not in vars(trainer.accelerator)
+    assert "on_optimizer_step" not in vars(trainer.callback_handler)
+
+
+@pytest.mark.parametrize(("clip", "found"), [(1e-12, ["NS307"]), (1.0, [])])
+def test_a_loop_by_hand(tmp_path, clip, found):
+    net = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with nanstop.watch(net, optimizer, policy="observe", out=tmp_path) as watch:
+        for _ in range(5):
+            watch.step(lambda x: net(x).pow(2).mean(), torch.randn(4, 8))
+            watch.update(clip=clip)
+    assert [one.code for one in watch.findings if one.code in ACCOUNTED] == found

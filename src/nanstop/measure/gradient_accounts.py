@@ -42,15 +42,13 @@ class GradientAccounts:
         self._followed: WeakKeyDictionary[Optimizer, _Followed] = WeakKeyDictionary()
         self._scaler: Any = None
         self._is_uneven = False
+        self.is_looking = False
+        """Whether any window is looked at now."""
 
     def made(self, optimizer: Optimizer) -> None:
         """Follow an optimizer from its first update on."""
         self._followed.setdefault(optimizer, _Followed(optimizer))
-
-    @property
-    def is_looking(self) -> bool:
-        """Whether any window is looked at now."""
-        return any(one.samples is not None for one in self._followed.values())
+        self.is_looking = True
 
     @property
     def wants_lines(self) -> bool:
@@ -149,6 +147,7 @@ class GradientAccounts:
             one.samples = Samples()  # the update was left out: the next one is looked at instead
             return None
         samples, self._scaler = one.close(), None
+        self.is_looking = any(each.samples is not None for each in self._followed.values())
         if samples is None or not samples.backwards:
             return None
         others = sum(bool(each.num_updates) for each in self._followed.values())

@@ -55,7 +55,7 @@ def test_value_and_derivative_are_finite(name):
     torch.testing.assert_close(guarded[known], plain[known], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", set(BROKEN) - {"mean of nothing", "deviation of one"})
+@pytest.mark.parametrize("name", sorted(set(BROKEN) - {"mean of nothing", "deviation of one"}))
 def test_where_all_is_well_nothing_changes(name):
     compute, _ = BROKEN[name]
     inputs = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 0.3]])

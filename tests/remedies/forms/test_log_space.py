@@ -69,7 +69,7 @@ def test_it_is_the_same_function(name, seed, size):
         torch.testing.assert_close(gradient, plain_gradient, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", set(SAME) - {"clamped", "plus eps", "bce", "bce sum"})
+@pytest.mark.parametrize("name", sorted(set(SAME) - {"clamped", "plus eps", "bce", "bce sum"}))
 def test_it_is_finite_where_the_old_form_is_not(name):
     inputs = torch.tensor([[200.0, -50.0, -200.0], [-300.0, 0.5, 150.0]])
     formed, (gradient,) = under_form(SAME[name], inputs)

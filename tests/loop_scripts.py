@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from doubles.session import ScriptedSession
+from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.hosts.script import autowatch
 from nanstop.localize.localize import localize
 from nanstop.replay.rerun import attempt, rerun
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
 
 
 @dataclass
@@ -75,6 +78,18 @@ def run_script(path, source, session=None, **values):
     finally:
         autowatch.unwatch()
     return ending
+
+
+def investigated(path, source, **values):
+    """Run a script as ``nanstop run --policy observe`` would, in this process; return its
+    variables and what was told.
+    """
+    news = []
+    folder = path.parent / path.stem
+    store = Store(folder, None)
+    policy = Policy(on_failure="observe")
+    opening = opener(policy, store, news.append, opened=autowatch.opened)
+    return run_script(path, source, opening, **values), news
 
 
 def weights(ending, *names):

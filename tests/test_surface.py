@@ -65,6 +65,7 @@ CODES = [
     "NS503",
     "NS504",
     "NS505",
+    "NS506",
     "NS601",
     "NS602",
     "NS603",
@@ -116,7 +117,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "68533183c18eeeba")
+REPORT_FORM = (1, "b822583056fe0a10")
 
 
 def test_names():

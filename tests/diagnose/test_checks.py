@@ -350,6 +350,7 @@ FIRES = [
     ("NS501", evidence(batch=[batch_fact(), replace(batch_fact("weights", "float32", num_bad=1), shape=(4,))]), "likely"),
     ("NS501", evidence(localization(event(), "from_batch", culprit="batch[pixels]")), "certain"),
     ("NS501", evidence(localization(HIDING, "from_batch", culprit="batch[allowed]")), "likely"),
+    ("NS506", evidence(localization(event(), "from_constant", culprit="weights", made_before=True)), "certain"),
     ("NS501", evidence(localization(event()), batch=[batch_fact("p", "float32", num_bad=1)]), "likely"),
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=64.0)]), "likely"),
     ("NS502", evidence(batch=[batch_fact("labels", minimum=-1.0)]), "likely"),
@@ -598,6 +599,7 @@ SILENT = [
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=0, highest=1e-3, coming=0.0))),
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=3, highest=1e-3, coming=1e-3))),
     *account_cases.SILENT,
+    ("NS506", evidence(localization(event(), "from_batch", culprit="batch[weights]"))),
     *training_cases.SILENT,
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from a name or an operation alone.
 
 from contextlib import suppress
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -119,6 +120,14 @@ NUMBERS = {
     "filled in": (
         lambda net, b: net(b["v"]).masked_fill(b["v"] > 0, -torch.inf),
         "the constant -inf",
+    ),
+    "written down": (
+        lambda net, b: net(b["v"]) + torch.tensor([0.0] * 7 + [-torch.inf]),
+        "-inf that no operation has made",
+    ),
+    "from NumPy": (
+        lambda net, b: net(b["v"]) * torch.from_numpy(numpy.array([1.0, numpy.nan] * 4)),
+        "nan that no operation has made",
     ),
 }
 

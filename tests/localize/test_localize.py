@@ -274,7 +274,7 @@ def test_value_written_outside_any_op(body):
 def test_constant_array_is_named_at_its_reader():
     spoiled = torch.from_numpy(np.array([1, NAN, 1, 1, 1, 1, 1, 1], dtype="float32"))
     found = located_body(lambda x: x * spoiled)
-    assert (found.origin, op_of(found)) == ("unknown", "mul")
+    assert (found.origin, found.culprit, op_of(found)) == ("from_constant", "spoiled", "mul")
 
 
 @pytest.mark.parametrize("name", ["proj.weight", "embed.weight", "head.bias"])

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.standstill import moved
-from nanstop.localize.origin import source_line
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
 from nanstop.records import ObjectiveRow
 from nanstop.tracing.op_patches import Look, SecondRun
 from nanstop.tracing.operators import base_name
+from nanstop.tracing.places import source_line
 from nanstop.tracing.record_step import look_again, record
 
 if TYPE_CHECKING:

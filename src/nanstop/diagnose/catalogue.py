@@ -8,6 +8,7 @@ from nanstop.diagnose.findings.data.ns502_id_out_of_range import RULE as NS502
 from nanstop.diagnose.findings.data.ns503_no_supervised_tokens import RULE as NS503
 from nanstop.diagnose.findings.data.ns504_outlier_batch import RULE as NS504
 from nanstop.diagnose.findings.data.ns505_data_that_cannot_teach import RULE as NS505
+from nanstop.diagnose.findings.data.ns506_constant_not_finite import RULE as NS506
 from nanstop.diagnose.findings.forward.ns201_fp16_overflow import RULE as NS201
 from nanstop.diagnose.findings.forward.ns202_fully_masked_row import RULE as NS202
 from nanstop.diagnose.findings.forward.ns203_mask_arithmetic_overflow import RULE as NS203
@@ -67,7 +68,7 @@ CATALOGUE: tuple[Rule, ...] = (
     *(NS201, NS202, NS203, NS204, NS205, NS206, NS207, NS208, NS209),
     *(NS301, NS302, NS303, NS304, NS305, NS306, NS307),
     *(NS401, NS402, NS403, NS404),
-    *(NS501, NS502, NS503, NS504, NS505),
+    *(NS501, NS502, NS503, NS504, NS505, NS506),
     *(NS601, NS602, NS603, NS604, NS605, NS606),
     *(NS701, NS702, NS703, NS704),
     *(NS801, NS802),

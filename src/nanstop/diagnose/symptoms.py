@@ -44,6 +44,7 @@ LOGGED: Mapping[str, str] = MappingProxyType(
         "NS207": "inf/inf nan/nan",
         "NS702": "inf/nan nan/nan huge/huge",
         "NS501": "nan/nan",
+        "NS506": "nan/nan inf/inf",
         "NS504": "inf/nan nan/nan huge/huge",
         "NS106": "nan/nan inf/inf",
         "NS105": "inf/inf nan/nan finite/huge",

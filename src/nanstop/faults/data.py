@@ -81,10 +81,24 @@ def learns_nothing(specimen: Specimen) -> bool:
     return run.healthy and run.num_nonzero_gradients == 0
 
 
+def weighed(count: float) -> Specimen:
+    """The loss weighs its columns by the inverse of how often each was met, the third ``count``
+    times.
+    """
+    model = Model(layer=diagonal(1.0))
+    counts = torch.ones(WIDTH)
+    counts[2] = count
+    weights = 1.0 / counts
+    return trained(
+        model, lambda batch: (model(batch["x"]) * weights).mean(), batches=({"x": ones()},)
+    )
+
+
 FAULTS: Mapping[str, Entry] = {
     "NS501": pair(pixels, math.inf, 2.0, batch_is_bad),
     "NS502": pair(token_id, 20, 19, raises_index_error),
     "NS503": Entry(partial(token_id, 19, label=-100), partial(token_id, 19, label=3), loss_fails),
     "NS504": pair(measured, 1e25, 1.0, loss_fails),
     "NS505": pair(labelled, 0.0, 1.0, learns_nothing, quiet=True),
+    "NS506": pair(weighed, 0.0, 1.0, loss_fails),
 }

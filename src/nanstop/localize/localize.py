@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from nanstop.localize import slicing
-from nanstop.localize.origin import FailureOrigin
+from nanstop.localize.origin import FailureOrigin, Samples
 from nanstop.localize.positions import Grid
 from nanstop.numerics.tensors import is_plain
 from nanstop.records import Confidence, Localization, Phase
@@ -72,7 +72,8 @@ def _confidence(found: Localization, *, tested: bool) -> Confidence:
     """
     if found.origin == "unknown":
         return "possible"
-    named = found.origin.startswith("from_") or found.key.kind in ("exception", "absorbed")
+    named = found.origin.startswith("from_") or found.made is not None
+    named = named or found.key.kind in ("exception", "absorbed")
     return "certain" if (tested or named) and not found.blind_spots else "likely"
 
 
@@ -114,8 +115,7 @@ def _explained(
         recording.reaches,
         absorbed,
         error=type(recording.error).__name__ if recording.error is not None else "",
-        grid=_grid(scene),
-        masks=_masks(scene),
+        samples=Samples(grid=_grid(scene), rows=_rows(scene), masks=_masks(scene)),
     )
 
 
@@ -188,6 +188,12 @@ def _is_mask(tensor: Tensor) -> bool:
     return bool((ones | (tensor == 0)).all()) and (
         not tensor.is_floating_point() or bool(ones.any())
     )
+
+
+def _rows(scene: _Scene) -> int | None:
+    entries = scene.step.batches[scene.micro].values()
+    first = next((v for v in entries if isinstance(v, Tensor) and v.dim()), None)
+    return int(first.shape[0]) if first is not None else None
 
 
 def _grid(scene: _Scene) -> Grid | None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nanstop.localize import dataflow, slicing
+from nanstop.localize.constants import as_constant, written_number
 from nanstop.localize.positions import Grid, positions_in
 from nanstop.localize.provenance import Kinds, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
@@ -36,11 +37,20 @@ _SIGNAL: Kinds = frozenset({"parameter", "state", "data"})
 _MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """``rows``: how many there are. ``masks``: entries of the batch that hold 0 and 1 alone."""
+
+    grid: Grid | None = None
+    rows: int | None = None
+    masks: frozenset[str] = frozenset()
+
+
 class FailureOrigin:
     """One recorded failure: its births, what a second run saw of them, and what they reached.
 
     ``error``: the type of the exception that the run raised, or "".
-    ``grid``: the batch's axes, where known.
+    ``samples``: what is known of the batch.
     """
 
     def __init__(
@@ -52,8 +62,7 @@ class FailureOrigin:
         absorbed: tuple[int, ...],
         *,
         error: str = "",
-        grid: Grid | None = None,
-        masks: frozenset[str] = frozenset(),
+        samples: Samples = Samples(),
     ) -> None:
         self.reaches = reaches
         self._trace = trace
@@ -62,9 +71,8 @@ class FailureOrigin:
         """Whether the second run saw the ops that were recorded."""
         self._details = details if self.stable else {}
         self._error = error
-        self._grid = grid
-        self._masks = masks
-        self._made = descents(trace, masks)
+        self._samples = samples
+        self._made = descents(trace, samples.masks)
         self._absorbed = tuple(filter(self._is_overflow, absorbed))
 
     def with_reaches(self, reaches: tuple[str, ...]) -> FailureOrigin:
@@ -104,7 +112,8 @@ class FailureOrigin:
         if external is not None:
             return self._external(*external)
         if born is not None:
-            return self._born(born)
+            written = written_number(self._trace, born, self._details.get(born))
+            return self._born(born) if written is None else self._external(born, written)
         if self._error:
             return self._exception()
         if self._absorbed:
@@ -220,9 +229,9 @@ class FailureOrigin:
 
     def _positions(self, index: int) -> tuple[Position, ...] | None:
         details = self._details.get(index)
-        if details is None or self._grid is None:
+        if details is None or self._samples.grid is None:
             return None
-        return positions_in(self._trace, self._trace.ops[index], details.bad, self._grid)
+        return positions_in(self._trace, self._trace.ops[index], details.bad, self._samples.grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands
@@ -236,7 +245,7 @@ class FailureOrigin:
     def _external(self, reader: int, value: Value) -> Localization:
         name = value.storage.name
         event = self.event(reader) if reader < len(self._trace.ops) else None
-        return Localization(
+        found = Localization(
             key=self._key(event, _kind_of(range_of(self._trace, value))),
             first_bad=event,
             origin=_origin_of(name),
@@ -247,6 +256,7 @@ class FailureOrigin:
             and dataflow.weighs_choices(self._trace, self._made, value),
             blind_spots=() if name else (_OUTSIDE,),
         )
+        return as_constant(found, value, self._details.get(reader), self._samples.rows) or found
 
     def _exception(self) -> Localization:
         raised = next((op for op in reversed(self._trace.ops) if op.raised), None)
@@ -325,7 +335,7 @@ class FailureOrigin:
         shown = read if len(read) == len(inputs) else [v for v in read if v.slot >= 0]
         if [value.shape for value in shown] != [stats.shape for stats in inputs]:
             return ()
-        kinds = (kinds_of(self._trace, self._made, value, self._masks) for value in shown)
+        kinds = (kinds_of(self._trace, self._made, value, self._samples.masks) for value in shown)
         return tuple(map(named, kinds))
 
     def _divisor(self, event: OpEvent) -> Value | None:

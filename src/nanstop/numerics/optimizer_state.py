@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.numerics.tensors import floats, has_bad
+from nanstop.numerics.tensors import floats, has_bad, is_inexact
 from nanstop.records import StateFault
 
 _SUMS_OF_SQUARES = frozenset(
@@ -65,7 +65,7 @@ def _misshapen(name: str, key: str, value: Tensor, parameter: Tensor) -> list[St
 
 
 def _impossible(name: str, key: str, value: Tensor) -> list[StateFault]:
-    if not value.is_floating_point() or value.device.type == "meta":
+    if not is_inexact(value) or value.device.type == "meta":
         return []
     parts = list(floats(value))
     if has_bad(value):

@@ -31,13 +31,15 @@ def widened(used: Iterable[torch.dtype]) -> dict[torch.dtype, torch.dtype]:
     range was too narrow.
 
     float16 and the 8-bit floats become float32. bfloat16 has the range of float32:
-    both become float64.
+    both become float64. Complex ones become complex128.
     """
+    used = set(used)
     present = {f for f in used if f.is_floating_point}
+    paired = dict.fromkeys((f for f in used if f.is_complex), torch.complex128)
     short = {f for f in present if f.itemsize < 4 and f is not torch.bfloat16}
-    if short:
+    if short and not paired:
         return dict.fromkeys(present & (short | {torch.bfloat16}), torch.float32)
-    return dict.fromkeys(present, torch.float64)
+    return dict.fromkeys(present, torch.float64) | paired
 
 
 @cache
@@ -70,11 +72,12 @@ def is_plain(tensor: Tensor) -> bool:
 
 def is_measurable(tensor: Tensor) -> bool:
     """Return whether a tensor holds dense floating or complex values that can be looked at here."""
-    return (
-        (tensor.is_floating_point() or tensor.is_complex())
-        and is_plain(tensor)
-        and tensor.numel() > 0
-    )
+    return is_inexact(tensor) and is_plain(tensor) and tensor.numel() > 0
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a floating or complex format: one that can hold a NaN."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -150,6 +150,10 @@ class Environment:
     command: CommandFacts | None = None
 
 
+BY_HAND = "the script changes its weights by itself, with no optimizer"
+"""What ``RunFacts.veto`` says of a loop that was written so."""
+
+
 @record
 class RunFacts:
     """Standing facts of a run, read once when watching starts.

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from nanstop.records.facts import BatchFact, Environment, RunFacts
 from nanstop.records.record import record
-from nanstop.records.values import FailureKey, OpEvent, Series, Signal, StepId, TensorStats
+from nanstop.records.values import (
+    FailureKey,
+    OpEvent,
+    Series,
+    Signal,
+    SourceLine,
+    StepId,
+    TensorStats,
+)
 from nanstop.records.vocabulary import SCHEMA, Confidence, Fidelity, Finiteness, Origin, Phase
 
 
@@ -62,7 +70,9 @@ class Position:
 @record
 class Localization:
     """Where the failure was born.
-    ``culprit``: parameter, batch entry or state when it was bad before any op ran.
+    ``culprit``: parameter, batch entry, state or variable of the script when it was bad before any
+    op ran. ``made``: the line that gave such a variable its value, or wrote it down.
+    ``made_before``: whether that was before the step.
     """
 
     key: FailureKey
@@ -73,6 +83,8 @@ class Localization:
     in records of a time when that was not noted.
     """
     culprit: str | None = None
+    made: SourceLine | None = None
+    made_before: bool = False
     reaches: tuple[str, ...] = ()
     """What the bad value spoiled: "loss", or names of parameters (their gradient or value)."""
     growth: tuple[OpEvent, ...] = ()

@@ -25,7 +25,14 @@ SignalSource = Literal[
     "loss", "grad", "logits", "param", "state", "reward", "exception", "exit", "gauge", "scaler"
 ]
 Origin = Literal[
-    "born_here", "from_param", "from_batch", "from_buffer", "from_state", "absorbed", "unknown"
+    "born_here",
+    "from_param",
+    "from_batch",
+    "from_buffer",
+    "from_constant",
+    "from_state",
+    "absorbed",
+    "unknown",
 ]
 Fidelity = Literal["bitwise", "same_failure", "different", "not_reproduced"]
 Finiteness = Literal["finite", "nonfinite", "unknown"]

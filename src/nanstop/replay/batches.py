@@ -39,6 +39,8 @@ def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
 
 def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
     detached = value.detach()
+    if detached.is_complex():
+        detached = torch.view_as_real(detached.resolve_conj())
     finite = detached
     num_bad = 0
     if detached.is_floating_point():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.tensors import is_inexact, nonfinite
 from nanstop.replay.step import ModelView, trainable_of
 from nanstop.session.history import History
 
@@ -18,7 +18,7 @@ def not_finite(view: ModelView, series: History) -> tuple[str, ...]:
     """
     trained = trainable_of(view)
     weights = {name: p.detach() for name, p in trained.parameters.items()}
-    state = {n: v for n, v in trained.state_tensors().items() if v.is_floating_point()}
+    state = {n: v for n, v in trained.state_tensors().items() if is_inexact(v)}
     losses = next((one.values for one in series.recent() if one.name == "loss_raw"), ())
     bad = not all(map(math.isfinite, losses[-_LAST:]))
     return (*nonfinite(weights), *nonfinite(state), *(("loss",) if bad else ()))

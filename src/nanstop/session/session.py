@@ -26,6 +26,7 @@ from nanstop.records import (
     Signal,
     StepId,
 )
+from nanstop.records.facts import BY_HAND
 from nanstop.records.remedies import describe
 from nanstop.session.findings import Findings
 from nanstop.session.history import WHOLE, History
@@ -123,7 +124,7 @@ class Session(WatchedRun):
                 f"{self.facts.world_size} processes train together: failures are observed, "
                 "nothing is changed"
             )
-        if self.facts.veto != "yes":
+        if self.facts.veto not in ("yes", BY_HAND):
             self.announce(f"the update cannot be held back here: {self.facts.veto}")
         self._write_summary()
 

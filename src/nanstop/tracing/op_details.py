@@ -14,6 +14,7 @@ from torch import Tensor
 from nanstop.numerics.tensors import (
     bad_mask,
     dense_parts,
+    is_inexact,
     is_measurable,
     is_plain,
     measure,
@@ -22,6 +23,7 @@ from nanstop.numerics.tensors import (
 from nanstop.records import Finiteness, TensorStats
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
+from nanstop.tracing.holders import Holder, holder_of
 
 _ATTENTION = "scaled_dot_product"
 _MASK_FRACTION = 0.9
@@ -40,7 +42,8 @@ class OpDetails:
     finite operands.
 
     ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it
-    has none), on the device.
+    has none), on the device. ``held``: for each operand that is bad and no parameter, the script's
+    variable that holds it.
     """
 
     op: str
@@ -52,6 +55,7 @@ class OpDetails:
     masking: bool = False
     bad: tuple[Tensor | None, ...] = ()
     read: tuple[Tensor | None, ...] = ()
+    held: tuple[Holder | None, ...] = ()
 
 
 class Observer:
@@ -76,6 +80,7 @@ class Observer:
         read = operands_of(func, args, kwargs)
         # Of an op that raises there is no result to look at; its operands are what there is to say.
         before = OpDetails(str(func), tuple(self._measured(tensor) for tensor in read))
+        before = replace(before, held=tuple(map(_holder, read, before.inputs)))
         self.seen[index] = before
         masked = fully_masked_rows(read)
         kept = [t.clone() for t in read] if traits.mutated else read
@@ -102,6 +107,11 @@ class Observer:
     def _measured(self, tensor: Tensor) -> TensorStats:
         name = self._names.get(tensor.untyped_storage()._cdata) if is_plain(tensor) else None
         return measure(tensor, name)
+
+
+def _holder(tensor: Tensor, stats: TensorStats) -> Holder | None:
+    own = stats.name is None or stats.name.startswith(("batch[", "buffer "))
+    return holder_of(tensor) if own and not stats.finite else None
 
 
 def _bad_or_none(tensor: Tensor) -> Tensor | None:
@@ -167,14 +177,13 @@ def rerun_wider(
     """Return whether the op, on the same inputs in a wider format, is finite where its result
     was not.
     """
-    formats = {t.dtype for _, _, t in operators.tensors(args, kwargs) if t.is_floating_point()}
+    formats = {t.dtype for _, _, t in operators.tensors(args, kwargs) if is_inexact(t)}
     formats |= {value for value in kwargs.values() if isinstance(value, torch.dtype)}
     wide = widened(formats)
 
     def widen(value: Any) -> Any:
         if isinstance(value, Tensor):
-            floating = is_measurable(value) and value.is_floating_point()
-            return value.to(wide.get(value.dtype, value.dtype)) if floating else value
+            return value.to(wide.get(value.dtype, value.dtype)) if is_measurable(value) else value
         if isinstance(value, torch.dtype):
             return wide.get(value, value)
         if isinstance(value, list | tuple):

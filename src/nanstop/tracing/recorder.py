@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +33,13 @@ class Storage:
     """One block of memory and the ops that wrote into it, oldest first.
 
     The weak reference keeps the address from being given to another storage while recording lasts.
+    ``line``: (code, line number) that wrote its first values down, or took them from NumPy: no op
+    has made those.
     """
 
     ref: StorageWeakRef
     name: str | None
+    line: tuple[Any, int] | None = None
     writers: list[int] = field(default_factory=list)
     cache: dict[Any, Value] = field(default_factory=dict)
 
@@ -145,7 +149,10 @@ class Recorder(TorchDispatchMode):
         traits = operators.traits(func)
         op = self._place(traits.name)
         if not counted:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if traits.base == "lift_fresh":
+                self._note_literal(result, op)
+            return result
         self._ops.append(op)
         try:
             op.inputs = tuple(self._inputs(traits, args, kwargs))
@@ -165,6 +172,12 @@ class Recorder(TorchDispatchMode):
         except Exception:  # as above
             self._unseen[op.name] = None
         return result
+
+    def _note_literal(self, tensor: Any, op: Op) -> None:
+        with suppress(Exception):  # a tensor of a kind not foreseen must not end the run
+            storage = self._storage(tensor)
+            if storage.name is None and not storage.writers:
+                storage.line = op.line
 
     def _place(self, name: str) -> Op:
         """Return the op of this dispatch with its phase, module and line;

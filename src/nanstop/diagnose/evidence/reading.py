@@ -113,6 +113,12 @@ def bad_output(event: OpEvent) -> TensorStats | None:
     return next((output for output in event.outputs if not output.finite), None)
 
 
+def bad_counts(stats: TensorStats) -> str:
+    """Return what of a tensor is not finite: ``NaN x 4, -Inf x 1``."""
+    counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
+    return ", ".join(f"{word} x {amount}" for word, amount in counts if amount)
+
+
 def op_name(op: str) -> str:
     """Return the short name: ``_to_copy`` of ``aten._to_copy.default``."""
     parts = op.split(".")

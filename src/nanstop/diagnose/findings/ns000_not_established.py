@@ -79,6 +79,9 @@ def _ruled_out(evidence: Evidence) -> tuple[str, ...]:
     if found is not None and found.first_bad is not None:
         event = found.first_bad
         lines.append(f"first seen in `{op_name(event.op)}`, {event.phase}; origin {found.origin}")
+    if found is not None and found.made is not None:
+        line = f"line {found.made.line} brings the bad value in: `{found.made.text}`"
+        lines.append(f"{line}; no operation has made it")
     if replay is not None and replay.fidelity in ("bitwise", "same_failure"):
         lines.append("ruled out: chance; the replay fails in the same way")
     return tuple(lines)
@@ -97,6 +100,8 @@ def _next_experiment(evidence: Evidence) -> str:
         return f"reset the optimizer state `{found.culprit}` and run the step again"
     if found.origin == "from_buffer":
         return f"restore the buffer `{found.culprit}` from before the run and run the step again"
+    if found.made is not None:
+        return f"look at what line {found.made.line} takes: no operation of torch computes it"
     if found.blind_spots:
         return f"look at what the recorder could not see: {found.blind_spots[0]}"
     return _next_about(found.first_bad)
@@ -123,7 +128,12 @@ def _candidates(evidence: Evidence) -> Candidates:
 
 def _where(evidence: Evidence) -> str:
     found = evidence.localization
-    return found.first_bad.module if found is not None and found.first_bad is not None else ""
+    if found is None:
+        return ""
+    if found.first_bad is None and found.made is not None:
+        file = found.made.file.replace("\\", "/").rsplit("/", 1)[-1]
+        return f"{file}:{found.made.line}"
+    return found.first_bad.module if found.first_bad is not None else ""
 
 
 RULE = Rule(

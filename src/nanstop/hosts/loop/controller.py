@@ -21,12 +21,14 @@ from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_re
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.loop.step import LoopStep, learning_rates
+from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.window_end import Ending, WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import rank
 from nanstop.records import Atom, RunFacts, Signal, StepId
+from nanstop.replay.conditions import eager
 from nanstop.replay.step import ModelView, parameters_of
 from nanstop.session.watched_run import OpenSession, WatchedRun
 
@@ -118,6 +120,20 @@ class LoopController:
         )
         self.ends.ask(step, alarm(step.view, at, (signal,), "forward"))
 
+    def evaluated(self, step: LoopStep, value: float) -> bool:
+        """Report a model call without gradients, the only micro-batch of ``step``, if it fails when
+        it is made again; return whether it does. ``value``: what the script read of it.
+
+        Errors: ``TrainingStopped`` where that is resolved.
+        """
+        from nanstop.replay.rerun import attempt  # a healthy run has no use for it
+
+        if step.obstacle() or not attempt(step, 0).failed:
+            return False
+        signal = Signal(source="loss", name="eval_loss", value=value, at=step.id)
+        self.ends.ask(step, alarm(step.view, step.id, (signal,), "evaluate"))
+        return True
+
     def completed(self, *, applied: bool = True) -> None:
         """Note that the window is over."""
         self._until_update.close()
@@ -145,6 +161,8 @@ class LoopController:
 
     def alarm_of(self, step: LoopStep, reading: Reading) -> Alarm | None:
         found = alarm_of_reading(step, reading)
+        if found is not None:
+            _refuse_what_raises(step)
         is_overflow = found is not None and found.phase == "backward"
         return None if is_overflow and _is_scalers_own(step) else found
 
@@ -171,6 +189,21 @@ class LoopController:
         self._stopped = True
         reason = f"training stopped: {decision.reason}"
         raise TrainingStopped(reason, incident=decision.incident)
+
+
+def _refuse_what_raises(step: LoopStep) -> None:
+    """Count micro-batches that went through once and raise when they are run again as not
+    replayable: something in them can be called once only. Runs a failing window again, undone.
+    """
+    from nanstop.replay.rerun import attempt  # a healthy run has no use for it
+
+    taped = [(p, m) for p, m in enumerate(step.micros) if isinstance(m, TapedMicro)]
+    for place, micro in taped:
+        if micro.loss is None or step.obstacle():
+            return
+        error = attempt(step, place, under=eager).error
+        if error is not None:
+            micro.refuse(f"what it calls cannot be called again ({type(error).__name__}: {error})")
 
 
 def _norm_anew(step: LoopStep) -> Tensor:

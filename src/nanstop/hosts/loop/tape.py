@@ -8,6 +8,7 @@ It is played again from the first model call; what the loss does not need is lef
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
@@ -38,10 +39,12 @@ logits of another model, say.
 _MAX_ALL_BYTES = 2**24
 """More than this is not held in all."""
 
+_NUMBERS = frozenset((Tensor.item, Tensor.__float__))
+_LITERALS = frozenset((torch.tensor, torch.as_tensor, torch.from_numpy))
+"""What brings numbers into the loss that no op has made: called again, so that its line is seen."""
 _LOOKS = frozenset(
     {
-        Tensor.item,
-        Tensor.__float__,
+        *_NUMBERS,
         *(
             getattr(owner, f"is{kind}")
             for owner in (torch, Tensor)
@@ -86,7 +89,9 @@ class Tape(OwnMode):
     is, and made again only where it is not finite. ``num_ops``: how many ops on the model's results
     it recorded. ``num_outer``: how many others, and whatever it saw before a model call but for
     the ``num_passed`` times that a gradient was read or set.
-    ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises.
+    ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises,
+    ``on_number`` of a number that the script reads before the first model call and that is not
+    finite.
     ``looked_at``: the last scalar whose value, or whether it is finite, the script asked for.
     ``losses``: slots of what is to be replayed. ``problem``: why it records nothing any more.
     """
@@ -95,6 +100,7 @@ class Tape(OwnMode):
         super().__init__()
         self.device = device
         self.on_error = on_error
+        self.on_number: Callable[[float], None] = lambda _: None
         self.num_ops = 0
         self.num_outer = self.num_passed = 0
         self.takes_outer = True
@@ -115,11 +121,14 @@ class Tape(OwnMode):
             self.num_passed += 1
             return func(*args, **kwargs)
         is_early = self._first_of_model is None
+        if is_early and func in _NUMBERS:
+            return self._read(func, args, kwargs)
         self.num_outer += is_early
         if self.lingers or self.problem:
             return func(*args, **kwargs)
         operands: list[Operand] = []
-        call = self._before(func, args, kwargs, operands)
+        literal = func in _LITERALS and not is_early
+        call = self._before(func, args, kwargs, operands, always=literal)
         if call is None:
             return func(*args, **kwargs)
         self.num_ops += not call.outer
@@ -139,6 +148,15 @@ class Tape(OwnMode):
         if useless and self.calls and self.calls[-1] is call:
             self.calls.pop()
         return result
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a number that the script reads before the first model call, and tell of one that
+        is not finite.
+        """
+        number = func(*args, **kwargs)
+        if isinstance(number, float) and not math.isfinite(number):
+            self.on_number(number)
+        return number
 
     def call(
         self,
@@ -282,14 +300,18 @@ class Tape(OwnMode):
             slot = known[1] if known is not None and known[0]() is value else None
             operands.append((value, version(value), slot))
             first = self._first_of_model
-            if slot is not None and (
-                first is None or slot.index >= first or value.grad_fn is not None
+            trains = slot is not None and slot.outer and value.is_leaf and value.requires_grad
+            if (
+                slot is not None
+                and not trains
+                and (first is None or slot.index >= first or value.grad_fn is not None)
             ):
                 return slot
             # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
             if value.grad_fn is not None:
                 return HISTORY
-            return Constant(value, operands[-1][1], slot.index if slot is not None else None)
+            origin = slot.index if slot is not None and not trains else None
+            return Constant(value, operands[-1][1], origin)
         kind = type(value)
         if kind in _PLAIN:
             return value

@@ -78,14 +78,25 @@ class TapedMicro:
 
     @property
     def autocast(self) -> tuple[str, bool, torch.dtype]:
-        """Device type, whether autocast is on and its format, at the first model call."""
-        return next(call.autocast for call in self.tape.calls if call.rng is not None)
+        """Device type, whether autocast is on and its format, at the first model call, or the first
+        call of any.
+        """
+        calls = self.tape.calls
+        return next((call for call in calls if call.rng is not None), calls[0]).autocast
+
+    def trained(self) -> list[Tensor]:
+        """Return the tensors that its backward may have given a gradient, each once."""
+        held = [p for model in self._models() for p in model.parameters() if p.requires_grad]
+        return list({id(tensor): tensor for tensor in (*held, *self.leaves())}.values())
 
     def obstacle(self) -> str:
         if self.tape.problem:
             return self.tape.problem
         found = next((c.obstacle for c in self.tape.needed() if c.obstacle), "")
         return self.reason if found and self.reason else found
+
+    def refuse(self, reason: str) -> None:
+        self.tape.problem = reason
 
     def rerun(self, batch: Batch | None) -> Tensor:
         replaced = self._replaced(batch)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.numerics.tensors import HALF, format_name
+from nanstop.numerics.tensors import HALF, format_name, is_inexact
 from nanstop.records import AdapterFacts, GradientPath, HeadFacts, QuantizedFacts
 from nanstop.replay.step import ModelView
 
@@ -148,7 +148,7 @@ def _with_whole_numbers(root: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, weight in weights
-        if weight is not None and weight.dim() == 2 and not weight.is_floating_point()
+        if weight is not None and weight.dim() == 2 and not is_inexact(weight)
     )
 
 

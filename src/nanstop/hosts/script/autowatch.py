@@ -24,7 +24,7 @@ from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.script_warnings import show_at_script
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_own
+from nanstop.tracing.own_code import is_library, is_own
 
 if TYPE_CHECKING:
     from nanstop.session.watched_run import OpenSession
@@ -63,6 +63,8 @@ def install(open_session: OpenSession) -> None:
         torch = sys.modules["torch"]
         utils = torch.nn.utils
         table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
+        for owner in (torch.Tensor, torch.autograd):
+            table.replace(owner, "backward", _backward)
         # A script may import or call these before there is an optimizer.
         table.replace(torch, "compile", _compile)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -122,17 +124,34 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     """Stand in for ``Optimizer.__init__``: with the first one a loop may begin, and what watches
     it is imported.
     """
-    global _loops  # noqa: PLW0603
     original(optimizer, *args, **kwargs)
     if _num_pauses or _open_session is None:
         return
+    _begun_loops(_open_session).made_optimizer(optimizer)
+
+
+def _backward(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: a script that has no
+    optimizer and calls it trains by hand.
+    """
+    loops = _loops
+    if loops is None:
+        if _num_pauses or _open_session is None or is_library(sys._getframe(2).f_code.co_filename):
+            return original(loss, *args, **kwargs)
+        loops = _begun_loops(_open_session)
+    return loops.backward(original, loss, *args, **kwargs)
+
+
+def _begun_loops(open_session: OpenSession) -> Any:
+    """Return what watches raw loops, which is imported with the first that there is."""
+    global _loops  # noqa: PLW0603
     if _loops is None:
         from nanstop.hosts.script.raw_loops import RawLoops
 
-        _loops = RawLoops(_open_session, table, compiles_functions=_compiles_functions)
+        _loops = RawLoops(open_session, table, compiles_functions=_compiles_functions)
         _loops.install()
         LEFT.optimizers_at_work = _loops.optimizers_at_work
-    _loops.made_optimizer(optimizer)
+    return _loops
 
 
 def _compile(original: Any, model: Any = None, **options: Any) -> Any:

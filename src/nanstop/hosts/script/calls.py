@@ -50,10 +50,9 @@ class Calls:
 
     def install(self) -> None:
         """Replace torch's functions in the table."""
-        self._table.replace(torch.Tensor, "backward", self.backward)
-        self._table.replace(torch.autograd, "backward", self.backward)
         self._table.replace(torch.amp.GradScaler, "scale", self.scale)
         self._table.replace(torch.autograd.Function, "apply", self.apply_function)
+        self._table.replace(torch, "from_numpy", self.bring_in)
         self._table.replace(torch.nn.utils.stateless, "_functional_call", self.call_with)
         self._state.roots.begin()
         forked = WeakMethod(self._state.leave)
@@ -95,6 +94,8 @@ class Calls:
         self._state.account(self._state.accounts.forward)
         if not torch.is_grad_enabled():
             with self._state.untaped():
+                if self._state.micro is None and isinstance(again, nn.Module):
+                    self._state.evaluations.note(again, args, kwargs)
                 return function(*args, **kwargs)
         self._state.claim()
         micro = self._begun(module)
@@ -163,6 +164,19 @@ class Calls:
             if micro is self._state.micro:
                 micro.tape.start()
 
+    def bring_in(self, original: Any, array: Any) -> Any:
+        """Stand in for ``torch.from_numpy``, which no function mode sees.
+
+        A tape gets it as one call where the loss makes it of what NumPy has computed.
+        """
+        micro = self._state.micro
+        if not self._state.idle or micro is None or not micro.tape.stop():
+            return original(array)
+        try:
+            return micro.tape.call(original, (array,), {})
+        finally:
+            micro.tape.start()
+
     def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         """Stand in for ``GradScaler.scale``: keeps the loss as it was before it."""
         micro = self._state.micro
@@ -191,14 +205,16 @@ class Calls:
         return result
 
     def _backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        micro = self._state.micro
         raw = list(tensors(self._unscaled(loss)))
+        micro = self._state.micro or self._state.begin_without_model(raw)
         if micro is None or self._state.window.closed:
             self._state.drop()
             self._unseen(raw)
             with self._state.inside_backward():
                 result = original(loss, *args, **kwargs)
             self._look_for_updates()
+            if self._state.by_hand:
+                self._judge.by_hand(())
             return result
         self._state.budget.recorded(micro.tape)
         micro.tape.stop()
@@ -218,7 +234,9 @@ class Calls:
         if self._state.window.scaler is not None:
             self._state.window.note_arrival()
         self._look_for_updates()
-        if kwargs.get("retain_graph") or (len(args) > 1 and args[1]):
+        if self._state.by_hand:
+            self._judge.by_hand(micro.trained())
+        elif kwargs.get("retain_graph") or (len(args) > 1 and args[1]):
             self._tape_ops(micro)
         else:
             self._state.drop()

@@ -20,7 +20,7 @@ from nanstop.hosts.loop.tensors import total
 from nanstop.hosts.script.moved_weights import has_moved
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
-from nanstop.hosts.script.window import norm_of, parameters_of
+from nanstop.hosts.script.window import ScriptWindow, inner_module, norm_of, parameters_of
 from nanstop.hosts.window_end import Ending
 from nanstop.numerics.weights import param_groups
 from nanstop.tracebacks import passes_through
@@ -38,6 +38,7 @@ class Judge:
         self._steps = steps
         self.controller = controller
         state.on_error = self.raised
+        state.on_number = self.read_number
 
     def judge(
         self,
@@ -171,6 +172,32 @@ class Judge:
         window.updated_inside = True
         self.judge(parameters_of(optimizers[0]), None, optimizers[0], can_redo=False)
         self.ended(optimizers[0])
+
+    def read_number(self, number: float) -> None:
+        """Report an evaluation if the script has read a number that is not finite, and what its
+        model returns is not finite either: the latest such call that it still is of.
+        """
+        if not self._state.idle:
+            return
+        for micro in self._state.evaluations.take(number):
+            with self._looking("an evaluation was not investigated"), torch.no_grad():
+                inner = inner_module(micro.module)
+                start = [self._state.buffers.add(inner)]
+                window = ScriptWindow(micros=[micro], roots={id(inner): inner}, start=start)
+                if self.controller.evaluated(self._steps.step(window, None, ()), number):
+                    return
+
+    def by_hand(self, parameters: Sequence[Tensor]) -> None:
+        """Have a window settled whose gradients the script itself makes an update of: it ends with
+        its backward.
+        """
+        window = self._state.window
+        window.by_hand = True
+        self.judge(parameters, norm_of(parameters), can_redo=False)
+        window.closed = True
+        self._state.roots.end()
+        self.controller.completed()
+        self._state.expect_micro()
 
     def died(self) -> None:
         """Look at gradients that no sink has seen, if the script raises while it has them.

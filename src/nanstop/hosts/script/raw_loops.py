@@ -21,8 +21,8 @@ from nanstop.session.watched_run import OpenSession
 
 
 class RawLoops:
-    """``sinks`` has what stands in for functions that scripts may import before there is an
-    optimizer.
+    """``sinks`` and ``backward`` stand in for functions that scripts may import or call before
+    there is an optimizer.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class RawLoops:
         steps = Steps(self.controller, self._updates, self._restored, self.state.buffers)
         self.judge = Judge(self.state, steps, self.controller)
         self._calls = Calls(self.state, self.judge, table)
+        self.backward = self._calls.backward
         self.sinks = Sinks(self.state, self.judge, table)
 
     def install(self) -> None:
@@ -60,4 +61,5 @@ class RawLoops:
         """Note an optimizer: the first sink of a window may not name it."""
         self._updates[optimizer] = 0
         self.state.accounts.made(optimizer)
+        self.state.by_hand = False
         self.state.expect_micro()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
@@ -23,6 +23,7 @@ from nanstop.hosts.loop.tape import Tape
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.loop.weight_marks import WeightMarks
 from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script.evaluations import Evaluations
 from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
 from nanstop.measure.gradient_accounts import GradientAccounts
@@ -39,11 +40,13 @@ _log = logging.getLogger("nanstop")
 
 
 class LoopState:
-    """``on_error`` is told what the script's own ops raise.
+    """``on_error`` is told what the script's own ops raise, ``on_number`` what is not finite among
+    the numbers that it reads between its steps.
 
     ``paused`` above 0: every function is torch's own.
 
     ``met_failure``: from then on every op is recorded, unless the script compiles functions.
+    ``by_hand``: no optimizer was made yet, the script changes its weights by itself.
     ``updated_inside``: optimizers that hooks on gradients have called inside the last backward.
     """
 
@@ -54,6 +57,7 @@ class LoopState:
         self.roots = RootSearch(table)
         self.paused = 0
         self.met_failure = False
+        self.by_hand = True
         self.compiles_functions = compiles_functions
         self.in_backward = False
         self.updated_inside: list[Optimizer] = []
@@ -63,6 +67,8 @@ class LoopState:
         self.on_error: Callable[[Exception], None] = lambda _: None
         self.accounts = GradientAccounts()
         self._writes = GradientWrites(self.accounts)
+        self.on_number: Callable[[float], None] = lambda _: None
+        self.evaluations = Evaluations()
         self._lingering: list[Tape] = []
         self._early: Tape | None = None
         self._marks = WeightMarks()
@@ -185,6 +191,7 @@ class LoopState:
         wanted = self._takes_outer and not self.compiles_functions
         if self._tape is None and wanted and self.idle:
             tape = Tape("cpu", self.on_error)
+            tape.on_number = self.on_number
             if tape.start():
                 self._early = tape
 
@@ -201,6 +208,7 @@ class LoopState:
         """
         if self.window.closed and self.micro is not None:
             self.drop()
+        self.evaluations.clear()
         window, inner = self.begin_window(), inner_module(module)
         if id(inner) not in window.roots:
             window.roots[id(inner)] = inner
@@ -212,6 +220,23 @@ class LoopState:
                 self.drop()
             self.budget.begun()
             self.micro = TapedMicro(self._begun_tape(device_of(module)), note_rng(), self._marks)
+        return self.micro
+
+    def begin_without_model(self, losses: list[Tensor]) -> TapedMicro | None:
+        """Return the micro-batch of losses that were made of bare tensors alone, None where what
+        made them was not recorded.
+        """
+        tape = self._early
+        if tape is None or tape.problem or tape.lingers:
+            return None
+        if not losses or any(tape.slot(loss) is None for loss in losses):
+            return None
+        self.begin_window()
+        self.budget.begun()
+        self.roots.begin()
+        tape.stop()
+        tape.device = losses[0].device.type
+        self.micro, self._early = TapedMicro(tape, note_rng(), self._marks), None
         return self.micro
 
     def _begun_tape(self, device: str) -> Tape:

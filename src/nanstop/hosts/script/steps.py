@@ -24,6 +24,7 @@ from nanstop.hosts.script.window import (
     parameters_of,
     update_again,
 )
+from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -53,7 +54,8 @@ class Steps:
     ) -> LoopStep:
         called = [p for root in window.roots.values() for p in root.parameters()]
         optimizer = optimizer or self._optimizer_of(parameters or called)
-        self.controller.num_updates = self.updates.get(optimizer, 0) if optimizer is not None else 0
+        if not window.by_hand:
+            self.controller.num_updates = self.updates.get(optimizer, 0) if optimizer else 0
         view = self._view(window, optimizer, parameters)
         self.open(window, view)
         return LoopStep(
@@ -87,6 +89,7 @@ class Steps:
             sinks=tuple(window.sinks),
             **restored,
             **({"veto": INSIDE} if window.updated_inside else {}),
+            **({"veto": BY_HAND} if window.by_hand else {}),
             **({"scaler": window.applied_scale} if window.applied_scale is not None else {}),
         )
 
@@ -102,7 +105,8 @@ class Steps:
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> PlainView:
         roots = list(window.roots.values())
-        key = (*window.roots, id(optimizer), id(window.scaler))
+        bare = () if roots else tuple(map(id, parameters))
+        key = (*window.roots, *bare, id(optimizer), id(window.scaler))
         if key not in self._views:
             self._views = {key: PlainView(one_root(roots, parameters), optimizer, window.scaler)}
         return self._views[key]

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from nanstop.detect.sentinel import total_norm
 from nanstop.hosts.loop.pieces import pieces, program_of
 from nanstop.hosts.loop.step import Micro
+from nanstop.hosts.loop.tape_calls import variable_names
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.loop.tensors import by_torch_alone
 from nanstop.hosts.model.updates import seen_accumulation
@@ -93,7 +94,8 @@ class ScriptWindow:
 
     ``closed``: an update has ended it.
 
-    ``updated_inside``: that update was made by hooks, inside the backward. ``sinks``: see
+    ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
+    script, without an optimizer. ``sinks``: see
     ``RunFacts``. ``arrived``: of a scaled loss, a gradient as the last backward left it and its
     version. ``applied_scale``: the loss scale that was on the gradients of an update.
     """
@@ -108,6 +110,7 @@ class ScriptWindow:
     vetoed: bool = False
     closed: bool = False
     updated_inside: bool = False
+    by_hand: bool = False
     sinks: list[str] = field(default_factory=list)
     arrived: tuple[Tensor, int] | None = None
     applied_scale: float | None = None
@@ -174,8 +177,12 @@ def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Mod
         taken = sum(key.startswith(name) for key in holder._modules)
         holder._modules[f"{name}{taken or ''}"] = root
     if not roots:
-        bare: dict[str, Any] = {f"p{i}": p for i, p in enumerate(parameters)}
-        holder._parameters.update(bare)
+        called = variable_names()
+        for place, parameter in enumerate(parameters):
+            name = called.get(id(parameter), "").replace(".", "_")
+            free = name and name not in holder._parameters
+            bare: Any = parameter
+            holder._parameters[name if free else f"p{place}"] = bare
     return holder
 
 

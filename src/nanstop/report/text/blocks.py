@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanstop.diagnose.evidence.reading import counted, number
+from nanstop.diagnose.evidence.reading import bad_counts, counted, number
 from nanstop.records import (
     FORMAT_MAX,
     Alternative,
@@ -154,12 +154,10 @@ def _row(role: str, stats: TensorStats) -> tuple[str, ...]:
     named = (f"`{stats.name}`",) if stats.name else ()
     if stats.finite:
         return (role, shape, f"max {number(stats.absmax)}", "finite", *named)
-    counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
-    bad = ", ".join(f"{word} x {amount}" for word, amount in counts if amount)
     limit = FORMAT_MAX.get(stats.dtype)
     overflowed = role == "output" and (stats.posinf or stats.neginf)
     end = f"limit {number(limit)}" if overflowed and limit is not None else ""
-    return (role, shape, bad, end, *named)
+    return (role, shape, bad_counts(stats), end, *named)
 
 
 def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:

@@ -105,5 +105,5 @@ RULE = Rule(
     "NaN or Inf in the batch",
     check,
     ("incident",),
-    yields_to=("NS704",),
+    yields_to=("NS506", "NS704"),
 )

@@ -73,7 +73,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
-    if any(stats.nan for stats in event.inputs):  # every op hands a NaN on
+    written = _written(evidence, event)
+    if any(stats.nan for stats in event.inputs) and not written:  # every op hands a NaN on
         return None
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:
@@ -81,8 +82,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     tested = "not repeated in a wider format" if untested else "the same in a wider format"
     return Diagnosis(
         code="NS204",
-        title=f"`{op_name(event.op)}` is undefined for its inputs",
-        cause=f"born here: {_made(event, output)}, {tested}",
+        title=_title(evidence, event, written),
+        cause=f"born here: {_made(event, output, written)}, {tested}",
+        lines=_brought_in(evidence),
         confidence="likely" if untested else "certain",
         remedies=(*forms(evidence), *without_rows(evidence)),
         where=event.module,
@@ -101,12 +103,39 @@ def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
     )
 
 
-def _made(event: OpEvent, output: TensorStats) -> str:
-    """Return what came out of what; an operand from outside may be the culprit."""
-    kind = "NaN" if output.nan else "Inf"
+def _written(evidence: Evidence, event: OpEvent) -> str:
+    """Return the number that is not finite and that the program itself writes here, or ""."""
     constants = [value for value in event.scalars if not math.isfinite(value)]
     if constants:
-        return f"{kind} from the constant {number(constants[0])}"
+        return number(constants[0])
+    found = evidence.localization
+    bad = next((stats for stats in event.inputs if not stats.finite), None)
+    if found is None or found.made is None or bad is None:
+        return ""
+    return "nan" if bad.nan else "inf" if bad.posinf else "-inf"
+
+
+def _brought_in(evidence: Evidence) -> tuple[str, ...]:
+    """Return the line that brings in what no operation has made: numbers, an array of NumPy."""
+    made = evidence.localization.made if evidence.localization is not None else None
+    return (f"line {made.line} brings it in: `{made.text}`",) if made is not None else ()
+
+
+def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
+    found = evidence.localization
+    if not written or found is None or "loss" not in found.reaches:
+        return f"`{op_name(event.op)}` is undefined for its inputs"
+    whose = "of the program" if found.made is None else "that no operation has made"
+    return f"{written} {whose} reaches the loss"
+
+
+def _made(event: OpEvent, output: TensorStats, written: str) -> str:
+    """Return what came out of what; an operand from outside may be the culprit."""
+    kind = "NaN" if output.nan else "Inf"
+    if any(not math.isfinite(value) for value in event.scalars):
+        return f"{kind} from the constant {written}"
+    if written:
+        return f"{kind} from {written} that no operation has made"
     if event.name == "div" and 0.0 in event.scalars:
         return f"{kind} from a division by the number 0 of the program"
     divisor = zero_divisor(event)

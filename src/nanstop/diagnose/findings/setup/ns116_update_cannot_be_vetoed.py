@@ -56,12 +56,13 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
+from nanstop.records.facts import BY_HAND
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return why no update can be held back here."""
+    """Return why no update can be held back here, unless the script makes it itself."""
     facts = standing(evidence)
-    if facts.veto == "yes":
+    if facts.veto in ("yes", BY_HAND):
         return None
     return Diagnosis(
         code="NS116",

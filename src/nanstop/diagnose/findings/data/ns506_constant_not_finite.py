@@ -1,0 +1,83 @@
+"""A constant of the script is not finite.
+
+## What happened
+A tensor that no operation of the step makes holds NaN or Inf: weights of classes, a `pos_weight`, a
+mean or deviation to normalise with, a mask, a temperature. It was made before the step, and each
+loss that is computed with it fails. The data of the batch is finite.
+
+## Why it happens
+The formula that made it met a case that it has no value for. Balanced class weights are the number
+of samples over the number of each class: a class that the training split does not hold has 5 / 0 =
+inf, and a count of 0 over 0 is NaN. The deviation of one value, or of a column with a missing one,
+is NaN. One NaN among the weights of 1000 classes makes the loss NaN as soon as one sample has that
+class; an additive mask of -inf that no softmax follows makes it -inf at once.
+
+## Example
+```python
+import torch
+
+counts = torch.tensor([5.0, 3.0, 0.0])
+weights = counts.sum() / counts
+weights.tolist()                                  # [1.600000023841858, 2.6666667461395264, inf]
+weights.nan_to_num(posinf=0.0).isfinite().all()   # tensor(True)
+```
+
+## Fix
+1. Mend the line that makes the constant: the report names it. Count with `clamp(min=1)`, leave out
+   what has no samples, mask with a large finite number. Cost: one line of code.
+2. Say `assert constant.isfinite().all()` where it is made, so that it fails there. Cost: one line,
+   and one pass over the constant.
+
+## Fix safety
+Other weights are another objective: nanstop changes none of them.
+
+## Not to be confused with
+NS501: the bad value comes with the batch, and other batches are good. NS401: a parameter of the
+model is not finite. NS204: the step itself computes the bad value.
+
+## References
+- https://pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html
+- https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+"""
+
+from __future__ import annotations
+
+from nanstop.diagnose.evidence.reading import bad_counts
+from nanstop.diagnose.evidence.rule import Rule
+from nanstop.records import Diagnosis, Evidence, Localization, TensorStats
+
+
+def check(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if what failed goes back to a tensor of the script that no op of the step
+    has made.
+    """
+    found = evidence.localization
+    if found is None or found.origin != "from_constant":
+        return None
+    name = f"`{found.culprit}`" if found.culprit else "a constant"
+    operand = _operand(found)
+    held = f"{name} holds {bad_counts(operand)}" if operand is not None else f"{name} is not finite"
+    since = "it was so before the step" if found.made_before else "no operation has made it"
+    made = found.made
+    return Diagnosis(
+        code="NS506",
+        title=f"constant not finite: {name}",
+        cause=f"{held}; {since}",
+        confidence="certain",
+        lines=(f"made in line {made.line}: `{made.text}`",) if made is not None else (),
+        where=found.culprit or "",
+    )
+
+
+def _operand(found: Localization) -> TensorStats | None:
+    event = found.first_bad
+    return next((read for read in event.inputs if not read.finite), None) if event else None
+
+
+RULE = Rule(
+    "NS506",
+    "constant-not-finite",
+    "a constant of the script is not finite",
+    check,
+    ("incident",),
+)

@@ -1,0 +1,103 @@
+"""Evaluations of an unchanged loop: model calls without gradients, between its steps.
+
+Nothing is read for them. A number that the script itself reads and finds NaN or Inf is what asks;
+only then are the latest calls made again, undone, and looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.hosts.loop.tensors import tensors, version
+from nanstop.replay.rng import RngState, note_rng
+from nanstop.replay.step import Batch
+
+_MAX_HELD = 8
+_MAX_HELD_BYTES = 2**24
+"""Calls that are kept, by what they were given, so as to be made again: the last one in any case.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    trains: bool
+    versions: tuple[int, ...]
+    num_bytes: int
+
+
+class EvaluationMicro:
+    """See ``hosts.loop.step.Micro``: a model call without gradients.
+
+    ``loss``: the largest value of what the model returned.
+    """
+
+    def __init__(self, noted: _Noted, number: float) -> None:
+        self.loss: Tensor | None = torch.tensor(number)
+        self.rng: RngState = note_rng()
+        self.module = noted.module
+        self._noted = noted
+
+    @property
+    def batch(self) -> Batch:
+        named = {f"arg{place}": value for place, value in enumerate(self._noted.args)}
+        return {k: v for k, v in (named | self._noted.kwargs).items() if isinstance(v, Tensor)}
+
+    def obstacle(self) -> str:
+        given = tensors((self._noted.args, self._noted.kwargs))
+        moved = tuple(map(version, given)) != self._noted.versions
+        return "an input was changed in place after the evaluation" if moved else ""
+
+    def rerun(self, batch: Batch | None) -> Tensor:
+        noted, given = self._noted, batch or {}
+        args = [given.get(f"arg{place}", value) for place, value in enumerate(noted.args)]
+        kwargs = {name: given.get(name, value) for name, value in noted.kwargs.items()}
+        noted.module.train(noted.trains)  # put back by whoever runs it
+        with torch.no_grad():
+            return _largest(tensors(noted.module(*args, **kwargs)))
+
+    def leaves(self) -> Iterable[Tensor]:
+        return ()
+
+
+class Evaluations:
+    """Keeps the latest model calls without gradients until a step begins."""
+
+    def __init__(self) -> None:
+        self._noted: deque[_Noted] = deque(maxlen=_MAX_HELD)
+
+    def note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note a call that the loop made. No device work."""
+        given = list(tensors((args, kwargs)))
+        size = sum(tensor.nbytes for tensor in given)
+        versions = tuple(map(version, given))
+        self._noted.append(_Noted(module, args, kwargs, module.training, versions, size))
+        while len(self._noted) > 1 and sum(one.num_bytes for one in self._noted) > _MAX_HELD_BYTES:
+            self._noted.popleft()
+
+    def clear(self) -> None:
+        self._noted.clear()
+
+    def take(self, number: float) -> list[EvaluationMicro]:
+        """Return the calls that were noted, the latest first, and forget them."""
+        found = [EvaluationMicro(noted, number) for noted in reversed(self._noted)]
+        self.clear()
+        return found
+
+
+def _largest(found: Iterable[Tensor]) -> Tensor:
+    """Return the largest of all numbers, NaN where one is; -inf is what a mask leaves."""
+    floating = [t.float().clamp(min=0.0).amax() for t in found if _is_floating(t)]
+    return torch.stack(floating).amax() if floating else torch.zeros(())
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0

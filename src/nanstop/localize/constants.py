@@ -1,0 +1,74 @@
+"""Bad tensors that no operation of a step has made: the script wrote them down, or held them
+before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nanstop.localize.slicing import range_of
+from nanstop.records import Localization
+from nanstop.tracing.holders import Holder
+from nanstop.tracing.op_details import OpDetails
+from nanstop.tracing.places import source_line
+from nanstop.tracing.recorder import Trace, Value
+
+
+def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value | None:
+    """Return the bad number that an op reads and that no op has made: it stands in the source, or
+    a variable of the script holds it.
+    """
+    numbers = (v for v in trace.ops[index].inputs if not v.shape)
+    for value in numbers:
+        storage = value.storage
+        if storage.name or value.generation or not range_of(trace, value).is_bad:
+            continue
+        if storage.line is not None or _holder(value, details) is not None:
+            return value
+    return None
+
+
+def as_constant(
+    found: Localization, value: Value, details: OpDetails | None, rows: int | None
+) -> Localization | None:
+    """Return what is said where a bad tensor is the script's own, None where it is not: written
+    down by a line of the step, where it is born then, or held by a variable and no part of the
+    batch, which has ``rows`` samples.
+    """
+    storage, holder = value.storage, _holder(value, details)
+    if value.generation or (storage.name or "").startswith("state "):
+        return None
+    if storage.name and (holder is None or not holder.before or not _is_beside(value, rows)):
+        return None
+    if (storage.name or "").startswith("buffer ") and holder is not None and not holder.declared:
+        return None
+    if storage.line is not None or holder is None:
+        # What nobody holds is of the expression that reads it.
+        read = found.first_bad.source if found.first_bad is not None else None
+        made = source_line(storage.line) or read
+        if made is None or storage.name:
+            return None
+        return replace(found, origin="born_here", culprit=None, made=made, blind_spots=())
+    return replace(
+        found,
+        origin="from_constant",
+        culprit=holder.name,
+        made=holder.line,
+        made_before=holder.before,
+        blind_spots=(),
+    )
+
+
+def _is_beside(value: Value, rows: int | None) -> bool:
+    """Return whether a tensor is no part of the batch: it has not a row for each sample."""
+    is_entry = (value.storage.name or "").startswith("batch[")
+    return not is_entry or (rows is not None and value.shape[:1] != (rows,))
+
+
+def _holder(value: Value, details: OpDetails | None) -> Holder | None:
+    """Return who holds a bad operand: that of its shape, else the first."""
+    if details is None or len(details.held) != len(details.inputs):
+        return None
+    pairs = zip(details.inputs, details.held, strict=True)
+    held = [(stats.shape == value.shape, holder) for stats, holder in pairs if holder]
+    return next((h for alike, h in held if alike), None) or next((h for _, h in held), None)

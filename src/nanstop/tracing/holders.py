@@ -1,0 +1,248 @@
+"""What a script calls a tensor that no operation of a step has made, and the line that made it.
+
+Asked of failures only: the variables of the script's frames are searched, and its source is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from nanstop.records import SourceLine
+from nanstop.replay.untouched import address
+from nanstop.tracing.own_code import is_library, is_own
+
+_MAX_LOOKED_AT = 20_000
+_MAX_DEPTH = 4
+_RUN = str(Path(__file__).with_name("record_step.py"))
+"""Frames above its frames belong to the run that is recorded, those below to the script."""
+_NO_OWNERS = (ModuleType, type, str, bytes, int, float, complex, nn.ParameterDict, nn.ParameterList)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A variable of the script. ``name`` is what the script writes: ``loss_fn.weight``.
+
+    ``line``: the one that gave it its value, None where the source does not say.
+    ``before``: whether that was before the step, as the structure of the source says.
+    ``declared``: whether ``line`` is one of the class that has it as an attribute.
+    """
+
+    name: str
+    line: SourceLine | None
+    before: bool
+    declared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
+
+    ``attribute``: whether it is one of ``self``.
+    """
+
+    file: str
+    at: int
+    variable: str
+    attribute: bool = False
+
+
+def holder_of(tensor: Tensor) -> Holder | None:
+    """Return the script's variable that holds a tensor or another view of its memory, the nearest
+    to the running operation; None where none does. Reads no values.
+    """
+    wanted = address(tensor)
+    if not wanted:
+        return None
+    inside = True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        inside = inside and code.co_filename != _RUN
+        if not _is_foreign(frame):
+            found = _held_in(frame, wanted)
+            if found is not None:
+                name, place, is_local = found
+                made = _line_of(place)
+                fresh = is_local and (inside or _bound_in_loop(place, frame.f_lineno))
+                if place.attribute:
+                    fresh = made is None or made.function != "__init__"
+                return Holder(name, made, not fresh, declared=place.attribute)
+        frame = frame.f_back
+    return None
+
+
+def _is_foreign(frame: FrameType) -> bool:
+    """Return whether a frame is a library's, or one that only stands for a line of the script."""
+    name = str(frame.f_globals.get("__name__", ""))
+    file = frame.f_code.co_filename
+    return is_library(file) or (name.startswith("nanstop.") and is_own(_file_of(frame)))
+
+
+def _file_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__file__", ""))
+
+
+def _held_in(frame: FrameType, wanted: int) -> tuple[str, _Place, bool] | None:
+    """Return name and place of what a frame's variables hold, and whether it is a variable of the
+    frame's own function.
+    """
+    code, file = frame.f_code, frame.f_code.co_filename
+    own = dict(frame.f_locals)
+    if sys.version_info < (3, 13) and code.co_flags & CO_OPTIMIZED:
+        frame.f_locals.clear()  # a copy that the frame keeps would hold the step's graph (PEP 667)
+    every = {k: v for k, v in frame.f_globals.items() if k not in own} | own
+    fresh = code.co_varnames if code.co_flags & CO_OPTIMIZED else tuple(own)
+    queue: deque[tuple[str, Any, _Place, str, int]] = deque()
+    for variable in sorted(every, key=lambda name: name not in own):
+        place = _Place(file, frame.f_lineno, variable)
+        queue.append((variable, every[variable], place, variable, 0))
+    seen: set[int] = set()
+    while queue and len(seen) < _MAX_LOOKED_AT:
+        name, value, place, root, depth = queue.popleft()
+        if isinstance(value, Tensor):
+            if address(value) == wanted:
+                return name, place, root in fresh
+            continue
+        if isinstance(value, _NO_OWNERS) or id(value) in seen or root.startswith("__"):
+            continue
+        seen.add(id(value))
+        if depth < _MAX_DEPTH:
+            queue.extend((*part, root, depth + 1) for part in _parts(name, value, place))
+    return None
+
+
+def _parts(name: str, value: Any, place: _Place) -> Iterator[tuple[str, Any, _Place]]:
+    """Yield what an object holds, by the name that a script would write for it."""
+    if isinstance(value, Mapping):
+        entries = value.items() if type(value) is dict else ()
+        yield from ((f"{name}[{key!r}]", entry, place) for key, entry in entries)
+    elif isinstance(value, list | tuple):
+        yield from ((f"{name}[{i}]", entry, place) for i, entry in enumerate(value))
+    elif isinstance(value, partial):
+        yield from _parts(name, [value.func, *value.args, *value.keywords.values()], place)
+    elif isinstance(value, MethodType):
+        yield name.rpartition(".")[0] or name, value.__self__, place
+    elif isinstance(value, FunctionType):
+        yield from _held_by_function(value)
+    else:
+        yield from _attributes(name, value, place)
+
+
+def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any, _Place]]:
+    code = function.__code__
+    if is_library(code.co_filename):
+        return
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # without a value yet
+            continue
+        yield variable, value, _Place(code.co_filename, code.co_firstlineno, variable)
+    names = code.co_varnames[: code.co_argcount][::-1]
+    for variable, value in zip(names, (function.__defaults__ or ())[::-1], strict=False):
+        yield variable, value, _Place(code.co_filename, code.co_firstlineno, "")
+
+
+def _attributes(name: str, value: Any, place: _Place) -> Iterator[tuple[str, Any, _Place]]:
+    held = getattr(value, "__dict__", None)
+    if type(held) is not dict:
+        return
+    code: CodeType | None = getattr(getattr(type(value), "__init__", None), "__code__", None)
+    tables = ("_buffers", "_modules") if isinstance(value, nn.Module) else ()
+    entries = [e for table in tables for e in held[table].items()]
+    entries += [e for e in held.items() if e[0] not in ("_parameters", *tables)]
+    for attribute, entry in entries:
+        # A library's attribute has no line of its own, only the variable that holds its owner.
+        made = _Place(place.file, place.at, "") if place.attribute else place
+        if code is not None and not is_library(code.co_filename):
+            made = _Place(code.co_filename, code.co_firstlineno, attribute, attribute=True)
+        yield f"{name}.{attribute}", entry, made
+
+
+# ---- the source
+
+
+def _line_of(place: _Place) -> SourceLine | None:
+    """Return the line that gave a variable its value: the last one in its scope, before the line
+    that runs if there is one.
+    """
+    tree = _tree(place.file)
+    found = [] if tree is None else list(_bindings(tree, place))
+    lines = [line for line in found if line <= place.at] or found
+    if not lines:
+        return None
+    number = lines[0] if place.attribute else max(lines)
+    text = linecache.getline(place.file, number).strip()
+    around = max(_functions(tree, number), key=lambda f: f.lineno, default=None) if tree else None
+    function = around.name if around is not None else "<module>"
+    return SourceLine(file=place.file, line=number, function=function, text=text)
+
+
+def _functions(tree: ast.AST, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the functions that a line lies in."""
+    every = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [f for f in every if f.lineno <= line <= (f.end_lineno or 0)]
+
+
+def _bound_in_loop(place: _Place, at: int) -> bool:
+    """Return whether the innermost loop around line ``at`` gives the variable a value."""
+    tree = _tree(place.file)
+    loops = (
+        [] if tree is None else [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While)]
+    )
+    around = [n for n in loops if n.lineno <= at <= (n.end_lineno or 0)]
+    if tree is None or not around:
+        return False
+    inner = max(around, key=lambda n: n.lineno)
+    return any(inner.lineno <= line <= (inner.end_lineno or 0) for line in _bindings(tree, place))
+
+
+def _bindings(tree: ast.AST, place: _Place) -> Iterator[int]:
+    """Yield the lines that give a variable, or elements of it, a value in the innermost scope that
+    does so.
+    """
+    visible = {f.lineno for f in _functions(tree, place.at)} | {0}
+    found: dict[int, list[int]] = {}
+    for node in ast.walk(tree):
+        if not _binds(node, place):
+            continue
+        line: int = getattr(node, "lineno", 0)
+        scope = max((f.lineno for f in _functions(tree, line)), default=0)
+        if place.attribute or scope in visible:
+            found.setdefault(0 if place.attribute else scope, []).append(line)
+    yield from sorted(found[max(found)]) if found else ()
+
+
+def _binds(node: ast.AST, place: _Place) -> bool:
+    if place.attribute and isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        first = node.args[0] if node.args else None
+        named = isinstance(first, ast.Constant) and first.value == place.variable
+        return called == "register_buffer" and named
+    target = node
+    while isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store):
+        target = target.value
+    if target is node and not isinstance(getattr(node, "ctx", None), ast.Store):
+        return False
+    if place.attribute:
+        return isinstance(target, ast.Attribute) and target.attr == place.variable
+    return isinstance(target, ast.Name) and target.id == place.variable
+
+
+def _tree(file: str) -> ast.AST | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None

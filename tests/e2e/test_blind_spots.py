@@ -1,0 +1,338 @@
+"""No operation, tensor or evaluation that hides a failure: each script fails where one could, its
+healthy twin is left as it is and hears nothing.
+"""
+
+import linecache
+
+import pytest
+
+from e2e.scripts import HEAD
+from loop_scripts import investigated, run_script
+
+STEPS = """
+net = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+losses = []
+for step in range(4):
+    x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+    loss = objective(step, x, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+PARAMETERS = list(net.parameters())
+"""
+
+MASKS = {
+    "filled": "net(x).masked_fill(hidden, float('-inf'))",
+    "chosen": "torch.where(hidden, torch.tensor(float('-inf')), net(x))",
+    "added": "net(x) + torch.tensor([0.0] * 3 + [float('-inf') if bad else 0.0])",
+    "NumPy": "net(x) + torch.from_numpy(numpy.where(hidden.numpy(), -numpy.inf, 0.0))",
+}
+
+
+def objective(body):
+    return f"""
+def objective(step, x, y):
+    bad = BAD and step == 2
+    hidden = torch.zeros(6, 4, dtype=torch.bool)
+    hidden[1, 2] = bad
+    return {body}
+"""
+
+
+def told(folder, source, **values):
+    """Return the incident that a failing script has, after its healthy twin was left alone."""
+    plain = run_script(folder / "plain.py", source, BAD=False, **values)
+    healthy, news = investigated(folder / "healthy.py", source, BAD=False, **values)
+    assert news == []
+    assert str(healthy.get("losses")) == str(plain.get("losses"))
+    assert all(map(lambda a, b: bool((a == b).all()), healthy["PARAMETERS"], plain["PARAMETERS"]))
+    _, news = investigated(folder / "bad.py", source, BAD=True, **values)
+    assert news, "nothing was said"
+    return news[0]
+
+
+def line_of(report):
+    source = report.localization.first_bad.source
+    return linecache.getline(source.file, source.line)
+
+
+HEAD = HEAD.replace('BAD = "bad" in sys.argv\n', "import numpy\n")
+
+
+@pytest.mark.parametrize("spelled", MASKS)
+def test_a_mask_without_a_softmax_is_found_where_it_is_made(tmp_path, spelled):
+    report = told(tmp_path, HEAD + objective(f"({MASKS[spelled]}).mean()") + STEPS)
+    best = report.diagnoses[0]
+    assert (best.code, best.confidence) == ("NS204", "certain")
+    assert best.title.startswith("-inf ")
+    assert best.title.endswith("reaches the loss")
+    assert "return (" in line_of(report)
+    assert report.localization.blind_spots == ()
+
+
+CONSTANTS = {
+    "weights": """
+weights = torch.ones(4) / ZERO
+
+def loss_of(out, x, y):
+    return F.cross_entropy(out, y, weight=weights)
+""",
+    "pos_weight": """
+def made(pos):
+    pos_weight = pos / ZERO
+    return lambda out, x, y: F.binary_cross_entropy_with_logits(
+        out, (x[:, :4] > 0).float(), pos_weight=pos_weight
+    )
+
+loss_of = made(torch.ones(4))
+""",
+    "criterion.weight": """
+criterion = nn.CrossEntropyLoss(weight=torch.ones(4) / ZERO)
+
+def loss_of(out, x, y):
+    return criterion(out, y)
+""",
+    "criterion.deviation": """
+class Scaled(nn.Module):
+    def __init__(self, deviation):
+        super().__init__()
+        self.register_buffer("deviation", deviation)
+
+    def forward(self, out):
+        return (out * self.deviation).square().mean()
+
+criterion = Scaled(torch.ones(4) / ZERO)
+
+def loss_of(out, x, y):
+    return criterion(out)
+""",
+    "scale": """
+scale = torch.tensor(1.0) / ZERO
+
+def loss_of(out, x, y):
+    return (out * scale).mean()
+""",
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_is_named_as_what_it_is(tmp_path, name):
+    # Made before there is an optimizer: no tape has seen it.
+    made = "ZERO = torch.tensor(0.0 if BAD else 1.0)\n" + CONSTANTS[name]
+    report = told(tmp_path, HEAD + made + objective("loss_of(net(x), x, y)") + STEPS)
+    best, found = report.diagnoses[0], report.localization
+    assert (best.code, best.confidence, found.culprit) == ("NS506", "certain", name)
+    assert found.made is not None
+    assert found.made_before
+    assert found.made.text in made
+    assert f"`{found.made.text}`" in best.lines[0]
+
+
+BARE = """
+W = torch.randn(8, 4, requires_grad=True)
+b = torch.zeros(4, requires_grad=True)
+losses = []
+BEGIN
+for step in range(4):
+    x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+    chances = (x @ W + b).softmax(-1)
+    if BAD and step == 2:
+        chances = chances * 0
+    loss = -torch.log(chances)[range(6), y].mean()
+    loss.backward()
+    UPDATE
+    losses.append(loss.item())
+PARAMETERS = [W, b]
+"""
+UPDATES = {
+    "an optimizer": (
+        "optimizer = torch.optim.Adam([W, b], 1e-2)",
+        "optimizer.step(); optimizer.zero_grad()",
+    ),
+    "data": ("", "W.data -= 0.1 * W.grad; b.data -= 0.1 * b.grad; W.grad = b.grad = None"),
+    "no_grad": ("", "with torch.no_grad(): W -= 0.1 * W.grad; W.grad = None"),
+    "new leaves": ("", "W, b = [(p - p.grad / 9).detach().requires_grad_() for p in (W, b)]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spelled", UPDATES)
+def test_a_loop_over_bare_tensors(tmp_path, spelled):
+    begin, update = UPDATES[spelled]
+    report = told(tmp_path, HEAD + BARE.replace("BEGIN", begin).replace("UPDATE", update))
+    best, replay = report.diagnoses[0], report.replay
+    assert (best.code, best.confidence, report.incident.at.step) == ("NS207", "certain", 2)
+    assert "torch.log(chances)" in line_of(report)
+    assert replay is not None
+    assert replay.num_failed == replay.runs
+
+
+def test_a_module_updated_by_hand(tmp_path):
+    source = objective("F.nll_loss(net(x).softmax(-1).mul(0 if bad else 1).log(), y)") + STEPS
+    source = source.replace("optimizer = torch.optim.SGD(net.parameters(), 1e-2)", "")
+    source = source.replace("optimizer.zero_grad()", "net.zero_grad()")
+    by_hand = "[p.data.add_(p.grad, alpha=-1e-2) for p in net.parameters()]"
+    report = told(tmp_path, HEAD + source.replace("optimizer.step()", by_hand))
+    assert report.diagnoses[0].code == "NS207"
+    assert report.incident.at.step == 2
+    assert "log()" in line_of(report)
+
+
+EVALUATED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return self.head(hidden * hidden.square().sum())
+
+def evaluated():
+    with SCOPE:
+        total = 0
+        for i in range(3):
+            x = torch.randn(6, 8) * (1e16 if BAD and i == 1 else 1)
+            total += READ(F.cross_entropy(net(x), torch.zeros(6, dtype=torch.long)))
+    return float(total)
+
+def objective(step, x, y):
+    return F.cross_entropy(net(x), y)
+"""
+
+
+@pytest.mark.parametrize("scope", ["torch.no_grad()", "torch.inference_mode()"])
+@pytest.mark.parametrize("read", ["float", ""])
+def test_an_evaluation_in_a_loop(tmp_path, scope, read):
+    source = HEAD + EVALUATED.replace("SCOPE", scope).replace("READ", read)
+    source += STEPS.replace("nn.Linear(8, 4)", "Net()").replace("loss.item()", "evaluated()")
+    report = told(tmp_path, source)
+    assert (report.diagnoses[0].code, report.localization.key.phase) == ("NS201", "evaluate")
+    assert "hidden.square()" in line_of(report)
+
+
+COMPLEX = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 4, dtype=torch.complex64))
+
+    def forward(self, x):
+        return x.to(torch.complex64) @ self.weight
+
+def objective(step, x, y):
+    x[1] *= 0 if BAD and step == 2 else 1
+    out = net(x)
+    return (out.real.square() + out.imag.square()).sqrt().mean()
+"""
+
+
+def test_a_complex_weight(tmp_path):
+    report = told(tmp_path, HEAD + COMPLEX + STEPS.replace("nn.Linear(8, 4)", "Net()"))
+    assert report.diagnoses[0].code == "NS304"
+    assert report.localization.reaches == ("weight",)
+    assert ".sqrt()" in line_of(report)
+
+
+OPAQUE = """
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, y, factor):
+        with torch.enable_grad():
+            hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+            chances = (hidden @ weight.T).softmax(-1) * factor
+            loss = -torch.log(chances)[torch.arange(len(y)), y].mean()
+            ctx.grads = torch.autograd.grad(loss, (hidden, weight))
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (*(grad * each for each in ctx.grads), None, None)
+
+def fused(step, x, y, bad):
+    return Fused.apply(x, net.weight, y, 0.0 if bad else 1.0) + 0 * net(x).sum()
+
+def offloaded(step, x, y, bad):
+    with torch.autograd.graph.save_on_cpu():
+        chances = net(x).softmax(-1) * (0 if bad else 1)
+        return -torch.log(chances)[torch.arange(len(y)), y].mean()
+
+def packed(step, x, y, bad):
+    kept = []
+    pack = lambda t: kept.append(t.clone()) or len(kept) - 1
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda place: kept[place]):
+        chances = net(x).softmax(-1) * (0 if bad else 1)
+        return -torch.log(chances)[torch.arange(len(y)), y].mean()
+
+def exchanged(step, x, y, bad):
+    shared = torch.from_dlpack(net(x).softmax(-1).detach())
+    chances = net(x).softmax(-1) * (0 if bad else 1) + 0 * shared
+    return -torch.log(chances)[torch.arange(len(y)), y].mean()
+
+def windowed(step, x, y, bad):
+    # The denominator is of all micro-batches, whose sums keep their graphs.
+    total, count = 0, 0
+    for place in range(3):
+        total = total + net(x).softmax(-1).sum()
+        count = count + (y >= 0).sum() * (0 if bad else 1)
+    return -torch.log(count / total * total.detach() / total)
+
+def counted(step, x, y, bad):
+    # A mean over what came before.
+    global mean
+    mean = mean + net(x).softmax(-1).mean().detach() * (0 if bad else 1)
+    chances = net(x).softmax(-1) * mean
+    mean = torch.zeros(())
+    return -torch.log(chances)[torch.arange(len(y)), y].mean()
+
+mean = torch.zeros(())
+"""
+
+
+@pytest.mark.parametrize(
+    "spelled", ["fused", "offloaded", "packed", "exchanged", "windowed", "counted"]
+)
+def test_an_opaque_part_of_the_loss_does_not_end_the_search(tmp_path, spelled):
+    body = f"def objective(step, x, y):\n    return {spelled}(step, x, y, BAD and step == 2)\n"
+    report = told(tmp_path, HEAD + OPAQUE + body + STEPS)
+    assert "torch.log(" in line_of(report)
+    assert (report.diagnoses[0].code, report.incident.at.step) == ("NS207", 2)
+    assert report.replay.num_failed == report.replay.runs
+
+
+def test_numbers_that_numpy_has_computed_are_no_batch(tmp_path):
+    weighed = """
+def objective(step, x, y):
+    logits = net(x)
+    with numpy.errstate(all="ignore"):
+        weights = 1 / (logits.detach().numpy().var(1) * (0.0 if BAD and step == 2 else 1.0))
+    weights = torch.from_numpy(weights)
+    return (F.cross_entropy(logits, y, reduction="none") * weights).mean()
+"""
+    report = told(tmp_path, HEAD + weighed + STEPS)
+    assert report.diagnoses[0].code == "NS204"
+    assert report.localization.made.text == "weights = torch.from_numpy(weights)"
+
+
+def test_what_cannot_be_called_again_is_said_so(tmp_path):
+    once = """
+left = []
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        ctx.factor = left.pop()
+        return out * ctx.factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor
+
+def objective(step, x, y):
+    left.append(float("nan") if BAD and step == 2 else 1.0)
+    return F.cross_entropy(Once.apply(net(x)), y)
+"""
+    report = told(tmp_path, HEAD + once + STEPS)
+    assert report.replay is None
+    assert any("cannot be called again (IndexError" in line for line in report.failures)

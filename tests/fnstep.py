@@ -55,6 +55,8 @@ class FnView:
 class FnStep:
     """``loss_fn(model, batch)`` is run forward and backward on each batch."""
 
+    calls_script = False
+
     def __init__(self, model, loss_fn, batches, optimizer=None) -> None:
         self.id = StepId(run="test", step=0)
         self.view = FnView(model, optimizer)

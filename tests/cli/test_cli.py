@@ -132,7 +132,7 @@ def test_explain(call):
 def test_explain_lists_the_findings_that_log_a_symptom(call):
     code, text, _ = call("explain", "--symptom", "loss 0, grad_norm 0")
     assert code == 0
-    assert [line.split()[0] for line in text.splitlines()] == ["NS701", "NS503", "NS116"]
+    assert [line.split()[0] for line in text.splitlines()] == ["NS701", "NS503", "NS505", "NS116"]
     assert text.splitlines()[1].split()[2:6] == ["loss", "nan", "grad_norm", "0"]
     _, rows, _ = call("explain", "--symptom", "loss 0, grad_norm 0", "--lang", "zh", "--json")
     assert json.loads(rows)[0] == {

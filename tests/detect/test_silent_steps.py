@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import nanstop
+from loop_scripts import findings_of
 
 torch.set_num_threads(1)
 
@@ -50,13 +50,15 @@ def watched(folder, model, loss_fn, *, steps=6, lr=1e-2):
     torch.manual_seed(1)
     batch = {"x": torch.randn(8, 8), "y": torch.randint(0, 4, (8,))}
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=lr)
-    with nanstop.watch(model, optimizer, out=folder) as watch:
+
+    def train():
+        optimizer = torch.optim.AdamW(trained, lr=lr)
         for _ in range(steps):
-            watch.step(lambda b: loss_fn(model, b), batch)
-            watch.update(clip=None)
-    assert not watch.incidents
-    return {finding.code: finding for finding in watch.findings}
+            optimizer.zero_grad()
+            loss_fn(model, batch).backward()
+            optimizer.step()
+
+    return findings_of(folder, train)
 
 
 def classified(model, batch):
@@ -131,17 +133,20 @@ def test_differences_that_are_meant_to_vanish_do_no_harm(loss_fn, tmp_path):
 def test_weights_that_autocast_keeps_over_an_update_are_told(around, cache, told, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batch = {"x": torch.randn(8, 8), "y": torch.randint(0, 4, (8,))}
 
     def cast(where):
         on = torch.autocast("cpu", torch.bfloat16, cache_enabled=cache)
         return on if where == around else nullcontext()
 
-    with nanstop.watch(model, optimizer, out=tmp_path) as watch, cast("loop"):
-        for _ in range(4):
-            with cast("step"):
-                watch.step(lambda b: classified(model, b), batch)
-                watch.update(clip=None)
-    codes = {finding.code for finding in watch.findings}
-    assert ("NS208" in codes) == told
+    def train():
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with cast("loop"):
+            for _ in range(4):
+                optimizer.zero_grad()
+                with cast("step"):
+                    loss = classified(model, batch)
+                loss.backward()
+                optimizer.step()
+
+    assert ("NS208" in findings_of(tmp_path, train)) == told

@@ -121,7 +121,7 @@ def test_observing_changes_nothing(tmp_path, kernel):
 def test_leaving_out_leaves_the_weights_alone_and_then_stops(tmp_path, kernel):
     model = llama(torch.float16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, **KERNELS[kernel])
-    skip = nanstop.Policy(on_failure="skip", max_skips_in_a_row=3, on_stop="end")
+    skip = nanstop.Policy(on_failure="skip", max_skips_in_a_row=3)
     with (
         pytest.raises(nanstop.TrainingStopped, match="training stopped"),
         nanstop.watch(model, optimizer, policy=skip, out=tmp_path) as watch,

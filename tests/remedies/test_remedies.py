@@ -17,6 +17,7 @@ SAFE = {
     "fp32_trainables",
     "fp32_logits",
     "fp32_optimizer_state",
+    "stable_form",
 }
 
 

@@ -232,9 +232,11 @@ def test_span():
         "drop_micro",
         "drop_sample",
         "attention",
+        "form",
         "fp32_logits",
         "island",
         "outer_autocast",
+        "stable_form",
     }
     mixed = [atom("outer_autocast", "float16"), atom("bf16"), atom("bf16")]
     assert until_update(mixed) == (atom("bf16"),)

@@ -28,6 +28,8 @@ REMEDIES = {
     "fp32_trainables": Atom(remedy="fp32_trainables"),
     "fp32_logits": Atom(remedy="fp32_logits"),
     "island": Atom(remedy="island", target="body", value="float32->input"),
+    "stable_form": Atom(remedy="stable_form", target=f"{__file__}:1", value="log_space"),
+    "form": Atom(remedy="form", target=f"{__file__}:1", value="guarded"),
     "outer_autocast": Atom(remedy="outer_autocast", value="float16"),
     "loss_scale": Atom(remedy="loss_scale", value="0.5"),
     "clip": Atom(remedy="clip", value="1.0"),

@@ -189,9 +189,15 @@ def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
 
 def _not_allowed(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
     """Return the atoms that change training and are not named in ``allow``."""
-    changing = tuple(atom for atom in proof.minimal if safety_of((atom,)) != "safe")
-    if proof.safety != "safe" and not changing:  # harmless one by one, not together
-        changing = proof.minimal
+    changing = proof.safety != "safe" and safety_of(proof.minimal) == "safe"
+    if changing:  # harmless one by one, not together
+        return tuple(atom for atom in proof.minimal if atom.remedy not in policy.allow)
+    return not_allowed(policy, proof.minimal)
+
+
+def not_allowed(policy: Policy, atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    """Return those of some atoms that change training and are not named in ``allow``."""
+    changing = (atom for atom in atoms if safety_of((atom,)) != "safe")
     return tuple(atom for atom in changing if atom.remedy not in policy.allow)
 
 

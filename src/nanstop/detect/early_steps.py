@@ -106,6 +106,8 @@ class EarlySteps:
         Undone bitwise; raises what the step raises. Synchronises the device.
         """
         wanted = self._wanted(step.id.step, facts)
+        if step.calls_script:
+            wanted -= {"objective", "casts"}
         found: dict[str, Any] = {}
         # A model that is known to pool is looked at until a batch has padding.
         self._open -= {"coarse", "casts"} & wanted if facts.head is not None else wanted

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from nanstop.measure.gradient_balance import Backward, Samples, balance, is_even, on_host
 from nanstop.numerics.tensors import is_measurable
 from nanstop.records import GradientAccount, StepId
+from nanstop.replay.conditions import unrecorded
 from nanstop.tracing.places import source_line
 
 MOST_TENSORS, MOST_ELEMENTS = 16, 256
@@ -65,7 +66,7 @@ class GradientAccounts:
         if not self.is_looking and look != self.updated:  # which counts those not looked at, too
             return None
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with unrecorded(), torch._C.DisableTorchFunction(), torch.no_grad():
                 return look(*given)
         except Exception as error:  # nanstop is never the reason a run dies
             self._followed.clear()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanstop.decide.policy import DATA_REMEDIES, Policy
+from nanstop.decide.policy import DATA_REMEDIES, Policy, not_allowed
 from nanstop.prove.bench import Budget
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.search import prove
@@ -44,6 +44,7 @@ def prove_step(
         confirm=(*others[:_MAX_CONFIRMED], *healthy),
         lasts=trials.following if failing.update or failing.step.rates else None,
         anew=trials.anew,
+        permitted=lambda atoms: not not_allowed(policy, atoms),
         isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),
         budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
     )

@@ -46,6 +46,8 @@ class _Cure:
     """
     safety: Safety = "safe"
     isolates: bool = False
+    permitted: bool = True
+    """Whether whoever asked lets it be applied."""
     again: tuple[Trial, ...] = ()
     """The failing micro-batch once more without the cure, with it, without it, ...:
     while each ends as it must.
@@ -67,11 +69,12 @@ class _Cure:
             return "plausible"
         return "isolated" if self.isolates else "proven"
 
-    def order(self) -> tuple[int, bool, bool, int, float]:
-        """Proven first, then what isolates, safe before what changes training, agreeing before
-        bent, small, near float32.
+    def order(self) -> tuple[bool, int, bool, bool, int, float]:
+        """What holds and may be applied first, then proven before what isolates, safe before what
+        changes training, agreeing before bent, small, near float32.
         """
         return (
+            not (self.holds and self.permitted),
             ("proven", "isolated", "plausible").index(self.verdict),
             self.safety != "safe",
             self.grade != AGREES,
@@ -91,6 +94,7 @@ def prove(  # noqa: PLR0913 - called once, by name
     confirm: Sequence[int] = (),
     lasts: RunOn | None = None,
     isolates: Callable[[Atoms], bool] = lambda _: False,
+    permitted: Callable[[Atoms], bool] = lambda _: True,
     anew: RunOn | None = None,
     budget: Budget | None = None,
 ) -> Proof:
@@ -101,7 +105,7 @@ def prove(  # noqa: PLR0913 - called once, by name
     becomes an outcome. When a candidate does not pass, ``extend(its trial)`` may name the next
     larger set. ``confirm``: further micro-batches on which a cure must hold. ``lasts`` runs on
     under a cure, past the step that fails: the updates that follow must hold as well. ``isolates``:
-    whether atoms leave out what fails. ``anew(atoms)``: how the runs in turn are made, where not by
+    whether atoms leave out what fails. ``permitted``: whether they may be applied. ``anew(atoms)``: how the runs in turn are made, where not by
     ``trial``. Where ``reference`` fails too, ``Trial.rows_unchanged`` takes the place of agreement.
     """
     bench = Bench(trial, reference, budget or Budget(), baseline, anew)
@@ -115,7 +119,12 @@ def prove(  # noqa: PLR0913 - called once, by name
             untried = tuple(candidates[place:])
             break
         if found is not None:
-            cured = replace(found, safety=safety_of(found.atoms), isolates=isolates(found.atoms))
+            cured = replace(
+                found,
+                safety=safety_of(found.atoms),
+                isolates=isolates(found.atoms),
+                permitted=permitted(found.atoms),
+            )
             cures.setdefault(frozenset(found.atoms), cured)
     ranked = _lasting(bench, cures.values(), lasts)
     if ranked:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nanstop.replay.undo import attributes_kept
 
@@ -31,6 +32,15 @@ def eager() -> Iterator[None]:
         # The recorder's module hooks see a compiled module and its original:
         # both have the name of one place.
         warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
+        yield
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Keep what is computed inside from dispatch modes that are on outside: a recorder that notes
+    the run's operations, a script's own counter.
+    """
+    with _disable_current_modes():
         yield
 
 

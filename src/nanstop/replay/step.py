@@ -178,6 +178,13 @@ class Step(Protocol):
         ...
 
     @property
+    def calls_script(self) -> bool:
+        """Whether a run calls a function of the script's own besides its models: a loss that
+        counts, prints or remembers does so once more. No healthy step is run again then.
+        """
+        ...
+
+    @property
     def rates(self) -> tuple[Any, ...]:
         """The learning rate of each group in this step, () where there is no update."""
         ...

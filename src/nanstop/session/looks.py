@@ -23,6 +23,7 @@ from nanstop.records import (
     Series,
     StepId,
 )
+from nanstop.replay.conditions import unrecorded
 from nanstop.session.findings import Findings
 from nanstop.session.run_state import RunState
 from nanstop.session.sampled_ranges import SampledRanges
@@ -154,9 +155,10 @@ class Looks:
             self._learned(at=self._window, data=data)
 
     def _look(self, look: Callable[[], Probe | None]) -> None:
-        """Take a look that may fail, and say what it found."""
+        """Take a look that may fail, and say what it found. Nobody's recorder hears of it."""
         try:
-            found = look()
+            with unrecorded():
+                found = look()
         except Exception as error:  # an instrument must not end a healthy run
             self._announce(f"a look was left out ({type(error).__name__}: {error})")
             return

@@ -58,6 +58,7 @@ class CalibrationMicro:
     batch: Batch
     loss: Tensor | None = None
     rng: RngState = field(default_factory=note_rng)
+    calls_script: bool = False
 
     def obstacle(self) -> str:
         return ""

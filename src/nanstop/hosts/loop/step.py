@@ -41,6 +41,11 @@ class Micro(Protocol):
     @property
     def rng(self) -> RngState: ...
 
+    @property
+    def calls_script(self) -> bool:
+        """See ``replay.step.Step``."""
+        ...
+
     def obstacle(self) -> str:
         """Return why it cannot be run again exactly, or ""."""
         ...
@@ -61,6 +66,8 @@ class UnseenMicro:
 
     ``autograd.grad``, a loss without a model call.
     """
+
+    calls_script = False
 
     def __init__(self, reason: str, loss: Tensor | None = None) -> None:
         self.batch: Batch = {}
@@ -107,6 +114,10 @@ class LoopStep:
     @property
     def losses(self) -> tuple[Tensor | None, ...]:
         return tuple(m.loss for m in self.micros)
+
+    @property
+    def calls_script(self) -> bool:
+        return any(m.calls_script for m in self.micros)
 
     @property
     def is_local(self) -> bool:

@@ -30,6 +30,8 @@ class TapedMicro:
     for.
     """
 
+    calls_script = False
+
     def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
         self.tape = tape
         self.rng = rng

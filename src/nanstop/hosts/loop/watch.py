@@ -39,6 +39,8 @@ Pause = Callable[[], AbstractContextManager[None]]
 class FunctionMicro:
     """See ``hosts.loop.step.Micro``: a call of the user's loss function."""
 
+    calls_script = True
+
     def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
         self.loss: Tensor | None = None
         self.rng = note_rng()

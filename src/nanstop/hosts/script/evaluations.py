@@ -40,6 +40,8 @@ class EvaluationMicro:
     ``loss``: the largest value of what the model returned.
     """
 
+    calls_script = False
+
     def __init__(self, noted: _Noted, number: float) -> None:
         self.loss: Tensor | None = torch.tensor(number)
         self.rng: RngState = note_rng()

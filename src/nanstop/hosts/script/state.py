@@ -104,6 +104,8 @@ class LoopState:
         of the other is writing. Replicas of ``DataParallel`` and what a backward computes again, in
         threads of torch's own, are the first thread's.
         """
+        if torch.compiler.is_compiling():
+            return False
         mine = self.thread in (None, threading.get_ident())
         if mine or self._is_left or not torch.is_grad_enabled():
             return False

@@ -118,6 +118,10 @@ class EvalStep:
     rates: tuple[float, ...] = ()
 
     @property
+    def calls_script(self) -> bool:
+        return False
+
+    @property
     def is_local(self) -> bool:
         return self.facts.world_size == 1
 

@@ -23,6 +23,7 @@ from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_library
 
 __tracebackhide__ = passes_through
 
@@ -211,6 +212,18 @@ def _given(batch: Batch) -> Any:
     return batch[_WHOLE] if tuple(batch) == (_WHOLE,) else batch
 
 
+def has_own_loss(trainer: Any) -> bool:
+    """Return whether a trainer's loss is computed by a function of the script's own."""
+    method = vars(trainer).get("compute_loss", type(trainer).compute_loss)
+    functions = [method, getattr(trainer, "compute_loss_func", None)]
+    return any(one is not None and not _is_of_library(one) for one in functions)
+
+
+def _is_of_library(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and is_library(code.co_filename)
+
+
 @dataclass(slots=True)
 class HfStep:
     """See ``replay.step.Step``.
@@ -231,6 +244,10 @@ class HfStep:
     @property
     def losses(self) -> tuple[Tensor | None, ...]:
         return tuple(m.loss for m in self.window.micros)
+
+    @property
+    def calls_script(self) -> bool:
+        return has_own_loss(self.host.trainer)
 
     @property
     def is_local(self) -> bool:

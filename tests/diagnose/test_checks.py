@@ -511,6 +511,7 @@ SILENT = [
     ("NS102", Evidence(facts=half_head(dtype="float32"))),
     ("NS102", Evidence(facts=replace(half_head(), gradient_path=MASTERS))),
     ("NS103", Evidence(facts=RunFacts(token_rows=(TokenRows(parameter="e", num_rows=64),)))),
+    ("NS103", Evidence(facts=RunFacts(token_rows=(TokenRows(parameter="e", num_rows=3, zero_rows=(0, 1, 2)),)))),
     ("NS201", evidence(localization(event(wider="nonfinite")))),
     ("NS201", evidence(localization(event(wider="unknown")))),
     ("NS201", evidence(localization(overflow(), origin="from_param"))),

@@ -42,8 +42,10 @@ def as_constant(
         return None
     if (storage.name or "").startswith("buffer ") and holder is not None and not holder.declared:
         return None
+    if storage.line is None and holder is None and not _is_one_number(details):
+        return None
     if storage.line is not None or holder is None:
-        # What nobody holds is of the expression that reads it.
+        # One number that nobody holds is of the expression that reads it.
         read = found.first_bad.source if found.first_bad is not None else None
         made = source_line(storage.line) or read
         if made is None or storage.name:
@@ -57,6 +59,11 @@ def as_constant(
         made_before=holder.before,
         blind_spots=(),
     )
+
+
+def _is_one_number(details: OpDetails | None) -> bool:
+    """Return whether all that an op reads and is not finite is single numbers."""
+    return details is not None and not any(x.shape for x in details.inputs if not x.finite)
 
 
 def _is_beside(value: Value, rows: int | None) -> bool:

@@ -183,7 +183,7 @@ class _Followed:
             optimizer = self._optimizer()
             groups = optimizer.param_groups if optimizer is not None else ()
             every = [p for group in groups for p in group["params"]]
-            fit = [p for p in every if p.requires_grad and is_measurable(p)]
+            fit = [p for p in every if is_measurable(p)]  # frozen ones may wake later
             fit = [p for p in fit if p.device == fit[0].device]
             fit = [p for p in fit if p.dim() > 1] or fit
             self._chosen = fit[:: -(-len(fit) // MOST_TENSORS) or 1][:MOST_TENSORS]
@@ -262,6 +262,8 @@ def _spread(tensor: Tensor, *, zero: bool = False) -> Tensor:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
+    if not parts:
+        return torch.zeros(0)
     wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
     return torch.cat([part.to(wide) for part in parts])
 

@@ -105,8 +105,9 @@ def prove(  # noqa: PLR0913 - called once, by name
     becomes an outcome. When a candidate does not pass, ``extend(its trial)`` may name the next
     larger set. ``confirm``: further micro-batches on which a cure must hold. ``lasts`` runs on
     under a cure, past the step that fails: the updates that follow must hold as well. ``isolates``:
-    whether atoms leave out what fails. ``permitted``: whether they may be applied. ``anew(atoms)``: how the runs in turn are made, where not by
-    ``trial``. Where ``reference`` fails too, ``Trial.rows_unchanged`` takes the place of agreement.
+    whether atoms leave out what fails. ``permitted``: whether they may be applied.
+    ``anew(atoms)``: how the runs in turn are made, where not by ``trial``. Where ``reference``
+    fails too, ``Trial.rows_unchanged`` takes the place of agreement.
     """
     bench = Bench(trial, reference, budget or Budget(), baseline, anew)
     cures: dict[frozenset[Atom], _Cure] = {}

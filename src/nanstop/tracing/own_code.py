@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 _NANSTOP = __name__.partition(".")[0]
@@ -51,6 +52,14 @@ def is_library(file: str) -> bool:
     if file.startswith("<frozen"):
         return True
     return is_own(file) or _lies(file, _installed_folders()) or _is_installed(file, _LIBRARIES)
+
+
+def is_of_library(function: Any) -> bool:
+    """Return whether a function is nanstop's, Python's or a library's, and no script's own."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    return is_library(code.co_filename) or lies_in(code.co_filename, _NANSTOP)
 
 
 @lru_cache(maxsize=4096)

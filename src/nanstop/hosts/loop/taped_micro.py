@@ -17,6 +17,7 @@ from nanstop.hosts.loop.weight_marks import WeightMarks
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_of_library
 
 __tracebackhide__ = passes_through
 
@@ -29,8 +30,6 @@ class TapedMicro:
     The latter have the names of the script's variables, as they are when the batch is first asked
     for.
     """
-
-    calls_script = False
 
     def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
         self.tape = tape
@@ -73,6 +72,15 @@ class TapedMicro:
         self.loss = seen
         self.tape.losses.append(slot.index)
         return True
+
+    @property
+    def calls_script(self) -> bool:
+        kinds = (call.args[0] for call in self.tape.calls if call.args)
+        functions = (kind for kind in kinds if isinstance(kind, type))
+        return any(
+            issubclass(kind, torch.autograd.Function) and not is_of_library(kind.forward)
+            for kind in functions
+        )
 
     @property
     def batch(self) -> Batch:

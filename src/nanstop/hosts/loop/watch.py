@@ -29,6 +29,7 @@ from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch
 from nanstop.session.watched_run import OpenSession
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_of_library
 from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
@@ -39,8 +40,6 @@ Pause = Callable[[], AbstractContextManager[None]]
 class FunctionMicro:
     """See ``hosts.loop.step.Micro``: a call of the user's loss function."""
 
-    calls_script = True
-
     def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
         self.loss: Tensor | None = None
         self.rng = note_rng()
@@ -49,6 +48,10 @@ class FunctionMicro:
         self.loss_fn = loss_fn
         self._given = batch
         self._versions = [(t, version(t)) for t in tensors(self.batch)]
+
+    @property
+    def calls_script(self) -> bool:
+        return not is_of_library(self.loss_fn)
 
     def obstacle(self) -> str:
         moved = any(version(t) != v for t, v in self._versions)

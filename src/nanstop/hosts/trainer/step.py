@@ -23,7 +23,7 @@ from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_library
+from nanstop.tracing.own_code import is_of_library
 
 __tracebackhide__ = passes_through
 
@@ -216,12 +216,7 @@ def has_own_loss(trainer: Any) -> bool:
     """Return whether a trainer's loss is computed by a function of the script's own."""
     method = vars(trainer).get("compute_loss", type(trainer).compute_loss)
     functions = [method, getattr(trainer, "compute_loss_func", None)]
-    return any(one is not None and not _is_of_library(one) for one in functions)
-
-
-def _is_of_library(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and is_library(code.co_filename)
+    return any(one is not None and not is_of_library(one) for one in functions)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nanstop.replay.step import Step
 
 
-_ACCOUNTS = 3
+_ACCOUNTS = 6
 
 
 class Looks:

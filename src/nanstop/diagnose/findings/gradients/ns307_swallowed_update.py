@@ -14,7 +14,9 @@ to its denominator. Gradients that are divided by a count too many times, or zer
 covers all, end alike.
 
 A sample of at most 4096 gradients is compared as backward left it and as the optimizer took it. It
-is said where three updates in a row take less than 1e-8 of what arrived, its loss scale aside.
+is said where less than 1e-8 of what arrived is taken, its loss scale aside: in three looks where
+the limit of the clipping or the size of the gradients says why, else in six, up to update 16, for a
+script may hold its weights still for the first updates by zeros.
 
 ## Example
 ```python
@@ -55,15 +57,24 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.accounts import is_swallowed, quoted, repeated, shown
 from nanstop.diagnose.evidence.reading import number, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, GradientAccount
 
-_THRICE = 3
-"""Updates in a row of which nothing is left: a warm-up by hand may hold back the first."""
+_FEW, _MANY = 3, 6
+"""Looks in a row of which nothing is left: those of updates 0, 1, 2, and up to update 16. A script
+may freeze its weights for the first updates by zeros.
+"""
+_NO_CLIP = 1e-6
+_SQUARE_OVERFLOWS = 255.0
+"""From here on the square of a norm is beyond float16; a limit above the one before is no clip."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if three updates in a row consumed next to nothing of what arrived."""
-    accounts = repeated(evidence.accounts, _THRICE)
+    """Return the finding if updates in a row consumed next to nothing of what arrived: a few where
+    the clip or an overflowing norm says why, many where the script may mean it.
+    """
+    accounts = repeated(evidence.accounts, _FEW)
+    is_known = bool(accounts) and (_clips_to_nothing(evidence) or _may_overflow(accounts[-1]))
+    accounts = accounts if is_known else repeated(evidence.accounts, _MANY)
     if not accounts or not all(map(is_swallowed, accounts)):
         return None
     account = accounts[-1]
@@ -73,19 +84,28 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="gradients are gone before the update",
         cause=(
             f"backward leaves gradients of norm {number(account.arrived)} in the sample, the "
-            f"optimizer takes {number(account.consumed)}: three updates in a row change nothing "
-            "by them"
+            f"optimizer takes {number(account.consumed)}: {len(accounts)} looks in a row show "
+            "updates that change nothing by them"
         ),
-        confidence="certain",
+        confidence="certain" if is_known else "likely",
         lines=tuple(filter(None, (quoted(source), _advice(evidence)))),
         where=shown(source) or standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
 
 
+def _clips_to_nothing(evidence: Evidence) -> bool:
+    clip = standing(evidence).clip
+    return clip is not None and clip < _NO_CLIP
+
+
+def _may_overflow(account: GradientAccount) -> bool:
+    return account.arrived > _SQUARE_OVERFLOWS
+
+
 def _advice(evidence: Evidence) -> str:
     clip = standing(evidence).clip
-    if clip is not None and clip < 1e-6:
+    if clip is not None and _clips_to_nothing(evidence):
         return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"
 

@@ -11,6 +11,7 @@ import nanstop
 from nanstop.detect.rates import asked
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.6, SequentialLR
 
 
 def linear(optimizer, total, warmup=0):

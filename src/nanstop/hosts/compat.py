@@ -271,3 +271,10 @@ def checkpoint_path(trainer: Any, given: Any) -> str | None:
         folder = Path(trainer.args.output_dir)
         return get_last_checkpoint(str(folder)) if folder.is_dir() else None
     return str(given) if given else None
+
+
+def loss_is_scaled(trainer: Any) -> bool | None:
+    """Return what a trainer is told of its loss: that it is divided by the whole window, that it is
+    not, or None. Transformers before 5 is told nothing.
+    """
+    return getattr(trainer, "loss_is_scaled_for_ga", None)

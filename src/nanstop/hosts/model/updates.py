@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.hosts import compat
 from nanstop.records import AccumulationFacts, ResumeFacts
 from nanstop.replay.batches import IGNORED
 from nanstop.replay.rng import restore_rng
@@ -109,7 +110,7 @@ def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
     many.
     """
     norms = accumulation_of(step.view.root)
-    declared, takes = trainer.loss_is_scaled_for_ga, trainer.model_accepts_loss_kwargs
+    declared, takes = compat.loss_is_scaled(trainer), trainer.model_accepts_loss_kwargs
     by_tokens = None
     labelled = [batch["labels"] for batch in step.batches if "labels" in batch]
     if labelled and declared is None:

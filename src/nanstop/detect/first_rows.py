@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanstop.records import DataFacts, TextFacts
-from nanstop.replay.batches import IGNORED
+from nanstop.records.vocabulary import IGNORED_LABEL
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Batch, ModelView, Step
@@ -83,7 +83,7 @@ def counted(batch: Batch, view: ModelView, text: TextFacts) -> DataFacts:
     twice, cut = _starts_and_ends(ids, batch, text) if is_text and ids is not None else (0, 0)
     if labels is not None:
         # Of sequences the first label is predicted by nothing.
-        trained = (labels[:, 1:] if labels.dim() > 1 else labels[:, None]) != IGNORED
+        trained = (labels[:, 1:] if labels.dim() > 1 else labels[:, None]) != IGNORED_LABEL
         without = int((~trained.flatten(1).any(1)).sum())
         found = DataFacts(num_rows=len(rows), num_labelled=len(rows), num_without_labels=without)
     return added(found, DataFacts(num_twice_begun=twice, num_cut=cut))
@@ -97,7 +97,7 @@ def _labels(batch: Batch) -> Tensor | None:
     named = whole.get("labels")
     if named is not None:
         return named if named.dim() else None
-    ignoring = (v for v in whole.values() if v.dim() and bool((v == IGNORED).any()))
+    ignoring = (v for v in whole.values() if v.dim() and bool((v == IGNORED_LABEL).any()))
     return next(ignoring, None)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from nanstop.faults.parts import WIDTH, Model, TokenModel, diagonal, next_token_loss, ones, trained
 from nanstop.faults.specimen import Batch, Entry, Specimen, loss_fails, pair, run_plain
-from nanstop.replay.batches import IGNORED
+from nanstop.records.vocabulary import IGNORED_LABEL
 
 
 def pixels(element: float) -> Specimen:
@@ -67,11 +67,11 @@ def labelled(share: float) -> Specimen:
     def loss_fn(batch: Batch) -> Tensor:
         logits, labels = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
         total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        return total / (labels != IGNORED).sum().clamp(min=1)
+        return total / (labels != IGNORED_LABEL).sum().clamp(min=1)
 
     ids = torch.randint(1, 20, (16, 6))
     labels = ids.clone()
-    labels[int(share * len(ids)) :] = IGNORED
+    labels[int(share * len(ids)) :] = IGNORED_LABEL
     return trained(model, loss_fn, batches=({"input_ids": ids, "labels": labels},) * 4)
 
 

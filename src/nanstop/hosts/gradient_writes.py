@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.numerics.tensors import by_torch_alone, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
 
-_by_torch_alone = torch._C.DisableTorchFunction
 _GRAD: Any = cast("Any", Tensor).grad
 _ALIASES = frozenset((cast("Any", Tensor).data.__get__, Tensor.detach))
 """What gives the same values as another tensor, whose writes no version of the first one counts."""
@@ -43,7 +42,7 @@ class GradientWrites(OwnMode):
 
     def start(self) -> None:
         """Watch from here on; nothing where the script has a function mode of its own."""
-        with _by_torch_alone():
+        with by_torch_alone():
             if not is_crowded():
                 put_on(self)
                 parameters = self._accounts.watched()
@@ -58,10 +57,10 @@ class GradientWrites(OwnMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with _by_torch_alone():
-            held = [(t, _version(t)) for t in _tensors((args, kwargs)) if self._is_known(t)]
+        with by_torch_alone():
+            held = [(t, version(t)) for t in tensors((args, kwargs)) if self._is_known(t)]
         result = func(*args, **kwargs)
-        with _by_torch_alone():
+        with by_torch_alone():
             if func == _GRAD.__set__ and id(args[0]) in self._parameters:
                 self._gradients.add(id(args[1]))
                 self._wrote()
@@ -69,7 +68,7 @@ class GradientWrites(OwnMode):
                 self._gradients.add(id(result))
             elif func in _ALIASES and held:
                 self._alias = result
-            elif any(_version(tensor) != before for tensor, before in held):
+            elif any(version(tensor) != before for tensor, before in held):
                 self._wrote()
             elif held and getattr(func, "__name__", "") != "__get__":
                 self._accounts.read()
@@ -82,18 +81,3 @@ class GradientWrites(OwnMode):
 
     def _is_known(self, tensor: Tensor) -> bool:
         return tensor is self._alias or id(tensor) in self._gradients
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments of one of torch's functions."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

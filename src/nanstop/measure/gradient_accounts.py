@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.measure.gradient_balance import Backward, Samples, balance, is_even, on_host
-from nanstop.numerics.tensors import is_measurable
+from nanstop.numerics.tensors import by_torch_alone, is_measurable
 from nanstop.records import GradientAccount, StepId
 from nanstop.replay.conditions import unrecorded
 from nanstop.tracing.places import source_line
@@ -59,14 +59,15 @@ class GradientAccounts:
         return self._is_uneven and self.is_looking
 
     def guarded(self, look: Callable[..., Any], *given: Any) -> Any:
-        """Return what a look of these accounts gives, None where nothing is looked at.
+        """Return what a look of these accounts gives, None where nothing is looked at."""
+        return self._safely(look, *given) if self.is_looking else None
 
-        What it fails at ends them, not the run; no function mode of a script hears of it.
+    def _safely(self, look: Callable[..., Any], *given: Any) -> Any:
+        """What a look fails at ends the accounts, not the run; no function mode of a script
+        hears of it.
         """
-        if not self.is_looking and look != self.updated:  # which counts those not looked at, too
-            return None
         try:
-            with unrecorded(), torch._C.DisableTorchFunction(), torch.no_grad():
+            with unrecorded(), by_torch_alone(), torch.no_grad():
                 return look(*given)
         except Exception as error:  # nanstop is never the reason a run dies
             self._followed.clear()
@@ -137,10 +138,13 @@ class GradientAccounts:
             samples.scale = scaler._scale
 
     def updated(self, optimizer: Optimizer, at: StepId) -> GradientAccount | None:
-        """Return the account that an update ends, None where it was not looked at.
+        """Return the account that an update ends; one that was not looked at is counted alone.
 
         Synchronises the device where it was.
         """
+        return self._safely(self._updated, optimizer, at)
+
+    def _updated(self, optimizer: Optimizer, at: StepId) -> GradientAccount | None:
         one = self._followed.get(optimizer)
         if one is None:
             return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +17,34 @@ from nanstop.records import FORMAT_MAX, TensorStats, formats
 HALF = tuple(getattr(torch, name) for name in formats.HALF)
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
+
+
+by_torch_alone = torch._C.DisableTorchFunction
+"""Reading a tensor's attributes is a call that function modes of a script would see."""
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a result or an argument list, always in the same order.
+
+    A mapping that is neither a dict nor a ``UserDict`` is left alone:
+    reading one may load or draw its values.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from tensors(entry)
+    elif isinstance(value, (dict, UserDict)):
+        for entry in value.values():
+            yield from tensors(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name, None))  # one without a value yet
+
+
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def format_name(dtype: torch.dtype) -> str:

@@ -8,6 +8,9 @@ RANK = {"certain": 0, "likely": 1, "possible": 2}
 
 SCHEMA = 1
 
+IGNORED_LABEL = -100
+"""What cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
+
 Phase = Literal["forward", "recompute", "backward", "optimizer", "generate", "loss", "evaluate"]
 FailureKind = Literal[
     "nan",

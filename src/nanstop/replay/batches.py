@@ -7,10 +7,8 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import format_name, in_float64
 from nanstop.records import BatchFact
+from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.replay.step import Batch
-
-IGNORED = -100
-"""The label that cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
 
 _FEWEST_SAMPLES = 3
 """Of two samples neither is the odd one."""
@@ -91,5 +89,5 @@ def _supervised(value: Tensor) -> Tensor | None:
     """
     if value.dim() == 0 or value.shape[0] == 0 or value.is_floating_point():
         return None
-    counts = value != IGNORED
+    counts = value != IGNORED_LABEL
     return None if bool(counts.all()) else counts

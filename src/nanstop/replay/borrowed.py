@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nanstop.numerics.tensors import tensors
 from nanstop.replay.untouched import TensorMemory, address, versions_kept
 
 _SET_DATA = cast("Any", Tensor).data.__set__
@@ -43,14 +44,14 @@ class Borrowed(TorchFunctionMode):
         for tensor in _written(func, args, kwargs):
             self._hold(tensor)
         if func in (Tensor.backward, torch.autograd.backward):
-            self._hold_gradients(_tensors(args[:1]))
+            self._hold_gradients(tensors(args[:1]))
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Generator) and value not in self._generators:
                 self._generators.add(value)
                 self._undo.callback(value.set_state, value.get_state())
         result = func(*args, **kwargs)
-        operands = {address(tensor) for tensor in _tensors((args, kwargs))}
-        self._made.update(place for t in _tensors(result) if (place := address(t)) not in operands)
+        operands = {address(tensor) for tensor in tensors((args, kwargs))}
+        self._made.update(place for t in tensors(result) if (place := address(t)) not in operands)
         return result
 
     def __exit__(self, *error: Any) -> None:
@@ -78,12 +79,12 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     if in_place or name == "__setitem__" or func == _SET_DATA or kwargs.get("inplace"):
-        yield from _tensors(args[:1] or kwargs)
+        yield from tensors(args[:1] or kwargs)
     elif isinstance(func, FunctionType):
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors((args, kwargs)):
             if not tensor.requires_grad and tensor.nbytes <= _MAX_OPAQUE_BYTES:
                 yield tensor
-    yield from _tensors(kwargs.get("out"))
+    yield from tensors(kwargs.get("out"))
 
 
 def _leaves_of(losses: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -98,13 +99,3 @@ def _leaves_of(losses: Iterable[Tensor]) -> Iterator[Tensor]:
         if isinstance(variable, Tensor):
             yield variable
         waiting += [following for following, _ in node.next_functions]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _tensors(entry)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nanstop.numerics.tensors import by_torch_alone
 from nanstop.replay.stand_in import standing_in
 from nanstop.replay.undo import exchanged
 
@@ -31,7 +32,7 @@ def _unrecorded(function: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(function)
     def run(*args: Any) -> T:
-        with torch._C.DisableTorchFunction(), torch.inference_mode(mode=False), torch.no_grad():
+        with by_torch_alone(), torch.inference_mode(mode=False), torch.no_grad():
             return function(*args)
 
     return run

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from nanstop.numerics.tensors import format_limit, format_name, is_measurable
+from nanstop.numerics.tensors import by_torch_alone, format_limit, format_name, is_measurable
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 
@@ -110,7 +110,7 @@ class ModuleRanges:
         if name is not None and wanted:
             began = time.perf_counter()
             try:
-                with torch.no_grad(), torch._C.DisableTorchFunction():
+                with torch.no_grad(), by_torch_alone():
                     self._look(name, module, args, output)
                     if module is self._root and self._looks_inside:
                         self.formats = formats_behind(_tensors(output))

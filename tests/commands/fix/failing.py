@@ -19,13 +19,22 @@ net = nn.Linear(6, 4)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 """
 
-ENTROPY = (
-    NET
-    + """
+SAMPLES = """
 def objective(step):
     x = torch.randn(5, 6)
+"""
+OUTLIER = (
+    SAMPLES
+    + """\
     if step == 2:
-        x[0] *= 3000
+        x[1] *= 3000
+"""
+)
+
+ENTROPY = (
+    NET
+    + OUTLIER
+    + """\
     p = torch.softmax(net(x), -1)
     return -(torch.full_like(p, 0.25) * torch.log(p)).sum(-1).mean()
 """
@@ -33,11 +42,8 @@ def objective(step):
 
 SURE = (
     NET
-    + """
-def objective(step):
-    x = torch.randn(5, 6)
-    if step == 2:
-        x[1] *= 3000
+    + OUTLIER
+    + """\
     score = torch.sigmoid(net(x))
     return -(0.5 * torch.log(score) + 0.5 * torch.log(1 - score)).mean()
 """
@@ -45,11 +51,8 @@ def objective(step):
 
 PARTITION = (
     NET
-    + """
-def objective(step):
-    x = torch.randn(5, 6)
-    if step == 2:
-        x[1] *= 3000
+    + OUTLIER
+    + """\
     scores = net(x)
     return (torch.log(torch.exp(scores).sum(-1)) - scores[:, 0]).mean()
 """
@@ -57,9 +60,8 @@ def objective(step):
 
 COUNT = (
     NET
-    + """
-def objective(step):
-    x = torch.randn(5, 6)
+    + SAMPLES
+    + """\
     keep = torch.ones(5, 4) if step != 2 else torch.zeros(5, 4)
     per_token = net(x).square()
     return (per_token * keep).sum() / keep.sum()
@@ -68,9 +70,8 @@ def objective(step):
 
 UNIT = (
     NET
-    + """
-def objective(step):
-    x = torch.randn(5, 6)
+    + SAMPLES
+    + """\
     hidden = torch.relu(net(x) - (100 if step == 2 else 0))
     unit = hidden / hidden.sum(-1, keepdim=True)
     return unit.square().sum()
@@ -79,9 +80,8 @@ def objective(step):
 
 ROOT = (
     NET
-    + """
-def objective(step):
-    x = torch.randn(5, 6)
+    + SAMPLES
+    + """\
     distance = torch.sqrt((net(x) - net(x if step == 2 else x + 1)).square().sum(-1))
     return distance.mean()
 """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nanstop.commands.plan.calibration import model_loss
 from nanstop.errors import NanstopError
 from nanstop.hosts.model.load import as_one_error
-from nanstop.replay.batches import IGNORED
+from nanstop.records.vocabulary import IGNORED_LABEL
 
 _ROWS = 2
 _TOKENS = 64
@@ -94,5 +94,5 @@ def _batched(sequences: Sequence[list[int]], rows: int) -> Iterator[dict[str, Te
         for row, sequence in enumerate(chosen):
             ids[row, : len(sequence)] = torch.tensor(sequence)
             mask[row, : len(sequence)] = 1
-        labels = ids.masked_fill(mask == 0, IGNORED)
+        labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
         yield {"input_ids": ids, "attention_mask": mask, "labels": labels}

@@ -18,8 +18,8 @@ from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.watch import named_batch
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import Atom, RunFacts, StepId
+from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.apply import applied
-from nanstop.replay.batches import IGNORED
 from nanstop.replay.conditions import without_dropout
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
@@ -209,8 +209,8 @@ def _require_content(what: str, batch: Any, *, labelled: bool) -> None:
     if empty:
         raise NanstopError(f"{what} is empty")
     labels = batch.get("labels") if labelled and isinstance(batch, Mapping) else None
-    if isinstance(labels, Tensor) and bool((labels == IGNORED).all()):
-        raise NanstopError(f"{what} has nothing to learn: every label is {IGNORED}")
+    if isinstance(labels, Tensor) and bool((labels == IGNORED_LABEL).all()):
+        raise NanstopError(f"{what} has nothing to learn: every label is {IGNORED_LABEL}")
 
 
 def padded_copy(batches: Sequence[Any], model: nn.Module) -> dict[str, Any] | None:
@@ -239,7 +239,7 @@ def padded_copy(batches: Sequence[Any], model: nn.Module) -> dict[str, Any] | No
     if isinstance(labels, Tensor) and labels.shape == kept.shape:
         after = torch.zeros_like(kept)
         after[:, 1:] = 1 - kept[:, :-1]  # what would be predicted from padding
-        copy["labels"] = labels.masked_fill((kept == 0) | (after == 1), IGNORED)
+        copy["labels"] = labels.masked_fill((kept == 0) | (after == 1), IGNORED_LABEL)
     return copy
 
 
@@ -280,7 +280,7 @@ def _labelled(batch: Any) -> Any:
     labels = batch["input_ids"].clone()
     mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == labels.shape:
-        labels[mask == 0] = IGNORED
+        labels[mask == 0] = IGNORED_LABEL
     return {**batch, "labels": labels}
 
 

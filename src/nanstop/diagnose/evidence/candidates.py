@@ -103,6 +103,11 @@ def forms(evidence: Evidence) -> Candidates:
     )
 
 
+def at_the_line(evidence: Evidence) -> Candidates:
+    """Return other forms of the failing line, then the window without what it fails on."""
+    return (*forms(evidence), *without_rows(evidence))
+
+
 def without_rows(evidence: Evidence) -> Candidates:
     """Return the failing micro-batch without its bad samples, then without the micro-batch."""
     incident, found = evidence.incident, evidence.localization

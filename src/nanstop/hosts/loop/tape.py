@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nanstop.hosts.loop.tape_calls import HISTORY, Call, Constant, Slot, leaves
-from nanstop.hosts.loop.tensors import autocast_state, by_torch_alone, tensors, version
-from nanstop.numerics.tensors import has_bad
+from nanstop.hosts.loop.tensors import autocast_state
+from nanstop.numerics.tensors import by_torch_alone, has_bad, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.hosts.loop.tensors import autocast_state, tensors, version
+from nanstop.hosts.loop.tensors import autocast_state
+from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_wrapper

@@ -20,10 +20,11 @@ from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.pieces import pieces, program_of_function
 from nanstop.hosts.loop.step import LoopStep
-from nanstop.hosts.loop.tensors import autocast_state, tensors, total, version
+from nanstop.hosts.loop.tensors import autocast_state, total
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
 from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import note_rng
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch
@@ -212,7 +213,7 @@ class LoopWatch:
         accounts = self._accounts
         if not applied:
             accounts.drop()
-        found = accounts.guarded(accounts.updated, self._optimizer, self.controller.step_id())
+        found = accounts.updated(self._optimizer, self.controller.step_id())
         if found is not None:
             self.session.accounted(found)
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
-from nanstop.hosts.loop.tensors import by_torch_alone
+from nanstop.numerics.tensors import by_torch_alone
 
 _MOST = 64
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from nanstop.hosts import compat
 from nanstop.records import AccumulationFacts, ResumeFacts
-from nanstop.replay.batches import IGNORED
+from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.replay.rng import restore_rng
 from nanstop.replay.step import Batch
 
@@ -204,7 +204,7 @@ def _labels(batches: Sequence[Batch]) -> list[Tensor]:
         return named
     for column in zip(*(batch.values() for batch in batches), strict=True):
         integers = [v for v in column if isinstance(v, Tensor) and v.dtype == torch.int64]
-        if len(integers) == len(column) and any(bool((v == IGNORED).any()) for v in integers):
+        if len(integers) == len(column) and any(bool((v == IGNORED_LABEL).any()) for v in integers):
             return integers
     return []
 
@@ -230,4 +230,4 @@ def _supervised(labels: Tensor) -> int:
 
     Of sequences, without the first, which nothing predicts.
     """
-    return int(((labels[..., 1:] if labels.dim() > 1 else labels) != IGNORED).sum())
+    return int(((labels[..., 1:] if labels.dim() > 1 else labels) != IGNORED_LABEL).sum())

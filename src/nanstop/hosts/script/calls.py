@@ -16,7 +16,7 @@ from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.given_weights import given_weights
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.loop.taped_micro import TapedMicro
-from nanstop.hosts.loop.tensors import by_torch_alone, tensors, total
+from nanstop.hosts.loop.tensors import total
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
@@ -28,6 +28,7 @@ from nanstop.hosts.script.window import (
     is_trainable,
     on_one_rank,
 )
+from nanstop.numerics.tensors import by_torch_alone, tensors
 from nanstop.replay.rng import note_rng
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.loop.tensors import tensors, version
+from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.step import Batch
 

@@ -99,7 +99,7 @@ class Judge:
         self._state.roots.end()
         self.controller.num_updates = self._steps.updates.get(optimizer, 0)
         at, accounts = self.controller.step_id(), self._state.accounts
-        account = self._state.account(accounts.updated, optimizer, at)
+        account = accounts.updated(optimizer, at)
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
         self._steps.updates[optimizer] = self.controller.num_updates + 1

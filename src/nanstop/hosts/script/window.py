@@ -18,9 +18,9 @@ from nanstop.hosts.loop.pieces import pieces, program_of
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.loop.tape_calls import variable_names
 from nanstop.hosts.loop.taped_micro import TapedMicro
-from nanstop.hosts.loop.tensors import by_torch_alone
 from nanstop.hosts.model.updates import seen_accumulation
 from nanstop.hosts.model.view import PlainView
+from nanstop.numerics.tensors import by_torch_alone
 from nanstop.records import AccumulationFacts
 from nanstop.replay.snapshot import BufferNotes
 

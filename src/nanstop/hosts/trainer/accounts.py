@@ -84,7 +84,7 @@ class TrainerAccounts:
         )
         if optimizer is not None and session is not None and not self._watch.host.busy:
             at = self._watch.step_id()
-            account = self._accounts.guarded(self._accounts.updated, optimizer, at)
+            account = self._accounts.updated(optimizer, at)
             if account is not None:
                 session.accounted(account)
         return tell(*args)

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.forms.calls import Call
-
-IGNORED = -100
 
 
 def answer(call: Call, at_line: Callable[[], bool]) -> Any:
@@ -162,7 +161,7 @@ def _norm(call: Call) -> Tensor | None:
 def _labelled(call: Call) -> Tensor | None:
     """Return a mean loss over labels, of none 0."""
     target, weight = call.argument(1, "target"), call.argument(2, "weight")
-    ignored = call.kwargs.get("ignore_index", IGNORED)
+    ignored = call.kwargs.get("ignore_index", IGNORED_LABEL)
     is_mean = call.kwargs.get("reduction", "mean") == "mean"
     if not is_mean or not isinstance(target, Tensor) or target.is_floating_point():
         return None

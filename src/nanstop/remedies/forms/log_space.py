@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nanstop.numerics.tensors import version
 from nanstop.remedies.forms.calls import Call
 
 Log = Callable[[], Tensor]
@@ -70,7 +71,7 @@ class LogSpace:
         reference, shadow = self._known.get(id(operand), (None, None))
         if reference is None or shadow is None or reference() is not operand:
             return None
-        return shadow if shadow.version == _version(operand) else None
+        return shadow if shadow.version == version(operand) else None
 
     def _follow(
         self, call: Call, shadows: list[Shadow | None], result: Any, *, is_meant: bool
@@ -86,15 +87,11 @@ class LogSpace:
         known = Shadow(
             log=_once(partial(_as, shadow.log, dtype, has_graph)),
             of_rest=None if of_rest is None else _once(partial(_as, of_rest, dtype, has_graph)),
-            version=_version(result),
+            version=version(result),
             is_meant=is_meant,
         )
         forget = partial(self._known.pop, key, None)
         self._known[key] = weakref.ref(result, lambda _: forget()), known
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _as(log: Log, dtype: torch.dtype, has_graph: bool) -> Tensor:

@@ -61,8 +61,8 @@ from nanstop.diagnose.evidence.reading import (
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts
 from nanstop.records.formats import is_float
+from nanstop.records.vocabulary import IGNORED_LABEL
 
-IGNORED_LABEL = -100
 _MESSAGE = re.compile(
     r"index out of range|out of bounds|device-side assert|indexSelectLargeIndex|Target -?\d+ is",
     re.IGNORECASE,

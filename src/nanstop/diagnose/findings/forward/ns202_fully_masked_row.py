@@ -47,7 +47,7 @@ not help: 0 / 0 is NaN in every format.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import forms, kernels, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line, kernels
 from nanstop.diagnose.evidence.descent import CONTRACTIONS
 from nanstop.diagnose.evidence.reading import FORWARD, born, counted, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -70,8 +70,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=("no format helps: 0/0 is not a number in any of them",),
         remedies=(
             *kernels(standing(evidence)),
-            *forms(evidence),
-            *without_rows(evidence),
+            *at_the_line(evidence),
         ),
         where=event.module,
     )

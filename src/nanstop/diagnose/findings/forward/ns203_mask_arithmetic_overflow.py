@@ -55,7 +55,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import forms, kernels, precision, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line, kernels, precision
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
     born,
@@ -102,8 +102,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=(
             *kernels(facts),
             *precision(source, facts, output.dtype),
-            *forms(evidence),
-            *without_rows(evidence),
+            *at_the_line(evidence),
         ),
         where=source.module,
     )

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import forms, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import Operand, zero_divisor
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
@@ -86,7 +86,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=f"born here: {_made(event, output, written)}, {tested}",
         lines=_brought_in(evidence),
         confidence="likely" if untested else "certain",
-        remedies=(*forms(evidence), *without_rows(evidence)),
+        remedies=at_the_line(evidence),
         where=event.module,
     )
 
@@ -98,7 +98,7 @@ def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
         title=f"`{op_name(event.op)}` refuses its inputs",
         cause=raised_message(evidence) or "it raised",
         confidence="certain",
-        remedies=(*forms(evidence), *without_rows(evidence)),
+        remedies=at_the_line(evidence),
         where=event.module,
     )
 

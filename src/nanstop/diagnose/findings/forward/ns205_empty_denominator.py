@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import forms, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import without_zeros, zero_divisor
 from nanstop.diagnose.evidence.reading import FORWARD, first_bad, op_name
 from nanstop.diagnose.evidence.rule import Rule
@@ -75,7 +75,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=cause or total or "",
         confidence="certain",
         confirmed=f"the operation's own shape: {few}" if few else "",
-        remedies=(*forms(evidence), *without_rows(evidence)),
+        remedies=at_the_line(evidence),
         where=event.module,
     )
 

@@ -52,13 +52,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import (
-    Candidates,
-    forms,
-    initialised,
-    islands,
-    without_rows,
-)
+from nanstop.diagnose.evidence.candidates import Candidates, at_the_line, initialised, islands
 from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
 from nanstop.diagnose.evidence.reading import FORWARD, counted, first_bad, number, op_name, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -83,8 +77,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=(
             *_wider(event, evidence),
             *_zero_tables(evidence),
-            *forms(evidence),
-            *without_rows(evidence),
+            *at_the_line(evidence),
         ),
         where=event.module,
     )

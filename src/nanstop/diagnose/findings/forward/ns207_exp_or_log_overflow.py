@@ -45,7 +45,7 @@ the logarithm of a negative number has no stable form.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import forms, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
 from nanstop.diagnose.evidence.reading import FORWARD, first_bad, limit, number, op_name
 from nanstop.diagnose.evidence.rule import Rule
@@ -72,7 +72,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=cause,
         confidence="certain",
         lines=_beyond(event, output),
-        remedies=(*forms(evidence), *without_rows(evidence)),
+        remedies=at_the_line(evidence),
         where=event.module,
     )
 

@@ -49,7 +49,7 @@ consumer of an earlier NaN.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import forms, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, listed, op_name
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
@@ -74,7 +74,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=f"the forward pass is finite, its derivative is not, and {tested}",
         confidence="likely" if untested else "certain",
         lines=(f"reaches the gradient of {listed(spoiled)}",) if spoiled else (),
-        remedies=(*forms(evidence), *without_rows(evidence)),
+        remedies=at_the_line(evidence),
         where=event.module,
     )
 

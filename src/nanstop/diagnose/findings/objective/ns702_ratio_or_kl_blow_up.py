@@ -54,7 +54,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import forms, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
 from nanstop.diagnose.evidence.objective import RATIO, RATIO_AT_ONCE, typical
 from nanstop.diagnose.evidence.reading import (
@@ -95,7 +95,7 @@ def _overflow(evidence: Evidence) -> Diagnosis | None:
         f"in {output.dtype} ({limit(output.dtype)})",
         confidence="certain",
         lines=("clamp the difference of the log-probabilities before the exponential",),
-        remedies=(*forms(evidence), *without_rows(evidence)),
+        remedies=at_the_line(evidence),
         where=event.module,
     )
 

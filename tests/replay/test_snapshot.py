@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from nanstop.replay.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
@@ -36,9 +37,9 @@ class Training:
         self.optimizer.zero_grad()
 
     def state(self) -> str:
-        torch.set_printoptions(precision=17)
         scaler = self.scaler.state_dict() if self.scaler is not None else None
-        return repr((self.model.state_dict(), self.optimizer.state_dict(), scaler))
+        state = (self.model.state_dict(), self.optimizer.state_dict(), scaler)
+        return repr(tree_map_only(torch.Tensor, torch.Tensor.tolist, state))
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -64,6 +64,7 @@ class Held:
         self.under = holder(tensor)
         self.own, self.other, self.dtype = tensor.data, data, data.dtype
         self.resting = False
+        self._apart: Tensor | None = None
         self._shown: int | None = None
         self._own_grad = tensor.grad
         self._put(data, tensor.grad)
@@ -144,7 +145,7 @@ class Held:
         attributes.
         """
         tensor = self.tensor
-        twin = torch.Tensor._make_subclass(type(tensor), self.plain(), tensor.requires_grad)
+        twin = _leaf_over(self.plain(), tensor)
         vars(twin).update({k: v for k, v in vars(tensor).items() if k not in _COPYING})
         return twin
 
@@ -180,8 +181,28 @@ class Held:
 
     def _put(self, data: Tensor, grad: Tensor | None) -> None:
         self.tensor.grad = None  # torch refuses a gradient of another format, even for a moment
+        if self.tensor.dtype != data.dtype:
+            self._trade(data)
         self.tensor.data = data
         self.tensor.grad = None if grad is None else grad.to(data.dtype)
+
+    def _trade(self, data: Tensor) -> None:
+        """Have the tensor's object stand for another tensor of torch's, in the format of ``data``.
+
+        Assigning data of another format would part it from the node that gathers its gradients,
+        which graphs of the script end in and their hooks are on. Where something refers to the
+        tensor weakly (the cache of an autocast that is open), it is parted all the same.
+        """
+        apart, self._apart = self._apart, None
+        try:
+            if apart is None or apart.dtype != data.dtype:
+                apart = _leaf_over(data, self.tensor)
+            _share_hooks(self.tensor, apart)
+            apart.requires_grad_(self.tensor.requires_grad)
+            torch._C._swap_tensor_impl(self.tensor, apart)
+        except RuntimeError:
+            return
+        self._apart = apart
 
 
 @contextmanager
@@ -316,6 +337,18 @@ def _save_plain(
 def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
     every = chain(module._parameters.values(), module._buffers.values())
     return (tensor for tensor in every if tensor is not None)
+
+
+def _leaf_over(data: Tensor, like: Tensor) -> Tensor:
+    return torch.Tensor._make_subclass(type(like), data, like.requires_grad)
+
+
+def _share_hooks(tensor: Tensor, other: Tensor) -> None:
+    """Have the hooks on a tensor's gradient on another one as well."""
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(tensor, name)
+        if hooks is not getattr(other, name):
+            setattr(other, name, hooks)
 
 
 def round_into(old: Tensor, new: Tensor) -> None:

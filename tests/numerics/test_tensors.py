@@ -1,6 +1,7 @@
 """Ranges of tensors of every kind, and the formats in which an op is repeated."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nanstop.numerics.tensors import (
     is_measurable,
     measure,
     nonfinite,
+    tensors,
     widened,
 )
 
@@ -131,3 +133,28 @@ def test_widened(formats, wide):
 def test_format_limit():
     assert format_limit(torch.float16) == 65504.0
     assert format_limit(torch.int64) == math.inf
+
+
+def test_tensors_are_found_in_whatever_holds_them():
+    one, two, three, four = torch.arange(4.0).split(1)
+
+    class Held:
+        def __init__(self):
+            self.first, self.rest, self.own = one, {"two": [two, 2]}, self
+            self.net, self.of_a_class = torch.nn.Linear(2, 2), Held
+
+    @dataclass
+    class Row:
+        value: object
+
+    found = tensors((Held(), Row(three), [None, "x", four]))
+    assert [t.item() for t in found] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_long_containers_of_objects_are_not_looked_into():
+    class DataSet:
+        def __init__(self):
+            self.rows = [torch.zeros(1)] * 1000
+
+    assert list(tensors(DataSet())) == []
+    assert len(list(tensors([torch.zeros(1)] * 1000))) == 1000

@@ -324,3 +324,9 @@ NOT_HOISTED = [
 @pytest.mark.parametrize("before", NOT_HOISTED)
 def test_a_line_before_the_statement_must_not_change_its_order(before):
     assert rewritten(body(before), "return", "form", "div") == body(before)
+
+
+def test_what_a_library_computes_in_a_line_is_nothing_to_rewrite_there():
+    text = body("return -x.log_prob(y).mean()")
+    assert rewritten(text, "log_prob", "form", "atanh") == text
+    assert rewritten(text, "log_prob", "form", "mean") != text

@@ -6,15 +6,21 @@ from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nanstop.records import FORMAT_MAX, TensorStats, formats
 
 HALF = tuple(getattr(torch, name) for name in formats.HALF)
+_NOT_LOOKED_INTO = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_MOST_OBJECTS, _LONGEST = 64, 256
+"""Objects of other classes that are looked into, and containers of theirs: one may lead to a whole
+data set.
+"""
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
@@ -23,23 +29,33 @@ by_torch_alone = torch._C.DisableTorchFunction
 """Reading a tensor's attributes is a call that function modes of a script would see."""
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any, _objects: set[int] | None = None) -> Iterator[Tensor]:
     """Yield the tensors in a result or an argument list, always in the same order.
 
-    A mapping that is neither a dict nor a ``UserDict`` is left alone:
-    reading one may load or draw its values.
+    Also those that an object of any other class has as attributes: a model may return a
+    distribution. A mapping that is neither a dict nor a ``UserDict`` is one of these: asking it for
+    its values may load or draw them. Modules are not looked into.
     """
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from tensors(entry)
+        if _objects is None or len(value) <= _LONGEST:
+            for entry in value:
+                yield from tensors(entry, _objects)
     elif isinstance(value, (dict, UserDict)):
-        for entry in value.values():
-            yield from tensors(entry)
+        if _objects is None or len(value) <= _LONGEST:
+            for entry in value.values():
+                yield from tensors(entry, _objects)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from tensors(getattr(value, field.name, None))  # one without a value yet
+            yield from tensors(
+                getattr(value, field.name, None), _objects
+            )  # one without a value yet
+    elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO):
+        _objects = set() if _objects is None else _objects
+        if id(value) not in _objects and len(_objects) < _MOST_OBJECTS:
+            _objects.add(id(value))
+            yield from tensors(list(vars(value).values()), _objects)
 
 
 def version(tensor: Tensor) -> int:

@@ -22,13 +22,13 @@ _HARMLESS |= {"acos": "0", "asin": "0", "atanh": "0", "exp": "0", "log1p": "0", 
 def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     """Return whether something of the statement could be rewritten; the draft holds it.
 
-    ``op``: the failing operation without its overload; where the statement spells it, nothing else
-    is rewritten.
+    ``op``: the failing operation without its overload: nothing else is rewritten. It may be one
+    that a function of a library computes, and is not spelled in the statement then.
     """
     found = list(_operations(draft))
     named = [one for one in found if one.name in _SPELLINGS.get(op, (op,))]
     done, taken = False, list[ast.AST]()
-    for one in named or found:
+    for one in named if op else found:
         inside = {id(node) for node in ast.walk(one.node)}
         around = {id(node) for node in draft.source.around(one.node)}
         if any(id(node) in inside | around for node in taken):

@@ -173,6 +173,34 @@ def test_a_failure_is_replayed_and_localized_at_once(script, bad, phase, line):
     assert all(w.isfinite().all() for w in weights(ending))
 
 
+def test_what_a_model_returns_in_an_object_of_another_class_is_followed(script):
+    policy = """
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = nn.Linear(4, 2)
+    def forward(self, x):
+        base = torch.distributions.Normal(self.mean(x), torch.ones(2))
+        return torch.distributions.TransformedDistribution(
+            torch.distributions.Independent(base, 1), [torch.distributions.TanhTransform()]
+        )
+
+policy = Policy()
+optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    actions = torch.full((3, 2), 1.0 if step == 2 else 0.5)
+    loss = -policy(torch.randn(3, 4)).log_prob(actions).mean()
+    loss.backward()
+    optimizer.step()
+"""
+    session = ReplayingSession()
+    script(HEAD + policy, session, BAD="")
+    assert session.steps == [2]
+    assert session.found[0].op == "aten.atanh.default"
+    assert session.found[0].line == "loss = -policy(torch.randn(3, 4)).log_prob(actions).mean()"
+
+
 RAISING = CLIPPED.replace(
     "clip_grad_norm_(net.parameters(), 1.0)",
     "clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)",

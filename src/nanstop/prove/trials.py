@@ -23,6 +23,7 @@ from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.exact_update import fault_of_update
 from nanstop.prove.failing_step import FailingStep, Following
 from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
+from nanstop.records.formats import EPSILON
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.forms.mode import compared
@@ -72,7 +73,8 @@ class Trials:
         """Return the exact run of the failing micro-batch, and how near to it a cure must come.
 
         The tolerances are three times the distances of something healthy of the same window to its
-        own float32 run; where there is none, they follow from the format's spacing.
+        own float32 run; where there is none, they follow from the format's spacing. A loss is at
+        best a sum in float32, in whose last digits the few that are healthy may agree by chance.
         """
         run = self._exact.of(self._failing.micro)
         eps = self._exact.coarsest_eps()
@@ -87,7 +89,7 @@ class Trials:
             outcome=_outcome(run, None, self._key),
             dtype=format_name(self._exact.dtype),
             loss=run.loss,
-            loss_tolerance=max(_HEALTHY_FACTOR * loss, eps),
+            loss_tolerance=max(_HEALTHY_FACTOR * loss, eps, _SPACINGS[0] * EPSILON["float32"]),
             cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
             grad_tolerance=max(_HEALTHY_FACTOR * gradient, _SPACINGS[2] * eps),
             source=source,

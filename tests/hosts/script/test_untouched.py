@@ -107,6 +107,12 @@ def test_a_graph_that_outlives_exact_runs_of_its_weights_ends_where_it_did(folde
     assert differences(program, folder) == []
 
 
+def test_models_are_found_after_an_update_without_a_backward(folder):
+    failing = (("forward", 0, "new"), ("backward", -1, False, False), ("step", 0))
+    actions = (("step", 0), ("spoil", "input", "nan", 0), *failing)
+    assert differences(Program(("hooked",), "adam", actions), folder) == []
+
+
 @QUICK
 @given(programs())
 def test_observed_programs_end_as_they_do_alone(folder, program):

@@ -94,9 +94,10 @@ class Judge:
         if self.controller.session is None and self._state.window.micros:
             # No sink looked at this window: not one parameter of the optimizer has a gradient.
             self.judge((), None, optimizer, can_redo=False)
+        if self._state.window.micros:  # an update without a backward says nothing of the models
+            self._state.roots.end()
         self._state.window.closed = True
         self._state.drop()
-        self._state.roots.end()
         self.controller.num_updates = self._steps.updates.get(optimizer, 0)
         at, accounts = self.controller.step_id(), self._state.accounts
         account = accounts.updated(optimizer, at)

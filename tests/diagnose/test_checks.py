@@ -882,7 +882,7 @@ def test_what_an_undefined_operation_was_given(fields, said):
         op="aten.mul.Tensor", dtype="float32", bad={"nan": 1}, wider="nonfinite", **fields
     )
     (found,) = [d for d in diagnose(evidence(localization(given)), "incident") if d.code == "NS204"]
-    assert found.cause == f"{said}, the same in a wider format"
+    assert found.cause == f"{said}, for these inputs in any format"
 
 
 def test_a_nan_that_no_op_made_is_looked_for_outside_torch():

@@ -207,6 +207,7 @@ def test_custom_backward_is_named_by_its_own_line():
     found = located_body(BadBackward.apply)
     assert (found.key.phase, op_of(found), found.key.module) == ("backward", "div", "body")
     assert found.first_bad.source.text == "return doubled / (doubled - doubled)"
+    assert found.first_bad.forward_op == "BadBackward"
 
 
 def overflow_in_loss(model, batch):

@@ -16,7 +16,7 @@ from torch import nn
 """
 
 
-def rewritten(text, line, form="stable_form", op="", dtype="float32", descent=()):
+def rewritten(text, line, form="stable_form", op="", dtype="float32", descent=(), inf=0):
     """The text with the statement at ``line`` (or that holds that text) in another form."""
     if isinstance(line, str):
         line = next(n for n, one in enumerate(text.splitlines(), 1) if line in one)
@@ -28,6 +28,7 @@ def rewritten(text, line, form="stable_form", op="", dtype="float32", descent=()
         module="",
         source=SourceLine(file="x.py", line=line, function="f"),
         inputs=(stats,) * max(len(descent), 1),
+        outputs=(TensorStats(shape=(2,), dtype=dtype, posinf=inf),),
         descent=descent,
     )
     atom = Atom(remedy=form, target=f"x.py:{line}")
@@ -224,6 +225,15 @@ def test_a_statement_over_several_lines():
     text = body("return (\n    y\n    * torch.log(\n        torch.softmax(x, -1)\n    )\n).sum()")
     for line in range(7, 13):
         assert "    * torch.log_softmax(x, -1)\n    ).sum()" in rewritten(text, line)
+
+
+def test_a_quotient_that_is_infinite_is_left_out_and_one_of_zeros_is_divided_by_one():
+    text = body("return (x / y).sum()")
+    assert "x / y.masked_fill(y == 0, 1)" in rewritten(text, "return", "form", "div")
+    left_out = rewritten(text, "return", "form", "div", inf=1)
+    assert "torch.where(y == 0, 0, x / y.masked_fill(y == 0, 1))" in left_out
+    value, grad = outcome(left_out, torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0]))
+    assert (value.item(), grad.tolist()) == (2.0, [0.0, 0.5])
 
 
 GUARDED = {

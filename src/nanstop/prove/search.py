@@ -291,6 +291,11 @@ def _next_experiment(
         return (
             f"the budget ended with {len(untried)} candidates untried: allow more trials or seconds"
         )
+    return _without_a_cure(bench)
+
+
+def _without_a_cure(bench: Bench) -> str:
+    """What to look at where every candidate was tried and none passes."""
     if bench.reference.still_in:
         return (
             f"a part of the step is cast to {bench.reference.still_in} by the script itself, even "
@@ -300,6 +305,8 @@ def _next_experiment(
         return (
             "float32 fails too: no format cures this; look at the batch, the mask and the weights"
         )
+    if bench.baseline.key is not None and bench.baseline.key.phase == "optimizer":
+        return "forward and backward are finite: look at the optimizer's own arithmetic"
     moved = [run for run in bench.tried if run.outcome == "other_failure" and run.key is not None]
     if moved and moved[-1].key is not None:
         key = moved[-1].key

@@ -221,6 +221,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     if statement is None:
         return ()
     draft = Draft(source, statement, dtype=_format(event), counted=_divides_by_count(event))
+    draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
     try:
         if atom.remedy == "stable_form":
             done = rewrite_in_log_space(draft)
@@ -239,8 +240,9 @@ def _format(event: OpEvent | None) -> str:
 def _name(event: OpEvent | None) -> str:
     if event is None:
         return ""
-    parts = (event.forward_op or event.op).split(".")
-    return parts[min(1, len(parts) - 1)].rstrip("_")
+    forward = event.forward_op or ""
+    op = forward if "." in forward else event.op  # a custom backward is a line of its own
+    return op.split(".")[1].rstrip("_")
 
 
 def _divides_by_count(event: OpEvent | None) -> bool:

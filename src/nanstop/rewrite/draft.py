@@ -30,6 +30,8 @@ class Draft:
     dtype: str = "float32"
     counted: bool = False
     """Whether what the failing operation divides by is a count."""
+    infinite: bool = False
+    """Whether it has made Inf: then it did not divide 0 by 0."""
     lines: list[str] = field(default_factory=list[str])
     edits: list[Edit] = field(default_factory=list[Edit])
 

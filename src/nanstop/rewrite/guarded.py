@@ -136,7 +136,10 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return normalized
     value = draft.twice(divisor, "divisor")
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
-    return _with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
+    quotient = _with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
+    if not draft.infinite:  # 0 / 0: 0 by anything is 0
+        return quotient
+    return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
 
 
 def _is_integer(draft: Draft, node: ast.expr) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as hooks
 
 from nanstop.records import SourceLine
@@ -131,8 +132,8 @@ class Places:
         return place
 
     def backward(self, node: Any, line: tuple[CodeType, int] | None) -> Place:
-        """Return the place of the forward op whose gradient ``node`` computes;
-        ``line`` is that of a custom backward.
+        """Return the place of the forward op whose gradient ``node`` computes, or of the custom
+        function; ``line`` is that of a custom backward.
         """
         task = graph_task()
         if task not in self._parent:
@@ -141,7 +142,9 @@ class Places:
             self._parent[task] = self._recomputing
         self._recomputing = -1
         found = self._nearest(node._sequence_nr(), task)
-        return Place(found.module, line or found.line, found.op)
+        own = isinstance(node, BackwardCFunction)  # its forward is many ops, and none of its own
+        op = type(node).__name__.removesuffix("Backward") if own else found.op
+        return Place(found.module, line or found.line, op)
 
     def _nearest(self, number: int, task: int) -> Place:
         makers = dict.fromkeys((self._parent.get(task, -1), -1, task))

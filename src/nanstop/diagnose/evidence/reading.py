@@ -170,11 +170,15 @@ def limit(dtype: str) -> str:
     return number(FORMAT_MAX[dtype]) if dtype in FORMAT_MAX else "its limit"
 
 
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """Return the first names in backticks, and how many more there are."""
+def listed(names: Iterable[str], most: int = 3, *, of: int | None = None) -> str:
+    """Return the first names in backticks, and how many more there are.
+
+    ``of``: how many there are in all, where only some names are known.
+    """
     names = tuple(names)
     shown = ", ".join(f"`{name}`" for name in names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    num_more = (len(names) if of is None else of) - len(names[:most])
+    return f"{shown} and {num_more} more" if num_more > 0 else shown
 
 
 def growth_lines(found: Localization | None) -> tuple[str, ...]:

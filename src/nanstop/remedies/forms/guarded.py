@@ -46,7 +46,9 @@ def _quotient(call: Call) -> Tensor | None:
     below = call.argument(1, "other")
     if not isinstance(below, Tensor) or call.kwargs.get("rounding_mode"):
         return None
-    return call.argument(0, "input") / torch.where(below == 0, torch.ones_like(below), below)
+    above = call.argument(0, "input")
+    quotient = above / torch.where(below == 0, torch.ones_like(below), below)
+    return torch.where((below == 0) & (above != 0), torch.zeros_like(quotient), quotient)
 
 
 def _at_zero(value: float) -> Callable[[Call], Tensor | None]:

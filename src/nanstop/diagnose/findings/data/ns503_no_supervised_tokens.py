@@ -75,7 +75,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=_cause(fact),
         confidence="certain" if event is not None else "likely",
         confirmed="the mean is over no element" if over_none else "",
-        lines=("truncation or the template removed the answers; decode one row to see which",),
+        lines=("decode one row to see why: truncation, the template, or a row without any answer",),
         remedies=_remedies(evidence, fact),
         where=fact.name if fact is not None else "",
     )

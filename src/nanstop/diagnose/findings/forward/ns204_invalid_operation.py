@@ -79,7 +79,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:
         return None
-    tested = "not repeated in a wider format" if untested else "the same in a wider format"
+    tested = "not repeated in a wider format" if untested else "for these inputs in any format"
     return Diagnosis(
         code="NS204",
         title=_title(evidence, event, written),

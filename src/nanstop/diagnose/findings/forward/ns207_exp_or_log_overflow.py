@@ -114,7 +114,7 @@ def _cause(event: OpEvent, output: TensorStats) -> str | None:
 def _beyond(event: OpEvent, output: TensorStats) -> tuple[str, ...]:
     """Return what more bits do, as the repetition of the op in them showed."""
     if event.wider == "nonfinite":
-        return ("the same in a wider format",)
+        return ("no wider format has a value for these numbers either",)
     if event.wider == "finite" and output.dtype == "float32":
         return ("finite in float64, whose exponential ends at an argument of 709",)
     return ()

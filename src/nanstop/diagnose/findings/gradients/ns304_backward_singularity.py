@@ -66,12 +66,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     found = evidence.localization
     spoiled = tuple(name for name in found.reaches if name != "loss") if found is not None else ()
-    tested = "was not repeated in a wider format" if untested else "is the same in a wider format"
+    tested = "; not repeated in a wider format" if untested else ", in a wider format neither"
     of = f" of `{op_name(event.forward_op)}`" if event.forward_op else ""
     return Diagnosis(
         code="NS304",
         title=f"derivative{of} is undefined in `{op_name(event.op)}`",
-        cause=f"the forward pass is finite, its derivative is not, and {tested}",
+        cause=f"the forward pass is finite, its derivative is not{tested}",
         confidence="likely" if untested else "certain",
         lines=(f"reaches the gradient of {listed(spoiled)}",) if spoiled else (),
         remedies=at_the_line(evidence),

@@ -87,13 +87,14 @@ def check(evidence: Evidence) -> Diagnosis | None:
     formats = tuple(dict.fromkeys(group.dtype for group in groups))
     num_tensors = sum(group.num_tensors for group in groups)
     names = tuple(name for group in groups for name in group.examples)
+    shown = listed(names, of=num_tensors)
     confidence, cause = _harm(facts, formats)
     return Diagnosis(
         code="NS102",
         title=f"trainable parameters stored in {' and '.join(formats)}",
         cause=cause,
         confidence=confidence,
-        lines=(f"{counted(num_tensors, 'tensor')}: {listed(names)}",) if names else (),
+        lines=(f"{counted(num_tensors, 'tensor')}: {shown}",) if names else (),
         remedies=fp32_trainables(facts),
         where=names[0] if names else "",
         # A set-up is read anew in mid-run where a scaler does not take the gradients of such

@@ -117,7 +117,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "b822583056fe0a10")
+REPORT_FORM = (1, "6591277615aa52e6")
 
 
 def test_names():

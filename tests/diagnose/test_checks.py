@@ -873,6 +873,10 @@ def test_facts_of_the_incident_stand_in_for_standing_facts():
     ("fields", "said"),
     [
         ({"inputs": (stats("float32"),)}, "born here: NaN from finite inputs"),
+        (
+            {"inputs": (stats("float32", minimum=-0.5),)},
+            "born here: NaN from finite inputs, the least of them -0.5",
+        ),
         ({"inputs": (stats("float32", posinf=1),)}, "born here: NaN from an input that is Inf already"),
         ({"scalars": (float("nan"),)}, "born here: NaN from the constant nan"),
     ],

@@ -29,6 +29,7 @@ def test_full_range(dtype):
     assert (stats.shape, stats.name, stats.device) == ((3, 3), "w", "cpu")
     assert (stats.nan, stats.posinf, stats.neginf, stats.zeros) == (1, 2, 1, 2)
     assert (stats.subnormal, stats.absmax, stats.absmin_nonzero) == (1, 3.0, tiny / 2)
+    assert stats.minimum == -3.0
     assert (stats.first_bad, stats.num_bad, stats.finite) == ((0, 2), 4, False)
 
 

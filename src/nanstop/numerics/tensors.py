@@ -171,8 +171,8 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     Synchronises the device.
 
     ``absmax`` and ``absmin_nonzero`` are magnitudes of finite values; integer tensors report
-    ``absmax`` and ``zeros`` only, and of a tensor that cannot be looked at (meta, nested,
-    quantized, empty) only shape and format are known.
+    ``absmax``, ``minimum`` and ``zeros`` only, and of a tensor that cannot be looked at (meta,
+    nested, quantized, empty) only shape and format are known.
     """
     shape = () if tensor.is_nested else tuple(tensor.shape)
     known = {"shape": shape, "dtype": format_name(tensor.dtype), "device": tensor.device.type}
@@ -183,11 +183,9 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():
-        absmax, zeros = (
-            in_float64(values).abs().max(),
-            values.numel() - values.count_nonzero(),
-        )
-        return TensorStats(**known, absmax=float(absmax), zeros=int(zeros), name=name)
+        wide, zeros = in_float64(values), values.numel() - values.count_nonzero()
+        ends = {"absmax": float(wide.abs().max()), "minimum": float(wide.min())}
+        return TensorStats(**known, **ends, zeros=int(zeros), name=name)
     return _ranged(values, known, name, located=values.shape == shape)
 
 
@@ -214,6 +212,7 @@ def _ranged(values: Tensor, known: dict, name: str | None, *, located: bool) -> 
         neginf=counts[2],
         absmax=float(size.max()),
         absmin_nonzero=0.0 if absmin == float("inf") else absmin,
+        minimum=float(values.masked_fill(bad, float(size.max())).min()),
         zeros=counts[3],
         subnormal=counts[4],
         first_bad=_first_index(bad) if located and sum(counts[:3]) else None,

@@ -43,7 +43,9 @@ class SourceLine:
 
 @record
 class TensorStats:
-    """Range of one tensor. ``absmax`` and ``absmin_nonzero`` are over the finite values."""
+    """Range of one tensor. ``absmax``, ``absmin_nonzero`` and ``minimum`` are over the finite
+    values.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -53,6 +55,7 @@ class TensorStats:
     neginf: int = 0
     absmax: float = 0.0
     absmin_nonzero: float = 0.0
+    minimum: float = 0.0
     zeros: int = 0
     subnormal: int = 0
     first_bad: tuple[int, ...] | None = None

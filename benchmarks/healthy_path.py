@@ -27,7 +27,7 @@ from nanstop.numerics.optimizer_state import state_faults
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.token_rows import row_blocks, row_norms
 from nanstop.numerics.weights import longest_step, odd_weights
-from nanstop.records import StepId
+from nanstop.records import StepId, StepPerRate
 from nanstop.replay.rewind import SnapshotKeeper
 from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 from nanstop.session.session import Session
@@ -117,7 +117,7 @@ def passes(dtype: torch.dtype) -> Iterator[str]:
         (
             "start",
             "sizes of the weights (sampled)",
-            lambda: longest_step("", optimizer.param_groups),
+            lambda: longest_step(StepPerRate(length=1.0), optimizer.param_groups),
             ELEMENTS,
         ),
         (

@@ -26,6 +26,7 @@ from nanstop.records import (
     Signal,
     StateRow,
     StepId,
+    StepPerRate,
     TensorScan,
     TensorStats,
     UpdateRow,
@@ -86,7 +87,8 @@ def group(dtype, *names, trainable=True):
 
 
 def half_head(eps=1e-8, dtype="float16", **optimizer):
-    settings = {"name": "AdamW", "lr": 1e-3, "eps": eps} | optimizer
+    settings = {"name": "AdamW", "lr": 1e-3, "eps": eps, "per_rate": StepPerRate(length=1.0)}
+    settings |= optimizer
     return RunFacts(
         param_groups=(
             group("float16", "base.weight", trainable=False),

@@ -73,6 +73,10 @@ class ScriptedSession(OffSession):
         return self.open(view, facts)
 
     @property
+    def may_leave_out(self):
+        return True
+
+    @property
     def steps(self):
         """Where each failure was met, None for one that cannot be run again."""
         return [f.step.id.step if f.step is not None else None for f in self.failures]

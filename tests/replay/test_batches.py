@@ -38,3 +38,20 @@ def test_the_sample_with_the_largest_values(rows, row, ratio):
 def test_ids_and_empty_entries_have_no_odd_sample():
     entries = {"ids": torch.arange(4)[:, None], "none": torch.zeros(4, 0), "one": torch.tensor(1.0)}
     assert [fact.outlier_row for fact in batch_facts(entries, 0)] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("values", "hides"),
+    [
+        ([0.0, -math.inf, 0.0], True),
+        ([-math.inf] * 3, True),
+        ([0.0, math.inf, 0.0], False),
+        ([0.0, math.nan, -math.inf], False),
+        ([0.5, -math.inf, 0.0], False),
+        ([0.0, 0.0, 0.0], False),
+    ],
+)
+@pytest.mark.parametrize("name", ["attention_mask", "pixels"])
+def test_a_mask_is_known_by_its_values_and_not_by_its_name(name, values, hides):
+    (fact,) = batch_facts({name: torch.tensor([values])}, 0)
+    assert fact.hides is hides

@@ -18,9 +18,8 @@ from torch import Tensor
 from nanstop.detect.standstill import moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
-from nanstop.records import ObjectiveRow
+from nanstop.records import ObjectiveRow, op_kind, op_name
 from nanstop.tracing.op_patches import Look, SecondRun
-from nanstop.tracing.operators import base_name
 from nanstop.tracing.places import source_line
 from nanstop.tracing.record_step import look_again, record
 
@@ -88,7 +87,7 @@ class _Operands:
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        base = base_name(str(func))
+        base = op_name(str(func))
         read = _reader(base)
         if read is not None and isinstance(args[0], Tensor) and args[0].is_floating_point():
             with torch.no_grad():
@@ -191,7 +190,7 @@ def _divides_by_its_sum(op: Op) -> bool:
 
 
 def _base(op: Op) -> str:
-    return base_name(op.name).removesuffix("_")
+    return op_kind(op.name)
 
 
 def _size(shape: tuple[int, ...]) -> int:

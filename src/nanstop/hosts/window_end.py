@@ -1,6 +1,5 @@
-"""The end of a window, the same for every host.
-
-From its reading to an update that is applied, made anew or left out.
+"""The end of a window, the same for every host:
+from its reading to an update that is applied, made anew or left out.
 """
 
 from __future__ import annotations
@@ -45,6 +44,11 @@ class HostStep(Step, Protocol):
 
     @property
     def remedies(self) -> WindowRemedies: ...
+
+    @property
+    def past(self) -> str:
+        """What becomes of leaving its update out where that cannot be done as a whole, or ""."""
+        ...
 
     def obstacle(self) -> str:
         """Return why it cannot be run again as a whole, or ""."""
@@ -93,7 +97,6 @@ class Ending:
     """How a window ends.
 
     ``apply``: its update may be applied. ``redone``: its gradients were made anew.
-
     ``failed``: it was found bad, whatever was done about it. ``reading``: the last one of it.
     """
 
@@ -119,7 +122,6 @@ class _Redone:
 
 class WindowEnds:
     """Ends the windows of one host, in the order in which they come.
-
     ``beside``: what the host has noticed by itself.
     """
 
@@ -130,9 +132,8 @@ class WindowEnds:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what belongs to an earlier training.
-
-        Its snapshot holds the state of another optimizer.
+        """Forget what belongs to an earlier training:
+        its snapshot holds the state of another optimizer.
         """
         self.keeper = SnapshotKeeper(compat.free_host_bytes)
         self._expected: HostStep | None = None
@@ -220,7 +221,7 @@ class WindowEnds:
             return False  # the script ends as it would have: by its own exception
         ending.apply = False
         if decision.kind == "skip":
-            self._tell(decision, "done", before)
+            self._tell(decision, step.past or "done", before)
         return True
 
     def ask(self, step: Step | None, alarm: Alarm) -> Decision | None:
@@ -360,9 +361,8 @@ class WindowEnds:
         return ""
 
     def _go_back(self, decision: Decision, rewind: Rewind | None, steps: Sequence[Any]) -> None:
-        """Apply updates anew, the cure being on for the rest of the run.
-
-        From the snapshot on, where there is one.
+        """Apply updates anew, the cure being on for the rest of the run:
+        from the snapshot on, where there is one.
         """
         trainable = trainable_of(steps[-1].view) if rewind is None else rewind.snapshot.trainable
         with versions_kept(trainable.tensors()):

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
 from nanstop.localize.slicing import range_of, reaching, writers
 from nanstop.numerics.tensors import format_name
+from nanstop.records import op_kind
 from nanstop.records.formats import vanishes
-from nanstop.tracing.operators import ADDITIVE, base_name
+from nanstop.tracing.operators import ADDITIVE
 from nanstop.tracing.recorder import Op, Trace, Value
 
 _FLOORS = frozenset({"clamp", "clamp_min", "maximum"})
@@ -65,7 +66,7 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
             continue
         seen.add(index)
         op = trace.ops[index]
-        base = base_name(op.name).removesuffix("_")
+        base = op_kind(op.name)
         if base in ADDITIVE | _FLOORS and any(_vanishes(op, number) for number in op.scalars):
             return index
         if base in _ROOTS | _FLOORS | KEEPS:
@@ -95,7 +96,7 @@ def weighs_choices(trace: Trace, made: Sequence[Kinds], value: Value) -> bool:
         if not any(own):
             continue
         others = (v for v, is_own in zip(op.inputs, own, strict=True) if not is_own)
-        base = base_name(op.name).removesuffix("_")
+        base = op_kind(op.name)
         if base in _WEIGHS and any(kinds_of(trace, made, v) & _CHOICES for v in others):
             return True
         tainted |= {id(v.storage) for v in op.outputs}
@@ -111,7 +112,7 @@ def read_by(trace: Trace, index: int, *, limit: int = 4) -> tuple[str, ...]:
     for op in _after(trace, index):
         if not any(id(value.storage) in passed for value in op.inputs):
             continue
-        base = base_name(op.name).removesuffix("_")
+        base = op_kind(op.name)
         if base in KEEPS and base != "topk":
             passed |= {id(value.storage) for value in op.outputs}
         else:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from nanstop.records import Position
-from nanstop.tracing.operators import base_name
+from nanstop.records import Position, op_name
 from nanstop.tracing.recorder import Op, Trace, Value
 
 
@@ -100,7 +99,7 @@ def _left_factor(op: Op) -> Value | None:
     """Return the matrix whose rows an op's rows are:
     of a product, where they lie one after the other in memory.
     """
-    if base_name(op.name) not in ("mm", "addmm"):
+    if op_name(op.name) not in ("mm", "addmm"):
         return None
     first = next((value for value in op.inputs if len(value.shape) == 2), None)
     if first is None or first.layout[0] != (first.shape[1], 1):

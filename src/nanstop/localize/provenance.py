@@ -16,8 +16,8 @@ from typing import cast
 import torch
 
 from nanstop.localize.slicing import writers
+from nanstop.records import op_kind
 from nanstop.records.vocabulary import Descent
-from nanstop.tracing.operators import base_name
 from nanstop.tracing.recorder import Op, Trace, Value
 
 Kinds = frozenset[Descent]
@@ -76,7 +76,7 @@ class Reading:
     @classmethod
     def of(cls, op: Op, kinds: Sequence[Kinds]) -> Reading:
         """Return an op of a trace, those that change a tensor in place as those that do not."""
-        return cls(base_name(op.name).removesuffix("_"), op.scalars, op.inputs, tuple(kinds))
+        return cls(op_kind(op.name), op.scalars, op.inputs, tuple(kinds))
 
 
 def descents(trace: Trace, masks: Collection[str] = ()) -> tuple[Kinds, ...]:

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nanstop.tracing.operators import FILLS, NAN_DROPS, base_name
+from nanstop.records import op_name
+from nanstop.tracing.operators import FILLS, NAN_DROPS
 from nanstop.tracing.recorder import Op, Trace, Value
 
 
@@ -134,7 +135,7 @@ def with_dropped(trace: Trace, births: Births) -> Births:
     the division gave birth, the NaN before it is the cause.
     """
     starts = [value for index in births.nan for value in trace.ops[index].inputs]
-    dropping = [i for i in reaching(trace, starts) if base_name(trace.ops[i].name) in NAN_DROPS]
+    dropping = [i for i in reaching(trace, starts) if op_name(trace.ops[i].name) in NAN_DROPS]
     if not dropping:
         return births
     left_out = trace_back(trace, [v for i in dropping for v in trace.ops[i].inputs])
@@ -227,4 +228,4 @@ def is_placed(op: Op) -> bool:
     """Return whether an op writes an infinity that the program names:
     a fill, or a fill of a mask.
     """
-    return base_name(op.name) in FILLS and not any(math.isnan(number) for number in op.scalars)
+    return op_name(op.name) in FILLS and not any(math.isnan(number) for number in op.scalars)

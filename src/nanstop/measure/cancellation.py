@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nanstop.records import CancelledRow
+from nanstop.records import CancelledRow, op_name
 from nanstop.tracing.op_patches import SecondRun
-from nanstop.tracing.operators import base_name
 from nanstop.tracing.record_step import record
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Cancellations:
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if base_name(str(func)) not in _DIFFERENCES or len(args) < 2:
+        if op_name(str(func)) not in _DIFFERENCES or len(args) < 2:
             return None
         first, second = args[:2]
         if not _is_float32(first) or not _is_float32(second) or first.shape != second.shape:
@@ -96,7 +95,7 @@ class _Rounded(SecondRun):
         signs = torch.ones(first.numel(), device=first.device)
         signs[0 if self._up else 1 :: 2] = -1.0
         rounding = 1.0 + torch.finfo(torch.float32).eps * signs.view(first.shape)
-        if str(func).endswith("_") or base_name(str(func)).endswith("_"):
+        if str(func).endswith("_") or op_name(str(func)).endswith("_"):
             first.detach().mul_(rounding)
             return func(*args, **kwargs)
         return func(first * rounding, *args[1:], **kwargs)

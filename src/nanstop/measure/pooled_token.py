@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from nanstop.records import op_name
 from nanstop.replay.step import Step
-from nanstop.tracing.operators import base_name
 from nanstop.tracing.record_step import look_again
 
 
@@ -39,7 +39,7 @@ class _Pooling:
         self._mask = mask
 
     def __call__(self, _index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]) -> None:
-        if base_name(str(func)) != "index" or tuple(args[0].shape[:2]) != tuple(self._mask.shape):
+        if op_name(str(func)) != "index" or tuple(args[0].shape[:2]) != tuple(self._mask.shape):
             return
         places = args[1]
         num_rows = self._mask.shape[0]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import HALF, format_name, in_float64
-from nanstop.records import CoarseRow
+from nanstop.records import CoarseRow, op_name
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
 from nanstop.tracing.record_step import record
@@ -109,7 +109,7 @@ def _count_row(op: Op, look: _Counts) -> CoarseRow | None:
 
 
 def _angle_row(op: Op, trace: Trace, exact: Set[int]) -> CoarseRow | None:
-    if operators.base_name(op.name) not in _ANGLES or not op.inputs:
+    if op_name(op.name) not in _ANGLES or not op.inputs:
         return None
     angle = op.inputs[0]
     half = _coarsest(angle, trace, exact, _REACH)

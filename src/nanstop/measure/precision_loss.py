@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanstop.measure.ranges import keyed
 from nanstop.numerics.tensors import floats, format_name, in_float64
-from nanstop.records import DriftRow
+from nanstop.records import DriftRow, op_name
 from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
@@ -53,7 +53,7 @@ def drift_rows(
 
 
 def _computes(op: Op) -> bool:
-    cast = operators.base_name(op.name) in operators.CASTS  # a wide run has fewer of them
+    cast = op_name(op.name) in operators.CASTS  # a wide run has fewer of them
     return bool(op.outputs) and not cast and op.phase in ("forward", "loss")
 
 

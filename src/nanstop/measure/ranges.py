@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import bad_mask, dense_parts, floats, format_name
-from nanstop.records import FORMAT_MAX, Phase, RangeRow
+from nanstop.records import FORMAT_MAX, Phase, RangeRow, op_name
 from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
@@ -147,7 +147,7 @@ def _emitted(trace: Trace) -> dict[int, str]:
         for value in op.outputs:
             if value.dtype.is_floating_point:
                 found[op.index] = _narrower(format_name(value.dtype), found.get(op.index))
-        if operators.base_name(op.name) in operators.CASTS and op.inputs and op.index in found:
+        if op_name(op.name) in operators.CASTS and op.inputs and op.index in found:
             source = op.inputs[-1]
             writers = source.storage.writers[: source.generation]
             if writers and writers[-1] in found:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import floats, format_name, is_measurable, measure
-from nanstop.records import ParamGroup, StepLength, TensorStats
+from nanstop.records import ParamGroup, StepLength, StepPerRate, TensorStats
 
 HUGE = 2.0**20
 """Weights are of the order of 1; biases and norms of published models stay below 2**12."""
@@ -68,21 +68,19 @@ def param_groups(named: Iterable[tuple[str, Tensor]]) -> tuple[ParamGroup, ...]:
 
 
 @torch.no_grad()
-def longest_step(name: str, groups: Sequence[Mapping[str, Any]]) -> StepLength | None:
+def longest_step(per_rate: StepPerRate, groups: Sequence[Mapping[str, Any]]) -> StepLength | None:
     """Return the group of parameters whose step is the longest beside its weights.
 
-    ``groups``: of an optimizer with this name. A group's weights are its matrices: of 256 at most,
-    4096 elements each. None where no weight has a size to compare. Synchronises once a group and
-    device.
+    ``groups``: of an optimizer that takes such steps. A group's weights are its matrices: of 256 at
+    most, 4096 elements each. None where no weight has a size to compare. Synchronises once a group
+    and device.
     """
     found: list[StepLength] = []
     for group in groups:
         rate, weight = group.get("lr"), _typical(group["params"])
         if rate is None or weight is None:
             continue
-        # Adafactor's rate is a share of the weights' size, unless it is told not to scale it.
-        relative = "adafactor" in name.lower() and group.get("scale_parameter", True)
-        length = float(rate) * (weight if relative else 1.0)
+        length = float(rate) * per_rate.length * (weight if per_rate.relative else 1.0)
         found.append(StepLength(lr=float(rate), length=length, weight=weight))
     return max(found, key=lambda step: step.length / step.weight, default=None)
 

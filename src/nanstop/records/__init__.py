@@ -25,6 +25,7 @@ from nanstop.records.facts import (
     RunFacts,
     StateFault,
     StepLength,
+    StepPerRate,
     TokenRows,
     UpdateRow,
 )
@@ -75,6 +76,8 @@ from nanstop.records.values import (
     SourceLine,
     StepId,
     TensorStats,
+    op_kind,
+    op_name,
 )
 from nanstop.records.verdict import (
     Action,
@@ -181,6 +184,7 @@ __all__ = [
     "StateRow",
     "StepId",
     "StepLength",
+    "StepPerRate",
     "TensorScan",
     "TensorStats",
     "TextFacts",
@@ -188,4 +192,6 @@ __all__ = [
     "Trial",
     "UpdateRow",
     "Verdict",
+    "op_kind",
+    "op_name",
 ]

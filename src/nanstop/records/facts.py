@@ -55,12 +55,23 @@ class StateFault:
 
 
 @record
+class StepPerRate:
+    """What a step of an optimizer is that does not depend on the gradient.
+
+    ``length``: by how much it moves a weight at a learning rate of 1, as a copy of the optimizer
+    has moved those of a small matrix; ``relative``: in sizes of the weights.
+    """
+
+    length: float
+    relative: bool = False
+
+
+@record
 class StepLength:
     """The group of parameters whose weights are the smallest beside its learning rate.
 
     ``weight``: the size of a typical one (root mean square), in the tensors whose size carries a
-    signal. ``length``: by how much a step moves a weight, where it moves each by the rate, or by
-    that share of the weights' size.
+    signal. ``length``: by how much a step moves a weight.
     """
 
     lr: float
@@ -74,8 +85,10 @@ class OptimizerFacts:
     lr: float | None = None
     scheduled: float | None = None
     """The rate that a schedule multiplies, None where there is none."""
+    per_rate: StepPerRate | None = None
+    """None where a step depends on the gradient, or that could not be tried."""
     step: StepLength | None = None
-    """None where no weight has a size to compare."""
+    """None without ``per_rate``, and where no weight has a size to compare."""
     eps: float | None = None
     betas: tuple[float, float] | None = None
     weight_decay: float | None = None
@@ -111,6 +124,8 @@ class BatchFact:
     minimum: float | None = None
     maximum: float | None = None
     num_bad: int = 0
+    hides: bool = False
+    """Whether it is a mask to be added: 0 and -Inf, nothing else."""
     num_rows_without_labels: int | None = None
     num_rows: int | None = None
     num_supervised: int | None = None

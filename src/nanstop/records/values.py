@@ -83,6 +83,18 @@ class TensorStats:
         return math.log2(limit / self.absmax)
 
 
+def op_name(op: str) -> str:
+    """Return an operation without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def op_kind(op: str) -> str:
+    """Return ``op_name`` without the mark of a change in place: ``add`` of ``aten.add_.Tensor``."""
+    name = op_name(op)
+    return name if name.endswith("__") else name.removesuffix("_")
+
+
 @record
 class OpEvent:
     """One operation as torch dispatched it. ``op`` is printed as torch does: ``aten.mul.Tensor``.
@@ -115,9 +127,8 @@ class OpEvent:
 
     @property
     def name(self) -> str:
-        """The operation without namespace, overload and mark of change in place: ``div``."""
-        parts = self.op.split(".")
-        return parts[min(1, len(parts) - 1)].rstrip("_")
+        """Its kind: ``div``, see ``op_kind``."""
+        return op_kind(self.op)
 
     @property
     def divisor(self) -> int | None:

@@ -39,7 +39,7 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
     detached = value.detach()
     if detached.is_complex():
         detached = torch.view_as_real(detached.resolve_conj())
-    finite = detached
+    finite, mask = detached, torch.ones((), dtype=torch.bool)
     num_bad = 0
     if detached.is_floating_point():
         mask = detached.isfinite()
@@ -57,6 +57,7 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         minimum=float(finite.min()) if finite.numel() else None,
         maximum=float(finite.max()) if finite.numel() else None,
         num_bad=num_bad,
+        hides=num_bad > 0 and not bool(finite.any()) and bool((detached[~mask] < 0).all()),
         num_rows_without_labels=int((~rows).sum()) if rows is not None else None,
         num_rows=int(rows.numel()) if rows is not None else None,
         num_supervised=int(supervised.sum()) if supervised is not None else None,

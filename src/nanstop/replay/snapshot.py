@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,12 +68,44 @@ class _Kept:
         return self.tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _KeptList:
+    """A list of an optimizer's state and what was in it, by reference.
+
+    LBFGS keeps a hundred directions and as many changes of gradients in such, and writes to none.
+    """
+
+    place: list[Any]
+    items: tuple[Any, ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, place: list[Any]) -> _KeptList:
+        return cls(place, tuple(place), _versions(place))
+
+    def is_whole(self) -> bool:
+        """Return whether nothing that was in it has been written to since."""
+        return _versions(self.items) == self.versions
+
+    def put_back(self) -> list[Any]:
+        """Have the list hold again what it held, and return it."""
+        self.place[:] = self.items
+        return self.place
+
+
+_HELD = (_Kept, _KeptList)
+
+
+def _versions(items: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(item._version for item in items if isinstance(item, Tensor))
+
+
 class Snapshot:
     """Parameters, optimizer state and scaler as they are now;
     copies on ``device`` (None: where each tensor is).
 
-    Copying from CUDA to host memory synchronises the device. ``spent``: an earlier one whose memory
-    is used again, which is not to be used any more.
+    Tensors in a list of the state are not copied. Copying from CUDA to host memory synchronises the
+    device. ``spent``: an earlier one whose memory is used again, which is not to be used any more.
     """
 
     def __init__(
@@ -82,6 +114,8 @@ class Snapshot:
         spare = spent.copies() if spent is not None else {}
 
         def keep(value: Any) -> Any:
+            if isinstance(value, list):
+                return _KeptList.of(cast("list[Any]", value))
             if not isinstance(value, Tensor):
                 return value
             old = spare.get(id(value))
@@ -119,10 +153,12 @@ class Snapshot:
         return nonfinite({name: kept.copy for name, kept in self.parameters.items()})
 
     def is_whole(self) -> bool:
-        """Return whether the optimizer trains the same parameters as then:
-        none unfrozen, frozen, added or removed.
+        """Return whether the optimizer trains the same parameters as then, none unfrozen, frozen,
+        added or removed, and has written to nothing that is not copied.
         """
-        return _trained(self.trainable.optimizer) == self._trained
+        states = (kept for _, entries in self._state.values() for kept in entries.values())
+        lists = all(kept.is_whole() for kept in states if isinstance(kept, _KeptList))
+        return lists and _trained(self.trainable.optimizer) == self._trained
 
     def restore(self) -> None:
         """Put everything back bitwise, into the same tensors, at the versions that they have;
@@ -138,7 +174,7 @@ class Snapshot:
             for parameter, (state, entries) in self._state.items():
                 state.clear()
                 state.update(
-                    {k: v.put_back() if isinstance(v, _Kept) else v for k, v in entries.items()}
+                    {k: v.put_back() if isinstance(v, _HELD) else v for k, v in entries.items()}
                 )
                 optimizer.state[parameter] = state
             for group, values in zip(optimizer.param_groups, self._groups, strict=False):

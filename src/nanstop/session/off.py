@@ -42,6 +42,10 @@ class OffSession(WatchedRun):
     def in_force(self) -> tuple[Atom, ...]:
         return ()
 
+    @property
+    def may_leave_out(self) -> bool:
+        return False
+
     def failed(self, step: Step | None, alarm: Alarm, **_about: Any) -> Decision:
         return Decision(kind="proceed")
 

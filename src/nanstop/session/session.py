@@ -99,6 +99,11 @@ class Session(WatchedRun):
     def findings(self) -> list[Diagnosis]:
         return self._told.all
 
+    @property
+    def may_leave_out(self) -> bool:
+        facts = self.facts
+        return self.policy.on_failure != "observe" and facts.world_size == 1 and facts.veto == "yes"
+
     def prepare(self) -> None:
         if self._plan is None:
             return

@@ -54,6 +54,11 @@ class WatchedRun(Protocol):
         """The remedies that are on for the rest of the run."""
         ...
 
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether an update of the run may be left out: by its policy, and because it can be."""
+        ...
+
     def prepare(self) -> None:
         """Put the plan that the user gave in force, before the facts of the run are taken.
         Errors: ``NanstopError``.

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.records import op_name
+
 _UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 )
@@ -60,7 +62,7 @@ def traits(func: Any) -> Traits:
     (``aten.mul.Tensor``).
     """
     schema = func._schema
-    base = base_name(str(func))
+    base = op_name(str(func))
     mutated: set[int | str] = set()
     outs: set[int | str] = set()
     for position, argument in enumerate(schema.arguments):
@@ -83,12 +85,6 @@ def traits(func: Any) -> Traits:
         overwritten=frozenset(overwritten),
         makes_list=[str(r.type) for r in schema.returns] == ["List[Tensor]"],
     )
-
-
-def base_name(name: str) -> str:
-    """Return ``mul`` for ``aten.mul.Tensor``."""
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 else name
 
 
 def tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, int | None, Tensor]]:

@@ -9,6 +9,7 @@ import nanstop
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
 from nanstop.numerics.weights import longest_step
+from nanstop.records import StepPerRate
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 
@@ -42,6 +43,25 @@ net = mlp(512)
 first, last = net[0].parameters(), net[2].parameters()
 optimizer = torch.optim.AdamW([{"params": first}, {"params": last, "lr": 2.0}], 1e-3)
 """,
+    "under another name": """
+class Descent(torch.optim.Adam):
+    pass
+
+net = mlp(512); optimizer = Descent(net.parameters(), 1.0)
+""",
+    "written by hand": """
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * p.grad.sign()
+
+net = mlp(512); optimizer = Signs(net.parameters(), 1.0)
+""",
     "beside zeros": """
 net = mlp(512)
 nn.init.zeros_(net[2].weight)
@@ -74,6 +94,18 @@ net = mlp(512); optimizer = torch.optim.Adam(net.parameters(), 1.0)
 torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 512**-0.5 * step * 4000**-1.5)
 """,
     "relative": "net = mlp(512); optimizer = torch.optim.Adafactor(net.parameters(), 0.1)",
+    "relative under another name": """
+class Factors(torch.optim.Adafactor):
+    pass
+
+net = mlp(512); optimizer = Factors(net.parameters(), 0.1)
+""",
+    "not by the rate, whatever it is called": """
+class Adamant(torch.optim.SGD):
+    pass
+
+net = mlp(512); optimizer = Adamant(net.parameters(), 1.5)
+""",
     "not by the rate": "net = mlp(512); optimizer = torch.optim.SGD(net.parameters(), 0.5)",
 }
 
@@ -122,12 +154,19 @@ def test_weights_are_looked_at_in_a_sample():
     layers = [nn.Linear(4096, 512, bias=False) for _ in range(2)]
     layers[0].weight.data[:] = 0.0
     groups = [{"params": [layer.weight for layer in layers], "lr": 0.1}]
-    found = longest_step("Adam", groups)
+    found = longest_step(StepPerRate(length=1.0), groups)
     assert found.lr == 0.1
     assert found.weight == pytest.approx(float(layers[1].weight.detach().std()), rel=0.1)
-    assert longest_step("Adam", [{"params": [layers[0].weight], "lr": 0.1}]) is None
-    assert longest_step("Adam", [{"params": [nn.Parameter(torch.ones(4))], "lr": 0.1}]) is None
-    assert longest_step("Adam", [{"params": [layers[1].weight]}]) is None
-    assert longest_step("Adam", []) is None
+    assert (
+        longest_step(StepPerRate(length=1.0), [{"params": [layers[0].weight], "lr": 0.1}]) is None
+    )
+    assert (
+        longest_step(
+            StepPerRate(length=1.0), [{"params": [nn.Parameter(torch.ones(4))], "lr": 0.1}]
+        )
+        is None
+    )
+    assert longest_step(StepPerRate(length=1.0), [{"params": [layers[1].weight]}]) is None
+    assert longest_step(StepPerRate(length=1.0), []) is None
     meta = nn.Parameter(torch.empty(4, 4, device="meta"))
-    assert longest_step("Adam", [{"params": [meta], "lr": 0.1}]) is None
+    assert longest_step(StepPerRate(length=1.0), [{"params": [meta], "lr": 0.1}]) is None

@@ -10,20 +10,25 @@ from torch import nn
 from transformers import Trainer
 
 import hf_cases
+import nanstop
 from nanstop.commands.check import job
 from nanstop.commands.check.check import preflight
+from nanstop.decide.policy import Policy
+from nanstop.hosts.loop.watch import watch_loop
 from nanstop.hosts.model.updates import (
     accumulation_of,
     resumed_from,
     resumed_state,
     seen_accumulation,
     sum_format,
-    veto_of,
 )
 from nanstop.hosts.script import autowatch
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.view import HfView
+from nanstop.records import ResumeFacts
+from nanstop.session.factory import opener
 from nanstop.session.off import OffSession
+from nanstop.store.incidents import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
 
@@ -58,11 +63,84 @@ def test_an_optimizer_without_moments_is_no_loss():
     assert resumed_state(optimizer).num_moments == 0
 
 
-def test_hooks_that_may_update():
+def by_gradient(weight):
+    """Update as LOMO does: no version moves."""
+    weight.data -= 0.1 * weight.grad
+
+
+def later(weight):
+    if weight.grad is not None and float(weight.grad.norm()) >= 0.0:
+        weight.norm_seen = float(weight.grad.norm())
+
+
+@pytest.mark.parametrize(("hook", "told"), [(by_gradient, True), (later, False)])
+@pytest.mark.parametrize("manual", [True, False])
+def test_hooks_update_where_the_weights_move_not_where_there_is_one(tmp_path, hook, told, manual):
+    torch.manual_seed(0)
+    layer, said = nn.Linear(4, 4), []
+    store = Store(tmp_path)
+    opened = opener(Policy(), store, said.append)
+    if not manual:
+        autowatch.install(opened)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    layer.weight.register_post_accumulate_grad_hook(hook)
+    watch = watch_loop(layer, optimizer, opened) if manual else None
+    try:
+        for _ in range(2):
+            if watch is not None:
+                watch.step(lambda batch: layer(batch["x"]).square().mean(), {"x": torch.ones(2, 4)})
+                watch.update()
+            else:
+                layer(torch.ones(2, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        watch.close() if watch is not None else autowatch.unwatch()
+    assert (["NS116"] if told else []) == [one.code for one in said if hasattr(one, "code")]
+    assert len(layer.weight._post_accumulate_grad_hooks) == 1
+    assert not layer.weight._backward_hooks
+
+
+@pytest.mark.parametrize(("hook", "told"), [(by_gradient, True), (later, False)])
+def test_hooks_of_a_trainers_model(tmp_path, hook, told):
+    trainer = hf_cases.build("trainer", tmp_path, max_steps=2)
+    for parameter in trainer.model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+    watch = nanstop.watch(trainer, out=tmp_path / "out", policy="observe")
+    trainer.train()
+    watch.close()
+    assert ("NS116" in {finding.code for finding in watch.findings}) is told
+
+
+class Renamed(torch.optim.Adam):
+    """Keeps its moments under names of its own."""
+
+    def step(self):
+        super().step()
+        for entry in self.state.values():
+            entry["mean"], entry["power"] = entry.pop("exp_avg"), entry.pop("exp_avg_sq")
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_moments_under_any_name(zero):
     layer = nn.Linear(4, 4)
-    assert veto_of(layer) == "yes"
-    layer.weight.register_post_accumulate_grad_hook(lambda _: None)
-    assert "inside backward" in veto_of(layer)
+    optimizer = Renamed(layer.parameters(), lr=1e-3)
+    layer(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    for entry in optimizer.state.values() if zero else ():
+        entry["mean"].zero_()
+        entry["power"].zero_()
+    assert resumed_state(optimizer) == ResumeFacts(step=1, num_moments=2, num_zero=2 * zero)
+
+
+def test_labels_are_known_by_what_losses_ignore():
+    ids = [torch.arange(12).reshape(2, 6) for _ in range(2)]
+    targets = [torch.arange(12).reshape(2, 6) for _ in range(2)]
+    targets[0][:, :5] = -100
+    batches = [{"labels": i, "wanted": t} for i, t in zip(ids, targets, strict=True)]
+    found = seen_accumulation([], batches, [2.0, 10.0])
+    assert found is not None
+    assert found.counts == (2, 10)
 
 
 def test_batch_norms_that_train():

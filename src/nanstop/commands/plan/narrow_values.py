@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nanstop.measure.ranges import SizeLook, keyed
-from nanstop.records import FORMAT_MAX, Phase
+from nanstop.records import FORMAT_MAX, Phase, op_name
 from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
@@ -79,7 +79,7 @@ class _Sizes:
         None where it was not measured: masks, numbers of the program's own.
         """
         seen = 0
-        while operators.base_name(op.name) in _MOVES and op.inputs and seen < len(self.keys):
+        while op_name(op.name) in _MOVES and op.inputs and seen < len(self.keys):
             writer = self.writer(op.inputs[-1])
             if writer is None:
                 return self._given(op.inputs[-1])
@@ -129,7 +129,7 @@ def narrow_values(
     for op in run.trace.ops:
         if not any(value.dtype is dtype for value in op.outputs):
             continue
-        moves = operators.base_name(op.name) in _MOVES
+        moves = op_name(op.name) in _MOVES
         if moves and any(value.dtype is dtype for value in op.inputs):
             continue
         size = sizes.of(op)
@@ -171,7 +171,7 @@ def births(run: Recording) -> tuple[str, ...]:
 def num_casts(run: Recording) -> int:
     """Return how often a floating value was converted to another format."""
     return sum(
-        operators.base_name(op.name) in operators.CASTS
+        op_name(op.name) in operators.CASTS
         and any(v.dtype.is_floating_point for v in op.inputs)
         and {v.dtype for v in op.inputs} != {v.dtype for v in op.outputs}
         for op in run.trace.ops
@@ -194,7 +194,7 @@ def product_work(run: Recording, dtype: torch.dtype) -> dict[str, tuple[int, int
     """
     found: dict[str, tuple[int, int]] = {}
     for op in run.trace.ops:
-        if operators.base_name(op.name) not in _PRODUCTS or not op.inputs:
+        if op_name(op.name) not in _PRODUCTS or not op.inputs:
             continue
         depth = math.prod(op.inputs[-1].shape[-2:-1])
         work = depth * sum(math.prod(value.shape) for value in op.outputs)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import op_name
-from nanstop.records import Evidence, FailureKind, OpEvent, Signal
+from nanstop.records import Evidence, FailureKind, OpEvent, Signal, op_name
 
 BESIDE = ("evidence", "frame")
 """Names of "exit" signals that stand beside the one that names the end."""

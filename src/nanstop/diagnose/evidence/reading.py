@@ -12,12 +12,12 @@ from nanstop.records import (
     Evidence,
     Localization,
     OpEvent,
-    OptimizerFacts,
     Phase,
     RunFacts,
     Sighting,
     StepLength,
     TensorStats,
+    op_name,
 )
 from nanstop.records.formats import SMALLEST
 
@@ -36,8 +36,6 @@ _OF_TORCH = (
 MODEST = 1e4
 """Largest input from which no op leaves the range of bfloat16 or float32: its cube fits."""
 
-MOVES_BY_THE_RATE = ("adam", "lion", "adafactor")
-"""Optimizers whose step is the rate, whatever the gradient: they divide it by its size."""
 VERY_LONG = 5.0
 """A step, in sizes of a typical weight, that no model is trained with."""
 
@@ -117,12 +115,6 @@ def bad_counts(stats: TensorStats) -> str:
     """Return what of a tensor is not finite: ``NaN x 4, -Inf x 1``."""
     counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
     return ", ".join(f"{word} x {amount}" for word, amount in counts if amount)
-
-
-def op_name(op: str) -> str:
-    """Return the short name: ``_to_copy`` of ``aten._to_copy.default``."""
-    parts = op.split(".")
-    return parts[1] if len(parts) > 1 else op
 
 
 def foreign_kernel(event: OpEvent) -> bool:
@@ -258,11 +250,6 @@ def has_masters(facts: RunFacts) -> bool:
     return path is not None and path.num_trainable > 0 and path.num_updated == 0
 
 
-def moves_by_the_rate(optimizer: OptimizerFacts) -> bool:
-    """Return whether a step of the optimizer is the rate, whatever the gradient."""
-    return any(family in optimizer.name.lower() for family in MOVES_BY_THE_RATE)
-
-
 def step_moves(name: str, step: StepLength) -> str:
     """Return as text how long a step is beside the weights that there are."""
     return (
@@ -276,7 +263,7 @@ def too_long_step(facts: RunFacts) -> str:
     "" where that is not known of them.
     """
     optimizer = facts.optimizer
-    if optimizer is None or optimizer.step is None or not moves_by_the_rate(optimizer):
+    if optimizer is None or optimizer.step is None:
         return ""
     step = optimizer.step
     return step_moves(optimizer.name, step) if step.length >= VERY_LONG * step.weight else ""

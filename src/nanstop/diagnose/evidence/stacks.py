@@ -10,8 +10,7 @@ from functools import cache
 from typing import Any
 
 from nanstop.diagnose.evidence.process_end import last_op, unnatural_end
-from nanstop.diagnose.evidence.reading import op_name
-from nanstop.records import Environment, Evidence, OpEvent, RunFacts
+from nanstop.records import Environment, Evidence, OpEvent, RunFacts, op_name
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -41,9 +41,9 @@ NS603, where the replay shows that the failure does not come back at all.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import BF16, Candidates, fp32_trainables, kernels
-from nanstop.diagnose.evidence.reading import failing_batch, op_name, standing
+from nanstop.diagnose.evidence.reading import failing_batch, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence, OpEvent
+from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.decide.decision import STOPPED, Decision
@@ -22,6 +23,7 @@ from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.loop.step import LoopStep, learning_rates
 from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.window_end import Ending, WindowEnds
@@ -49,6 +51,7 @@ class LoopController:
         self._stopped = False
         self._until_update = ExitStack()
         self._view: ModelView | None = None
+        self._hooks: HookWrites | None = None
         self.ends = WindowEnds(self)
 
     def open(self, view: PlainView, **known: Any) -> None:
@@ -58,6 +61,7 @@ class LoopController:
             self.session = self._open_session(view, self.facts)
             self.session.present = self.step_id
             self.session.start()
+            self.look_at_hooks(view.root)
 
     def step_id(self, micro: int | None = None) -> StepId:
         """Return which step this is; ``step`` counts the updates that were seen, from 0."""
@@ -95,9 +99,20 @@ class LoopController:
                 norm = torch.zeros((), device=next((t.device for t in (*found, *losses)), None))
             return read_window(losses, norm, found)
 
+        self._note_hook_writes()
         ending, self._view = Ending(), step.view
         self.ends.close(step, read, ending, can_redo=can_redo)
         return ending
+
+    def look_at_hooks(self, root: nn.Module) -> None:
+        """Find out in the next backward whether hooks of a model update its weights, once a run."""
+        if self._hooks is None:
+            self._hooks = HookWrites(root)
+
+    def _note_hook_writes(self) -> None:
+        if self._hooks is not None and self.session is not None and self._hooks.seen():
+            self.facts = replace(self.facts, veto=HOOKED)
+            self.session.learned(veto=HOOKED)
 
     def raised(self, step: LoopStep, error: Exception) -> None:
         """Report an exception that says that a number was bad.
@@ -150,6 +165,8 @@ class LoopController:
         if self.session is None or self._finished:
             return
         self._finished = True
+        if self._hooks is not None:
+            self._hooks.stop()
         try:
             if self._view is not None:
                 odd = self.ends.end(self._view, self.step_id())

@@ -93,7 +93,7 @@ class LoopStep:
 
     ``start``: the buffers as they were when the window began. ``apply``: the update as the loop
     makes it. ``rates``: the learning rates of this window, one for each group; ``usual``: those
-    that windows of the run have had.
+    that windows of the run have had. ``past``: see ``HostStep``.
     """
 
     id: StepId
@@ -105,6 +105,7 @@ class LoopStep:
     apply: Callable[[], None]
     rates: tuple[Any, ...] = ()
     usual: Collection[tuple[Any, ...]] = ()
+    past: str = ""
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
 
     @property

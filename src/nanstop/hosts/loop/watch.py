@@ -140,6 +140,7 @@ class LoopWatch:
             raise NanstopError(f"step(loss_fn, batch): {type(loss_fn).__name__} cannot be called")
         if not self._micros:
             self._start = self._buffers.note()
+        self.controller.look_at_hooks(self.view.model)
         micro = FunctionMicro(self, loss_fn, batch)
         self._micros.append(micro)
         self._accounts.guarded(self._accounts.forward)

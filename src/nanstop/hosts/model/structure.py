@@ -18,11 +18,13 @@ from nanstop.hosts.model.parts import (
     is_reentrant,
     quantized_of,
 )
-from nanstop.hosts.model.updates import accumulation_of, resumed_state, veto_of
+from nanstop.hosts.model.updates import accumulation_of, resumed_state
+from nanstop.measure.step_per_rate import step_per_rate
 from nanstop.numerics.optimizer_state import state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
 from nanstop.records import OptimizerFacts, TextFacts, TokenRows
+from nanstop.remedies.storage import innermost
 from nanstop.replay.step import ModelView, scale_of
 
 _TASKS = (
@@ -60,7 +62,6 @@ def structure(
     left = LEFT.here(odd, view.root.named_parameters())
     return {
         "param_groups": param_groups(view.root.named_parameters()),
-        "veto": veto_of(view.root),
         "resume": resumed_state(view.optimizer),
         "accumulation": accumulation_of(view.root),
         "scaler": scale_of(view),
@@ -125,11 +126,13 @@ def _optimizer(
     name = type(optimizer).__name__
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     betas = group.get("betas")
+    per_rate = step_per_rate(type(innermost(optimizer)), group)
     return OptimizerFacts(
         name=name,
         lr=_number(group.get("lr")),
         scheduled=_number(group.get("initial_lr")),
-        step=longest_step(name, groups),
+        per_rate=per_rate,
+        step=longest_step(per_rate, groups) if per_rate is not None else None,
         eps=_number(group.get("eps")),
         betas=(float(betas[0]), float(betas[1])) if betas and len(betas) == 2 else None,
         weight_decay=_number(group.get("weight_decay")),

@@ -1,6 +1,6 @@
 """Facts of what an update rests on.
 
-Restored state, hooks that update by themselves, the sum over micro-batches.
+Restored state, the sum over micro-batches.
 """
 
 from __future__ import annotations
@@ -24,37 +24,28 @@ from nanstop.replay.rng import restore_rng
 from nanstop.replay.step import Batch
 
 _MOST_SUMS, _MOST_SUMMED = 8, 4096
-HOOKED = "a hook after gradient accumulation may update weights inside backward"
-
-_SECOND = ("exp_avg_sq", "square_avg", "sum")
 _SHARDED = ("optimizer_0", "global_step*", "optimizer.bin", "pytorch_model_fsdp*")
 """Files of FSDP and DeepSpeed, which keep a run's state under names of their own."""
-
-
-def veto_of(root: nn.Module) -> str:
-    """Return "yes", or why an update may come before it can be held back."""
-    hooked = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in root.parameters())
-    return HOOKED if hooked else "yes"
 
 
 def resumed_state(optimizer: Optimizer | None) -> ResumeFacts | None:
     """Return what the optimizer's own state tells of earlier steps, None for a fresh one.
 
-    Reads its second moments.
+    Reads what it keeps of the gradients of each parameter: tensors of its shape.
     """
     if optimizer is None or not optimizer.state:
         return None
     steps = [int(entry["step"]) for entry in optimizer.state.values() if "step" in entry]
-    seconds = [v for entry in optimizer.state.values() if (v := _second(entry)) is not None]
-    num_zero = sum(not bool(each.any()) for each in seconds)
-    return ResumeFacts(
-        step=max(steps, default=0), num_moments=len(seconds), num_zero=num_zero if steps else 0
-    )
+    counted = optimizer.state.items() if steps else ()
+    kept = [held for p, entry in counted if (held := _moments(p, entry))]
+    num_zero = sum(not any(bool(one.any()) for one in held) for held in kept)
+    return ResumeFacts(step=max(steps, default=0), num_moments=len(kept), num_zero=num_zero)
 
 
-def _second(entry: Mapping[str, Any]) -> Tensor | None:
-    found = (entry.get(name) for name in _SECOND)
-    return next((v for v in found if isinstance(v, Tensor) and v.is_floating_point()), None)
+def _moments(parameter: Any, entry: Mapping[str, Any]) -> list[Tensor]:
+    """Return what an optimizer keeps of a parameter's gradients, whatever it calls it."""
+    held = (v for v in entry.values() if isinstance(v, Tensor) and v.is_floating_point())
+    return [v for v in held if v.dim() and v.shape == getattr(parameter, "shape", None)]
 
 
 def resumed_from(
@@ -191,22 +182,25 @@ def seen_accumulation(
 
 
 def _labels(batches: Sequence[Batch]) -> list[Tensor]:
-    """Return each batch's labels.
-
-    Those of that name, else integers of which some are what torch's losses ignore.
+    """Return each batch's labels: integers of which some are what torch's losses ignore, else what
+    all entries of integers are alike.
 
     What the script's own loss reads has the name of a variable in the last batch only, and the same
     place in all.
     """
-    named = [b["labels"] for b in batches if isinstance(b.get("labels"), Tensor)]
-    alike = len({len(batch) for batch in batches}) == 1
-    if named or not alike:
-        return named
-    for column in zip(*(batch.values() for batch in batches), strict=True):
-        integers = [v for v in column if isinstance(v, Tensor) and v.dtype == torch.int64]
-        if len(integers) == len(column) and any(bool((v == IGNORED_LABEL).any()) for v in integers):
-            return integers
-    return []
+    if len({len(batch) for batch in batches}) != 1:
+        return []
+    columns = [
+        [v for v in column if isinstance(v, Tensor) and v.dtype == torch.int64 and v.dim()]
+        for column in zip(*(batch.values() for batch in batches), strict=True)
+    ]
+    whole = [column for column in columns if len(column) == len(batches)]
+    for column in whole:
+        if any(bool((v == IGNORED_LABEL).any()) for v in column):
+            return column
+    # Without one that is ignored, each counts, and of entries of one shape as many in any of them.
+    shapes = {tuple(v.shape for v in column) for column in whole}
+    return whole[0] if len(shapes) == 1 else []
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -125,6 +125,7 @@ class Calls:
                     return None
                 if device_of(module) != "meta":
                     self._judge.look_for_given_up()
+                    self._judge.controller.look_at_hooks(module)
                     return self._state.begin(module)
                 self._state.not_watching("a model on `meta` has no values")
                 return None

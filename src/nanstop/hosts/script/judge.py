@@ -17,6 +17,7 @@ from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.loop.tensors import total
+from nanstop.hosts.script.closures import OpenUpdate
 from nanstop.hosts.script.moved_weights import has_moved
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
@@ -76,6 +77,51 @@ class Judge:
         window.failed |= ending.failed
         window.vetoed |= not ending.apply
         return ending
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether an update that fails may be left out, as far as is known by now."""
+        session = self.controller.session
+        return session is None or session.may_leave_out
+
+    def evaluation(self, update: OpenUpdate, norm: Tensor | None) -> None:
+        """Judge what an update's closure has made, or keep it for the end of the update.
+
+        The result of the closure is out by then: a window made anew would not match it. Errors:
+        ``TrainingStopped``.
+        """
+        window, optimizer = self._state.window, update.optimizer
+        if update.waits:
+            with self._looking("an evaluation was not looked at"):
+                if window.is_bad(norm):
+                    update.note_failure(window, norm)
+        if update.failed is not None:
+            return
+        window.is_past = update.moved and not update.copies
+        try:
+            self.judge(parameters_of(optimizer), norm, optimizer, can_redo=False)
+        except TrainingStopped:
+            update.put_back()
+            raise
+
+    def updated(self, update: OpenUpdate) -> None:
+        """Judge the evaluation of an update's closure that has failed, with the weights that it
+        had, unless the update has come to finite weights all the same; and put back what is to be
+        left out. Errors: ``TrainingStopped``.
+        """
+        failed, optimizer = update.failed, update.optimizer
+        if failed is None:
+            return
+        with self._looking("an update was not settled"):
+            if update.has_recovered():
+                return
+            window = self._state.window = failed.window
+            try:
+                with failed.there.loaded():
+                    self.judge(parameters_of(optimizer), failed.norm, optimizer, can_redo=False)
+            finally:
+                if window.vetoed:
+                    update.put_back()
 
     def is_settled(self, optimizer: Optimizer) -> bool:
         """Return whether an update has been applied by now, or is to be left out."""

@@ -24,9 +24,10 @@ from torch.optim.optimizer import (
 )
 
 from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script.closures import Closures, OpenUpdate
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
-from nanstop.hosts.script.window import Held, norm_of, parameters_of
+from nanstop.hosts.script.window import norm_of, parameters_of
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
 
@@ -44,7 +45,8 @@ class Sinks:
         self._state = state
         self._judge = judge
         self._table = table
-        self._held = Held()
+        self._open: list[OpenUpdate] = []
+        self._closures = Closures()
         self._in_scaler = False
 
     def install(self) -> None:
@@ -155,10 +157,17 @@ class Sinks:
             return None
         self._state.stop_expecting()
         self._state.ignore_writes()
-        self._held = Held()
+        update, outer = self._begun(optimizer), self._outer()
+        self._open.append(update)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is not None:
-            return (args[0],), {**kwargs, "closure": partial(self._closure, closure, optimizer)}
+        if callable(closure):
+            self._closures.begin(update, may_leave_out=self._judge.may_leave_out)
+            watched = partial(self._evaluate, closure, update)
+            if len(args) > 1:
+                return (args[0], watched, *args[2:]), kwargs
+            return args, {**kwargs, "closure": watched}
+        if outer is not None and outer.failed is not None:
+            return None
         window = self._state.window
         if not self._in_scaler:
             window.let_go_of_scaler(parameters_of(optimizer))
@@ -166,7 +175,7 @@ class Sinks:
         if self._state.window.closed or any(p.grad is not None for p in unseen):
             self._judge.judge(unseen, norm_of(unseen), optimizer)
         if window.vetoed or self._judge.is_settled(optimizer):
-            self._held.take(parameters_of(optimizer))
+            update.held.take(parameters_of(optimizer))
         elif not window.failed:
             self._state.account(self._state.accounts.updating, optimizer)
         return None
@@ -177,17 +186,54 @@ class Sinks:
             self._state.updated_inside.append(optimizer)
         if not self._state.idle:
             return
-        self._held.give_back()
-        if not self._in_scaler:
+        update = self._ended(optimizer)
+        update.held.give_back()
+        outer = self._outer()
+        if self._in_scaler or (outer is not None and outer.failed is not None):
+            return
+        try:
+            self._judge.updated(update)
+        finally:
+            self._closures.end(update)
             self._judge.ended(optimizer)
 
-    def _closure(self, closure: Callable[[], Any], optimizer: Optimizer) -> Any:
-        with torch.enable_grad():
-            result = closure()
-        parameters = parameters_of(optimizer)
-        # The closure's own result is out already: a window made anew would not match it.
-        self._judge.judge(parameters, norm_of(parameters), optimizer, can_redo=False)
-        if self._state.window.vetoed:
-            self._held.take(parameters_of(optimizer))
-        self._state.window.closed = True
+    def _begun(self, optimizer: Optimizer) -> OpenUpdate:
+        """Return an update that begins; one of this optimizer that never ended has raised."""
+        places = [at for at, one in enumerate(self._open) if one.optimizer is optimizer]
+        del self._open[places[0] if places else len(self._open) :]
+        outer = self._outer()
+        if outer is not None:
+            self._closures.begin_inside(outer, optimizer)
+        return OpenUpdate(optimizer)
+
+    def _ended(self, optimizer: Optimizer) -> OpenUpdate:
+        """Return the update that has ended, and let go of it; one that began unseen is new."""
+        places = [at for at, one in enumerate(self._open) if one.optimizer is optimizer]
+        update = self._open[places[-1]] if places else OpenUpdate(optimizer)
+        del self._open[places[-1] if places else len(self._open) :]
+        return update
+
+    def _outer(self) -> OpenUpdate | None:
+        """Return the update that makes others by itself now, None where none does."""
+        latest = self._open[-1] if self._open else None
+        return latest if latest is not None and not latest.evaluates else None
+
+    def _evaluate(
+        self, closure: Callable[..., Any], update: OpenUpdate, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Stand in for the closure of an update, and look at what it has made."""
+        self._closures.evaluating(update)
+        update.evaluates = True
+        try:
+            result = closure(*args, **kwargs)
+        finally:
+            update.evaluates = False
+        self._state.drop()
+        window, parameters = self._state.window, parameters_of(update.optimizer)
+        # It may be evaluated for its value alone.
+        if update.failed is None and (torch.is_grad_enabled() or not window.closed):
+            self._judge.evaluation(update, norm_of(parameters))
+        if window.vetoed:
+            update.held.take(parameters)
+        window.closed = True
         return result

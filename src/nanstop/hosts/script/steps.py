@@ -30,6 +30,7 @@ from nanstop.tracebacks import passes_through
 __tracebackhide__ = passes_through
 
 NO_MODEL = "no model call was seen before this backward"
+_PAST = "failed: the update had moved the weights before, and there was no room for a copy of them"
 INSIDE = "a hook on gradients updates the weights inside backward"
 
 
@@ -68,6 +69,7 @@ class Steps:
             apply=partial(update_again, view, window),
             rates=self.controller.note_rates(optimizer),
             usual=self.controller.usual_rates,
+            past=_PAST if window.is_past else "",
         )
 
     def open(self, window: ScriptWindow, view: PlainView) -> None:

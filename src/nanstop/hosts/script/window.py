@@ -20,7 +20,7 @@ from nanstop.hosts.loop.tape_calls import variable_names
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.model.updates import seen_accumulation
 from nanstop.hosts.model.view import PlainView
-from nanstop.numerics.tensors import by_torch_alone
+from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.records import AccumulationFacts
 from nanstop.replay.snapshot import BufferNotes
 
@@ -114,6 +114,12 @@ class ScriptWindow:
     sinks: list[str] = field(default_factory=list)
     arrived: tuple[Tensor, int] | None = None
     applied_scale: float | None = None
+    is_past: bool = False
+
+    def is_bad(self, norm: Tensor | None) -> bool:
+        """Return whether a loss or the norm is not finite. Synchronises the device."""
+        values = (norm, *(micro.loss for micro in self.micros))
+        return bool(nonfinite({str(at): value for at, value in enumerate(values)}))
 
     def note_arrival(self) -> None:
         """Remember a gradient that the scaler is to unscale."""

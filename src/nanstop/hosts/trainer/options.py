@@ -11,6 +11,7 @@ from collections.abc import Sequence, Sized
 from typing import Any
 
 from nanstop.hosts.accelerate.precision import FORMATS
+from nanstop.measure.step_per_rate import step_per_rate
 from nanstop.records import ObjectiveFacts, OptimizerFacts, PrecisionFacts, ScheduleFacts
 
 _GENERATES = ("GRPOConfig", "RLOOConfig")
@@ -84,6 +85,7 @@ def planned_optimizer(args: Any, model: Any = None) -> OptimizerFacts | None:
     return OptimizerFacts(
         name=kind.__name__,
         lr=_number(settings.get("lr")),
+        per_rate=step_per_rate(kind, default | settings),
         eps=_number(settings.get("eps", default.get("eps"))),
         betas=_pair(betas),
         weight_decay=_number(args.weight_decay),

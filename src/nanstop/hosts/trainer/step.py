@@ -231,6 +231,7 @@ class HfStep:
     facts: RunFacts
     window: TrainerWindow
     host: Reentry
+    past: str = ""
 
     @property
     def batches(self) -> tuple[Batch, ...]:

@@ -13,18 +13,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanstop.decide.decision import STOPPED, Decision
 from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.detect.signals import alarm_of_exception
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
+from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.accounts import TrainerAccounts
@@ -87,6 +89,7 @@ class TrainerWatch:
         self._accounts = TrainerAccounts(self)
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
+        self._hooks = HookWrites(nn.Module())
 
     def install(self) -> None:
         """Put every patch in place; those of the window's end follow when training begins."""
@@ -119,10 +122,17 @@ class TrainerWatch:
         session.prepare()
         session.facts = self.facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
         session.start()
+        self._hooks.stop()
+        self._hooks = HookWrites(self.view.root)
         try:
             session.resume(plan_of(self._resumed_from), str(self._resumed_from))
         except NanstopError as error:
             _log.warning("the plan of the checkpoint is not used: %s", error)
+
+    def note_hook_writes(self) -> None:
+        if self.session is not None and self._hooks.seen():
+            self.facts = replace(self.facts, veto=HOOKED)
+            self.session.learned(veto=HOOKED)
 
     def _opened(self) -> bool:
         """Open the session.
@@ -177,6 +187,7 @@ class TrainerWatch:
             raise
         finally:
             self._training = False
+            self._hooks.stop()
             self._accounts.end()
             if self.session is not None:
                 self._end(self.session, exit_code)

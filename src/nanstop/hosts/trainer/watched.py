@@ -26,6 +26,10 @@ class WatchedTrainer(Protocol):
     carrier: Carrier
     objective: Objective
 
+    def note_hook_writes(self) -> None:
+        """Learn of hooks that update weights inside a backward, once one has been seen."""
+        ...
+
     def open(self) -> None:
         """Open the session, once a training."""
         ...

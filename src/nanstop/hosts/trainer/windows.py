@@ -52,6 +52,7 @@ class TrainerWindows:
 
         The host may clip and apply them, or skips the step.
         """
+        self._watch.note_hook_writes()
         norm = torch.zeros((), device=self._watch.trainer.args.device)
 
         def read() -> Reading:

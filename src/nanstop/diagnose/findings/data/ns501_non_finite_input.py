@@ -35,7 +35,7 @@ NS204: finite data, undefined formula. No change of precision, learning rate or 
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import counted, failing_batch, listed, op_name
+from nanstop.diagnose.evidence.reading import counted, failing_batch, listed
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, Diagnosis, Evidence
 
@@ -47,11 +47,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     found = evidence.localization
     traced = found is not None and found.origin == "from_batch"
     # -Inf is how an additive mask hides a key: by itself it is no fault.
-    bad = [
-        fact
-        for fact in failing_batch(evidence)
-        if fact.num_bad and (traced or "mask" not in fact.name)
-    ]
+    bad = [fact for fact in failing_batch(evidence) if fact.num_bad and (traced or not fact.hides)]
     if not bad and not traced:
         return None
     names = [fact.name for fact in bad]
@@ -80,7 +76,7 @@ def _may_hide(evidence: Evidence) -> bool:
     it may be a mask, and another op at fault.
     """
     event = evidence.localization.first_bad if evidence.localization is not None else None
-    if event is None or op_name(event.op).rstrip("_") not in ADDITIONS:
+    if event is None or event.name not in ADDITIONS:
         return False
     bad = [read for read in event.inputs if not read.finite]
     return bool(bad) and not any(read.nan or read.posinf for read in bad)

@@ -55,11 +55,10 @@ from nanstop.diagnose.evidence.reading import (
     foreign_kernel,
     growth_lines,
     limit,
-    op_name,
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, op_name
 from nanstop.records.formats import NARROW, wider
 
 

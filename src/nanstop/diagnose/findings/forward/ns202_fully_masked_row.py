@@ -49,9 +49,9 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line, kernels
 from nanstop.diagnose.evidence.descent import CONTRACTIONS
-from nanstop.diagnose.evidence.reading import FORWARD, born, counted, op_name, standing
+from nanstop.diagnose.evidence.reading import FORWARD, born, counted, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Change, Diagnosis, Evidence, OpEvent
+from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

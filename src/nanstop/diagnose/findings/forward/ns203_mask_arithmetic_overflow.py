@@ -62,12 +62,11 @@ from nanstop.diagnose.evidence.reading import (
     counted,
     limit,
     number,
-    op_name,
     raised_op,
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, OpEvent, TensorStats
+from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, OpEvent, TensorStats, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

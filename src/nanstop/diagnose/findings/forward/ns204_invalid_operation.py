@@ -56,12 +56,11 @@ from nanstop.diagnose.evidence.reading import (
     first_bad,
     foreign_kernel,
     number,
-    op_name,
     raised_message,
     raised_op,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats
+from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW
 
 

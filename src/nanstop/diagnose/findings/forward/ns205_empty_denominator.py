@@ -48,9 +48,9 @@ import math
 
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import without_zeros, zero_divisor
-from nanstop.diagnose.evidence.reading import FORWARD, first_bad, op_name
+from nanstop.diagnose.evidence.reading import FORWARD, first_bad
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Change, Diagnosis, Evidence, OpEvent
+from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 
 STATISTICS = ("mean", "std", "var", "var_mean", "std_mean", "nanmean", "median")
 DEVIATIONS = ("std", "var", "var_mean", "std_mean")

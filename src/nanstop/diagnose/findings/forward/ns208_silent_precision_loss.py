@@ -60,7 +60,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import counted, number, op_name, sighting
+from nanstop.diagnose.evidence.reading import counted, number, sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     Atom,
@@ -71,6 +71,8 @@ from nanstop.records import (
     DriftRow,
     Evidence,
     Probe,
+    op_kind,
+    op_name,
 )
 
 LEAST_ANGLE = 0.5
@@ -145,7 +147,7 @@ def _cancelled_cause(row: CancelledRow) -> str:
 
 
 def _is_angle(row: CoarseRow) -> bool:
-    return op_name(row.op).rstrip("_") in _ANGLES
+    return op_kind(row.op) in _ANGLES
 
 
 def _coarse_cause(row: CoarseRow) -> str:

@@ -47,12 +47,11 @@ from nanstop.diagnose.evidence.reading import (
     counted,
     limit,
     loss_is_bad,
-    op_name,
     sighting,
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent
+from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -55,11 +55,10 @@ from nanstop.diagnose.evidence.reading import (
     limit,
     listed,
     number,
-    op_name,
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, RunFacts, TensorStats
+from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, RunFacts, TensorStats, op_name
 from nanstop.records.formats import NARROW, wider
 
 

@@ -55,12 +55,11 @@ from nanstop.diagnose.evidence.reading import (
     bad_output,
     counted,
     number,
-    op_name,
     series_values,
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, op_name
 
 HEALTHY_SKIPS = 8
 """A scaler that starts at 65536 finds its scale in at most this many skips in a healthy run."""

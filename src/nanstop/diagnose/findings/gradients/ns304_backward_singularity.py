@@ -50,9 +50,9 @@ consumer of an earlier NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, listed, op_name
+from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, listed
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, op_name
 from nanstop.records.formats import NARROW
 
 

@@ -42,9 +42,8 @@ the process is gone.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.process_end import last_op_lines, signals_named, unnatural_end
-from nanstop.diagnose.evidence.reading import op_name
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

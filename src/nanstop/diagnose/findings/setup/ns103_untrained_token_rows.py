@@ -58,6 +58,8 @@ from nanstop.diagnose.evidence.reading import counted, number, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, TokenRows
 
+_UNSEEN = "rows that no id of this run reaches do no harm: the ids were not looked at"
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the tables with zero or outlying rows."""
@@ -75,7 +77,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="token rows that were never trained",
         cause=_cause(num_zero, num_outlying),
         confidence="certain" if num_zero else "possible",
-        lines=tuple(_describe(table) for table in tables),
+        lines=(*(_describe(table) for table in tables), _UNSEEN),
         remedies=_initialisations(tables),
         where=tables[0].parameter,
     )

@@ -68,8 +68,6 @@ TYPICAL_DEVIATION = 0.02
 """Of the weights of most pretrained language models (`initializer_range`)."""
 
 _BITS = {"bfloat16": 8, "float16": 11}
-_STEPS_OF_LR = ("adam", "lion", "lamb", "adan")
-"""Optimizers whose update is about the learning rate, whatever the gradient."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -117,14 +115,14 @@ def _expected(facts: RunFacts) -> tuple[Confidence | None, str, tuple[str, ...]]
     optimizer, formats = facts.optimizer, updated_in_half(facts)
     if optimizer is None or not optimizer.lr or not formats:
         return None, "", ()
-    if not any(kind in optimizer.name.lower() for kind in _STEPS_OF_LR):
+    if optimizer.per_rate is None or optimizer.per_rate.relative:
         return None, "", ()
-    dtype = min(formats, key=lambda name: _BITS[name])
-    stuck = 2.0 ** (_BITS[dtype] + 1) * optimizer.lr
+    dtype, update = min(formats, key=_BITS.__getitem__), optimizer.per_rate.length * optimizer.lr
+    stuck = 2.0 ** (_BITS[dtype] + 1) * update
     if 1.0 - math.erf(stuck / (TYPICAL_DEVIATION * math.sqrt(2.0))) < MOST:
         return None, "", ()
     cause = (
-        f"an update of {optimizer.lr:g} is rounded away on every {dtype} weight above {stuck:.2g}: "
+        f"an update of {update:g} is rounded away on every {dtype} weight above {stuck:.2g}: "
         f"most of those of a pretrained model"
     )
     return "likely", cause, ()

@@ -66,7 +66,6 @@ from dataclasses import dataclass
 from nanstop.diagnose.evidence.reading import (
     VERY_LONG,
     counted,
-    moves_by_the_rate,
     sighting,
     standing,
     step_moves,
@@ -76,10 +75,11 @@ from nanstop.records import (
     Confidence,
     Diagnosis,
     Evidence,
+    OptimizerFacts,
     RateFacts,
     RunFacts,
     Sighting,
-    StepLength,
+    StepPerRate,
 )
 
 PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
@@ -143,9 +143,9 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
         yield Oddity("certain", setting, "no update moves anything")
     if not math.isfinite(rate):
         yield Oddity("certain", setting, "an update makes every weight NaN")
-    if not moves_by_the_rate(optimizer):
+    if optimizer.per_rate is None:
         return
-    too_long = list(_step(facts, optimizer.name, optimizer.step))
+    too_long = list(_step(facts, optimizer, optimizer.per_rate))
     yield from too_long
     most = _largest_rate(facts)
     if not too_long and most is not None and rate > most:
@@ -153,16 +153,17 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
         yield Oddity("likely" if rate > TIMES_PUBLISHED * most else "possible", setting, effect)
 
 
-def _step(facts: RunFacts, name: str, step: StepLength | None) -> Iterator[Oddity]:
+def _step(facts: RunFacts, optimizer: OptimizerFacts, per_rate: StepPerRate) -> Iterator[Oddity]:
     """Yield a step that is long beside the weights that there are."""
+    step = optimizer.step
     if step is None:
         return
     # Networks of other kinds are trained with steps of half their weights' size;
-    # so does Adafactor train, which clips.
-    usual = facts.model_type is not None and "adafactor" not in name.lower()
+    # so does Adafactor train, whose steps are shares of it.
+    usual = facts.model_type is not None and not per_rate.relative
     if step.length >= (LONG if usual else VERY_LONG) * step.weight:
         sure = step.length >= VERY_LONG * step.weight
-        moved = step_moves(name, step)
+        moved = step_moves(optimizer.name, step)
         yield Oddity("likely" if sure else "possible", f"learning rate {step.lr:g}", moved)
 
 
@@ -173,7 +174,7 @@ def _largest_rate(facts: RunFacts) -> float | None:
     Of a language model whose weights are not there yet, that of the smallest.
     """
     optimizer, groups = facts.optimizer, facts.param_groups
-    if optimizer is None or "adafactor" in optimizer.name.lower():
+    if optimizer is None or optimizer.per_rate is None or optimizer.per_rate.relative:
         return None
     trained = sum(group.num_elements for group in groups if group.trainable)
     unseen = optimizer.step is None and not any(group.num_elements for group in groups)

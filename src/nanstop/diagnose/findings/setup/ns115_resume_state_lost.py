@@ -105,8 +105,8 @@ def _overwritten(resume: ResumeFacts) -> Diagnosis:
 
 def _cause(resume: ResumeFacts, *, emptied: bool) -> str:
     if emptied:
-        moments = counted(resume.num_moments, "second moment")
-        return f"at step {resume.step} all {moments} of the optimizer are zero"
+        kept = counted(resume.num_moments, "parameter")
+        return f"at step {resume.step} all that the optimizer keeps of {kept} is zero"
     if not resume.folder:
         return "the optimizer goes on from a saved state, the loss scaler begins anew"
     missing = listed(resume.missing, most=4)

@@ -68,7 +68,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS116",
         title="no update can be held back",
         cause=f"in this run {facts.veto}",
-        confidence="possible" if " may " in facts.veto else "certain",
+        confidence="certain",
         lines=(
             (
                 "failures are seen, replayed and explained; none is repaired, and the weights may "

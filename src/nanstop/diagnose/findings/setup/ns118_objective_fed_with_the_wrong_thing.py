@@ -53,9 +53,9 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.reading import op_name, sighting
+from nanstop.diagnose.evidence.reading import sighting
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, ObjectiveRow
+from nanstop.records import Diagnosis, Evidence, ObjectiveRow, op_name
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -66,7 +66,6 @@ from nanstop.diagnose.evidence.reading import (
     counted,
     listed,
     lost_squares,
-    op_name,
     squares_gradients,
     standing,
     too_long_step,
@@ -191,7 +190,7 @@ def _rate_at_fault(facts: RunFacts) -> tuple[Confidence, str] | None:
 
 def _own_arithmetic(event: OpEvent) -> str:
     """Return what an optimizer does that is undefined for finite numbers; "" if it is range."""
-    made = op_name(event.op).rstrip("_").removeprefix("_foreach_")
+    made = event.name.removeprefix("_foreach_")
     if not all(read.finite for read in event.inputs):
         return ""
     if made in ROOTS and any(output.nan for output in event.outputs):

@@ -54,7 +54,7 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import first_bad, number, op_name, series_values, standing
+from nanstop.diagnose.evidence.reading import first_bad, number, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     FORMAT_MAX,
@@ -65,6 +65,7 @@ from nanstop.records import (
     OpEvent,
     RunFacts,
     TensorStats,
+    op_name,
 )
 from nanstop.records.formats import EPSILON
 

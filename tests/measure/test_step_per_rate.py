@@ -1,0 +1,86 @@
+"""What a step is of is measured: no optimizer's name is asked."""
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from nanstop.measure.step_per_rate import step_per_rate
+from nanstop.records import StepPerRate
+
+MATRIX = [torch.nn.Parameter(torch.ones(2, 2))]
+
+
+class Signs(torch.optim.Optimizer):
+    """A step of three rates in the direction of the gradient's signs."""
+
+    def __init__(self, params, lr, flips=False):
+        super().__init__(params, {"lr": lr, "flips": flips})
+
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        for p in group["params"]:
+            p.data -= 3 * group["lr"] * p.grad.sign()
+            if group["flips"]:
+                raise RuntimeError("never with a matrix of its own")
+
+
+class Adamant(torch.optim.SGD):
+    """Moves by the gradient."""
+
+
+class Own(torch.optim.Adamax):
+    """Moves by the rate."""
+
+
+def measured(optimizer):
+    return step_per_rate(type(optimizer), optimizer.param_groups[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "length"),
+    [
+        (torch.optim.Adam, {}, 1.0),
+        (torch.optim.AdamW, {"weight_decay": 0.1, "fused": True}, 1.0),
+        (torch.optim.NAdam, {}, None),
+        (Own, {}, 1.0),
+        (Signs, {"lr": 7.0}, 3.0),
+    ],
+)
+def test_steps_that_are_a_rate_whatever_the_gradient(kind, options, length):
+    found = measured(kind(MATRIX, **{"lr": 0.1, **options}))
+    assert found is not None
+    assert not found.relative
+    assert length is None or found == StepPerRate(length=length)
+    assert 0.1 < found.length < 5.0
+
+
+def test_steps_in_sizes_of_the_weights():
+    found = measured(torch.optim.Adafactor(MATRIX, lr=0.1))
+    assert found == StepPerRate(length=pytest.approx(1.0, rel=0.05), relative=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        (Adamant, {"lr": 0.1}),
+        (torch.optim.LBFGS, {}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.Rprop, {}),
+        (Signs, {"lr": 0.1, "flips": True}),
+    ],
+)
+def test_steps_that_depend_on_the_gradient_or_cannot_be_tried(kind, options):
+    assert measured(kind(MATRIX, **options)) is None
+
+
+def test_nothing_hears_of_the_trial():
+    optimizer, heard = torch.optim.Adam(MATRIX), []
+    optimizer.register_step_post_hook(lambda *_: heard.append(1))
+    hook = register_optimizer_step_post_hook(lambda *_: heard.append(2))
+    state = torch.get_rng_state()
+    measured(optimizer)
+    hook.remove()
+    assert heard == []
+    assert torch.equal(state, torch.get_rng_state())
+    assert not optimizer.state

@@ -94,7 +94,7 @@ COMMANDS = {
         "--json",
     ],
     "check": ["command", "--static", "--machine", "--json"],
-    "report": ["folder", "--json"],
+    "report": ["folder", "--html", "--show-text", "--issue", "--json"],
     "fix": ["folder", "--diff", "--apply", "--json"],
     "scan": ["checkpoint", "--full", "--json"],
     "bisect": [
@@ -117,7 +117,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "6591277615aa52e6")
+REPORT_FORM = (1, "e7162a3de7642b20")
 
 
 def test_names():

@@ -167,6 +167,19 @@ def test_what_became_of_a_decision_stands_in_the_report_that_is_kept(tmp_path):
     assert load_report(tmp_path / decision.incident).audit == (entry,)
 
 
+def test_a_run_with_an_incident_leaves_a_page_and_a_healthy_one_none(tmp_path):
+    step = half_step(LARGE, index=3)
+    for name, fails in (("healthy", False), ("failing", True)):
+        session = session_for(step, tmp_path / name)
+        if fails:
+            fail(session, step)
+        session.finish()
+    assert [one.name for one in (tmp_path / "healthy").iterdir()] == ["summary.json"]
+    page = (tmp_path / "failing" / "report.html").read_text()
+    assert "error[NS201]" in page
+    assert "by exponent" in page
+
+
 def test_an_investigation_has_no_effect_and_its_records_get_their_id_at_the_end(tmp_path):
     step = half_step(LARGE, index=3)
     run = SimpleNamespace(

@@ -161,3 +161,10 @@ def test_rows_that_an_op_makes_of_finite_operands_count_as_masked():
     assert (seen.fully_masked_rows, seen.wider) == (1, "finite")
     read, _ = looked(lambda: torch.full((2, 4), -INF) + torch.zeros(2, 4), index=2)
     assert read.fully_masked_rows == 2
+
+
+def test_values_of_what_is_looked_at_are_counted_by_exponent():
+    half = torch.tensor([300.0, 2.0], dtype=torch.float16)
+    seen, _ = looked(lambda: half * half)
+    assert [stats.exponents for stats in seen.inputs] == [((1, 1), (8, 1))] * 2
+    assert seen.outputs[0].exponents == ((2, 1),)

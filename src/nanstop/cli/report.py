@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, printable
+from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, printable, progress
+from nanstop.errors import NanstopError
+from nanstop.records import Report
 
 
 def report(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="An incident folder, or all of a run.")
     ],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")
+    ] = None,
+    show_text: Annotated[
+        bool,
+        typer.Option(
+            "--show-text", help="In the page, messages of exceptions too: they may quote your data."
+        ),
+    ] = False,
+    as_issue: Annotated[
+        bool,
+        typer.Option("--issue", help="Markdown to post: without secrets, folders and strings."),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show an incident again, diagnosed by the rules of this version.
 
-    With --json: its report, or a list of a run's.
+    With --json: its report, or a list of a run's. With --html: as one file that needs no network
+    and no script. With --issue: of a run, its newest.
     """
     from nanstop.diagnose.diagnose import diagnose_anew
     from nanstop.records.codec import to_json
@@ -27,11 +44,17 @@ def report(
 
     found = incident_folders(folder)
     reports = [diagnose_anew(load_report(one)) for one in found]
-    if as_json:
+    records = [str(one / REPORT if one.is_dir() else one) for one in found]
+    if html is not None:
+        _write_page(html, folder, zip(reports, records, strict=True), show_text=show_text)
+    if as_issue:
+        from nanstop.report.text.issue import issue
+
+        typer.echo(issue(reports[-1]), nl=False)
+    elif as_json:
         texts = [to_json(one) for one in reports]
         typer.echo(texts[0] if found == (folder,) else f"[{','.join(texts)}]")
     else:
-        records = [str(one / REPORT if one.is_dir() else one) for one in found]
         shown = (
             render(printable(one), record=record)
             for one, record in zip(reports, records, strict=True)
@@ -40,3 +63,24 @@ def report(
     known = ("proven", "isolated")
     resolved = all(one.proof is not None and one.proof.verdict in known for one in reports)
     return OK if resolved else UNRESOLVED
+
+
+def _write_page(
+    file: Path, folder: Path, incidents: Iterable[tuple[Report, str]], *, show_text: bool
+) -> None:
+    from nanstop.report.html.charts import MISSING, are_available
+    from nanstop.report.html.page import html_page
+    from nanstop.report.html.run_record import run_record
+    from nanstop.store.files import write_whole
+    from nanstop.store.incidents import incident_folders
+
+    reports, records = zip(*incidents, strict=True)
+    run = folder.resolve()
+    if incident_folders(folder) == (folder,) and run.name == reports[0].incident.id:
+        run = run.parent
+    page = html_page(run_record(run, reports, records), show_text=show_text)
+    try:
+        write_whole(file, page.encode(errors="replace"))
+    except OSError as error:
+        raise NanstopError(f"cannot write {file}: {error.strerror or error}") from error
+    progress(f"written: {file}" if are_available() else f"written: {file}; {MISSING}")

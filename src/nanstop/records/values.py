@@ -45,6 +45,9 @@ class SourceLine:
 class TensorStats:
     """Range of one tensor. ``absmax``, ``absmin_nonzero`` and ``minimum`` are over the finite
     values.
+
+    ``exponents``: (e, how many) of those with 2^e <= size < 2^(e+1), of about a million of them at
+    most; empty where they were not counted.
     """
 
     shape: tuple[int, ...]
@@ -61,6 +64,7 @@ class TensorStats:
     first_bad: tuple[int, ...] | None = None
     name: str | None = None
     """The parameter, buffer or batch entry that this tensor is, where it is one."""
+    exponents: tuple[tuple[int, int], ...] = ()
 
     @property
     def finite(self) -> bool:

@@ -14,6 +14,7 @@ from nanstop.decide.decision import STOPPED, Decision
 from nanstop.decide.policy import Policy
 from nanstop.detect.foresight import Foresight
 from nanstop.diagnose.evidence.candidates import updated_in_half
+from nanstop.ranks import is_first
 from nanstop.records import (
     Atom,
     Diagnosis,
@@ -23,6 +24,7 @@ from nanstop.records import (
     PrecisionPlan,
     Report,
     RunFacts,
+    Series,
     Signal,
     StepId,
 )
@@ -297,6 +299,8 @@ class Session(WatchedRun):
         self._write_summary()
         if self.store.keeps_series:
             self.store.write_series((*self.series.records(), *ranges))
+        if self.reports and is_first():
+            self._write_page(in_force, ranges)
         lost = self._failures.num_left_out if self._failures is not None else 0
         if (
             lost and self._steps >= lost
@@ -304,6 +308,12 @@ class Session(WatchedRun):
             self.announce(f"{lost} of {self._steps} updates were left out")
         if in_force and exit_code == 0:
             self._say_how_it_ended(in_force)
+
+    def _write_page(self, in_force: tuple[Atom, ...], ranges: tuple[Series, ...]) -> None:
+        from nanstop.report.page_file import write_page
+
+        plan = PrecisionPlan(remedies=in_force) if in_force else None
+        write_page(self.store, lambda: (*self.series.recent(), *ranges), plan)
 
     def _say_how_it_ended(self, in_force: tuple[Atom, ...]) -> None:
         from nanstop.session.run_end import not_finite

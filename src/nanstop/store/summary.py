@@ -74,7 +74,9 @@ class Summary:
 
 @record
 class RecordedSeries:
-    """``series.json``: losses, norms and rates of a whole run that was asked for them."""
+    """``series.json``: losses, norms and rates of a whole run that was asked for them; of a run
+    that met an incident the last ones.
+    """
 
     schema: int = SCHEMA
     series: tuple[Series, ...] = ()

@@ -5,12 +5,14 @@ full statistics, the same op in a wider format, masks, positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanstop.numerics.exponents import exponent_counts
 from nanstop.numerics.tensors import (
     bad_mask,
     dense_parts,
@@ -106,7 +108,10 @@ class Observer:
 
     def _measured(self, tensor: Tensor) -> TensorStats:
         name = self._names.get(tensor.untyped_storage()._cdata) if is_plain(tensor) else None
-        return measure(tensor, name)
+        counts: tuple[tuple[int, int], ...] = ()
+        with suppress(Exception):  # a device that cannot take numbers apart
+            counts = exponent_counts(tensor)
+        return replace(measure(tensor, name), exponents=counts)
 
 
 def _holder(tensor: Tensor, stats: TensorStats) -> Holder | None:

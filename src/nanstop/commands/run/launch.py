@@ -31,6 +31,7 @@ from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.inject.variables import watching
 from nanstop.records.codec import to_json
 from nanstop.report.announce import announcer
+from nanstop.report.page_file import write_folder_page
 from nanstop.session.factory import SERIES_VARIABLE, incident_folder, switched_off
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, summary_row
@@ -97,6 +98,8 @@ def launch(
         summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
     shown = STOPPED if end.kind == "stopped" else _shell_code(code)
     summary = _close(store, summary, end, shown, time.monotonic() - began)
+    if report is not None:
+        write_folder_page(folder)
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return shown

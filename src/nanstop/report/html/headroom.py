@@ -1,0 +1,100 @@
+"""How much room each layer had left in the run's format, at the steps that were sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nanstop.records import FORMAT_MAX, RunFacts
+from nanstop.records.formats import HALF
+from nanstop.report.html.series import Point
+
+PREFIX = "range "
+"""Of the name of a series of ranges: ``range 0007 model.layers.1.mlp`` is the eighth module."""
+MOST_ROWS = 48
+MOST_COLUMNS = 20
+LEVELS = (0.0, 1.0, 3.0, 6.0)
+"""Doublings left up to which a cell is of this level; the last level is all above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """``level``: 0 for beyond the format, up to 4 for much room; ``text``: doublings left."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Rows in the order of the forward, named below ``parent``. ``left_out``: modules with more
+    room than those shown.
+    """
+
+    dtype: str
+    parent: str
+    steps: tuple[int, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    left_out: int
+
+
+def format_of(facts: RunFacts) -> str:
+    """Return the narrowest format that the run computes in."""
+    if facts.autocast in HALF:
+        return str(facts.autocast)
+    stored = [group.dtype for group in facts.param_groups if group.dtype in FORMAT_MAX]
+    return min(stored, key=FORMAT_MAX.__getitem__, default="float32")
+
+
+def heat_map(series: Mapping[str, Sequence[Point]], facts: RunFacts) -> HeatMap | None:
+    """Return the largest outputs of modules as doublings left before the end of the run's format;
+    None where a run did not sample them.
+    """
+    sampled = {name: dict(points) for name, points in series.items() if name.startswith(PREFIX)}
+    steps = sorted({step for points in sampled.values() for step in points})
+    if not steps:
+        return None
+    dtype = format_of(facts)
+    jump = math.ceil(len(steps) / MOST_COLUMNS)
+    steps = sorted({*steps[::jump], steps[-1]})
+    names = sorted(sampled)
+    least = {name: min(_room(v, dtype) for v in sampled[name].values()) for name in names}
+    shown = set(sorted(names, key=least.__getitem__)[:MOST_ROWS])
+    modules = {name: name.split(" ", 2)[-1] for name in names if name in shown}
+    parent = _parent(tuple(modules.values()))
+    rows = tuple(
+        (
+            modules[name].removeprefix(parent),
+            tuple(_cell(sampled[name].get(at), dtype) for at in steps),
+        )
+        for name in names
+        if name in shown
+    )
+    return HeatMap(dtype, parent, tuple(steps), rows, len(names) - len(rows))
+
+
+def _parent(modules: Sequence[str]) -> str:
+    """Return what all names begin with, up to a dot: "model.layers."; "" where there is nothing."""
+    first, last = min(modules).split("."), max(modules).split(".")
+    most = min(len(first), len(last)) - 1
+    same = next((at for at in range(most) if first[at] != last[at]), most)
+    return "".join(f"{word}." for word in first[:same])
+
+
+def _room(size: float, dtype: str) -> float:
+    if size == 0.0:
+        return math.inf
+    if not math.isfinite(size):
+        return -math.inf
+    return math.log2(FORMAT_MAX[dtype]) - math.log2(abs(size))
+
+
+def _cell(size: float | None, dtype: str) -> Cell | None:
+    if size is None:
+        return None
+    room = _room(size, dtype)
+    level = sum(room >= end for end in LEVELS)
+    if room == -math.inf:
+        return Cell(0, "not finite")
+    return Cell(level, "all 0" if room == math.inf else f"{room:.1f}")

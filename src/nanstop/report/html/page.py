@@ -1,0 +1,225 @@
+"""A run's incidents as one HTML file that needs no network and no script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanstop.diagnose.evidence.reading import counted, number
+from nanstop.records import AuditEntry, Environment, PrecisionPlan, Report
+from nanstop.records.remedies import describe
+from nanstop.report.html.charts import MISSING, are_available
+from nanstop.report.html.headroom import HeatMap, heat_map
+from nanstop.report.html.incident import (
+    BATCH_COLUMNS,
+    PROOF_COLUMNS,
+    IncidentParts,
+    Rows,
+    incident_parts,
+)
+from nanstop.report.html.module_tree import Fact, Node, module_tree
+from nanstop.report.html.run_record import RunRecord
+from nanstop.report.html.series import run_series
+from nanstop.report.html.timeline import COLUMNS, Panel, panels
+from nanstop.report.text.blocks import Block
+from nanstop.report.text.terminal import wrapped
+from nanstop.store.plan_file import headline
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+FOLDER = Path(__file__).parent / "page"
+MOST_INCIDENTS = 12
+"""Incidents that are shown whole; of others a page has the headline."""
+MOST_AUDITED = 100
+MOST_CHARS = 2000
+"""Of one text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What the template shows."""
+
+    title: str
+    happened: str
+    incidents: tuple[IncidentParts, ...]
+    others: tuple[str, ...]
+    earlier: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    heat: HeatMap | None
+    plan: tuple[str, ...]
+    plan_tree: Node | None
+    findings: Rows
+    environment: Rows
+    audit: Rows
+    problem: str
+
+
+def html_page(run: RunRecord, *, show_text: bool = False) -> str:
+    """Return the page. Every text is escaped; characters that do not print are replaced.
+
+    ``show_text``: with the messages of exceptions, which may quote data.
+    Without the library that draws, the numbers stand in tables alone. Errors:
+    ``ValueError`` for a run without incidents.
+    """
+    if not run.reports:
+        raise ValueError("a page is made of incidents, and there is none")
+    style, script = (FOLDER / "page.css").read_text(), (FOLDER / "copy.js").read_text()
+    return _template().render(
+        page=_page(run, show_text=show_text),
+        style=_trusted(style),
+        script=_trusted(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        proof_columns=PROOF_COLUMNS,
+        batch_columns=BATCH_COLUMNS,
+        series_columns=COLUMNS,
+        lines=_lines,
+    )
+
+
+def _page(run: RunRecord, *, show_text: bool) -> Page:
+    shown, rest = run.reports[:MOST_INCIDENTS], run.reports[MOST_INCIDENTS:]
+    first = shown[0]
+    series = run_series(run.reports, run.series)
+    draw = are_available()
+    incidents = tuple(
+        incident_parts(
+            report, run.record_of(at), name=f"operand-{at}", draw=draw, show_text=show_text
+        )
+        for at, report in enumerate(shown)
+    )
+    return Page(
+        title=first.diagnoses[0].title if first.diagnoses else "not diagnosed",
+        happened=_happened(run),
+        incidents=incidents,
+        others=tuple(_headline(report) for report in rest[:MOST_AUDITED]),
+        earlier=tuple(_headline(report) for report in run.earlier[-MOST_AUDITED:]),
+        panels=tuple(panels(series, run.reports, draw=draw)),
+        heat=heat_map(series, first.incident.facts),
+        plan=tuple(headline(run.plan)) if run.plan is not None else (),
+        plan_tree=_plan_tree(run.plan) if run.plan is not None else None,
+        findings=_findings(run),
+        environment=tuple(_environment(first.incident.environment, first)),
+        audit=tuple(_audited(one) for report in run.reports for one in report.audit)[:MOST_AUDITED],
+        problem="" if draw else MISSING,
+    )
+
+
+def _happened(run: RunRecord) -> str:
+    said = counted(len(run.reports), "incident")
+    summary = run.summary
+    if summary is None:
+        return said
+    took = f"{counted(summary.steps, 'step')} in {number(round(summary.seconds, 1))} s"
+    end = f", {summary.ended}" if summary.ended else ""
+    also = f", {counted(len(summary.findings), 'finding')}" if summary.findings else ""
+    return f"{took}{end}, {said}{also}"
+
+
+def _headline(report: Report) -> str:
+    best = report.diagnoses[0] if report.diagnoses else None
+    what = f"error[{best.code}]: {best.title}" if best is not None else "not diagnosed"
+    return f"{report.incident.id}: {what}, step {report.incident.at.step}"
+
+
+def _plan_tree(plan: PrecisionPlan) -> Node | None:
+    regions = [(name, one.dtype, one.reason) for one in plan.regions for name in one.modules]
+    islands = [(a.target, a.value or "float32", "") for a in plan.remedies if a.remedy == "island"]
+    facts = [
+        (module, Fact(f"{dtype}{f': {reason}' if reason else ''}", "wide"))
+        for module, dtype, reason in (*regions, *islands)
+    ]
+    root = f"the model: {plan.dtype}" if plan.dtype else "the model: as the run has it"
+    return module_tree(facts, root) if facts else None
+
+
+def _findings(run: RunRecord) -> Rows:
+    found = run.summary.findings if run.summary is not None else ()
+    return tuple(
+        (one.code, one.title, one.where, "" if one.step is None else str(one.step), one.confidence)
+        for one in found[:MOST_AUDITED]
+    )
+
+
+def _environment(env: Environment, report: Report) -> Rows:
+    facts = report.incident.facts
+    command = env.command
+    rows = [
+        (name, getattr(env, name))
+        for name in ("nanstop", "python", "torch", "cuda", "cublas", "cudnn", "driver", "gpu")
+    ]
+    rows += [("compute capability", env.capability), ("device", facts.device)]
+    rows += [("host", facts.host), ("model", facts.model_type), ("autocast", facts.autocast)]
+    rows += [("script", command.script if command is not None else None)]
+    rows += [*env.packages, *env.flags, *env.env_vars]
+    return tuple((name, str(value)) for name, value in rows if value)
+
+
+def _audited(entry: AuditEntry) -> tuple[str, ...]:
+    at, action = entry.at, entry.action
+    micro = "" if at.micro is None else str(at.micro)
+    what = action.kind + (f": {describe(action.atoms)}" if action.atoms else "")
+    return (
+        *(entry.incident or "", str(at.step), micro, str(at.rank), what, action.reason),
+        *(entry.outcome, entry.before, entry.after),
+    )
+
+
+def _lines(block: Block) -> str:
+    return "\n".join(wrapped(block, None))
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment as Templates
+    from jinja2 import FileSystemLoader, StrictUndefined
+
+    templates = Templates(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"chart": _trusted, "whole": _whole}
+    return templates.get_template("page.html.jinja")
+
+
+def _trusted(markup: str) -> Any:
+    """Return our own markup, which is not escaped: the style, the script, and charts, of which
+    every text was escaped as they were written.
+    """
+    from markupsafe import Markup
+
+    return Markup(markup)
+
+
+def _printable(value: Any) -> Any:
+    """Return a text without control characters and what turns the direction of writing; the end
+    of a very long one is left out.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return _cleaned(value if len(value) <= MOST_CHARS else f"{value[:MOST_CHARS]}...")
+
+
+def _whole(text: str) -> Any:
+    """Return a text that is to be copied: escaped, whatever its length."""
+    from markupsafe import escape
+
+    return escape(_cleaned(text))
+
+
+def _cleaned(text: str) -> str:
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+
+
+def _hash(text: str) -> str:
+    """Return what a Content-Security-Policy calls a style or script of this very text."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,116 @@
+"""Loss, gradient norm, loss scale and learning rate of a run, with what happened marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nanstop.diagnose.evidence.reading import counted, number
+from nanstop.records import Report
+from nanstop.report.html.charts import Chart, Line, drawn
+from nanstop.report.html.series import MOST_KEPT, Point, thinned
+
+CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Loss", (("loss_raw", "each micro-batch"), ("loss_logged", "as logged"))),
+    ("Gradient norm", (("grad_norm", "before clipping"),)),
+    ("Loss scale", (("scale", "of the scaler"),)),
+    ("Learning rate", (("lr", "of the first group"),)),
+)
+SKIPPED = ("skip", "quarantine")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A chart, "" where there is none, its key, and its numbers as rows of a table and in words."""
+
+    title: str
+    svg: str
+    key: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, ...], ...]
+    said: str
+
+
+COLUMNS = ("series", "values", "first", "smallest", "largest", "last", "not finite")
+
+
+def panels(
+    series: Mapping[str, Sequence[Point]], reports: Sequence[Report], *, draw: bool
+) -> Iterator[Panel]:
+    """Yield a panel for each quantity that the run noted; ``draw``: with its chart."""
+    marks = marked(reports)
+    for number_of, (title, names) in enumerate(CHARTS):
+        told = [(name, label, series[name]) for name, label in names if series.get(name)]
+        if told:
+            yield _panel(f"series-{number_of}", title, told, marks, draw=draw)
+
+
+def marked(reports: Sequence[Report]) -> dict[str, tuple[int, ...]]:
+    """Return the steps of incidents ("incident"), and those of which the update was left out
+    ("skip-mark").
+    """
+    skipped = {e.at.step for r in reports for e in r.audit if e.action.kind in SKIPPED}
+    met = {report.incident.at.step for report in reports}
+    found = {"incident": met - skipped, "skip-mark": skipped}
+    return {kind: tuple(sorted(steps)[:MOST_KEPT]) for kind, steps in found.items() if steps}
+
+
+def _panel(
+    name: str,
+    title: str,
+    told: Sequence[tuple[str, str, Sequence[Point]]],
+    marks: Mapping[str, tuple[int, ...]],
+    *,
+    draw: bool,
+) -> Panel:
+    rows = tuple(_row(label, points) for _, label, points in told)
+    keep = {step for steps in marks.values() for step in steps}
+    lines: list[tuple[str, Line]] = []
+    bad: list[int] = []
+    for kind, _, points in told:
+        few = thinned(points, keep)
+        lines.append((kind, tuple((x, y if math.isfinite(y) else None) for x, y in few)))
+        bad += [x for x, y in few if not math.isfinite(y)]
+    highest = max((y for _, line in lines for _, y in line if y is not None), default=None)
+    if bad and highest is not None:
+        lines.append(("nonfinite", tuple((x, highest) for x in dict.fromkeys(bad))))
+    said = "; ".join(_described(row) for row in rows)
+    chart = Chart(
+        name=name,
+        title=title,
+        described=said + _described_marks(marks),
+        lines=tuple(lines),
+        marks=tuple(marks.items()),
+        log2=told[0][0] == "scale",
+    )
+    key = [(kind, label) for kind, label, _ in told]
+    key += [("nonfinite", "not finite")] if bad and highest is not None else []
+    key += [(kind, _MARKED[kind]) for kind in marks]
+    return Panel(title, drawn(chart) if draw else "", tuple(key), rows, said)
+
+
+_MARKED = {"incident": "incident", "skip-mark": "update left out"}
+
+
+def _row(label: str, points: Sequence[Point]) -> tuple[str, ...]:
+    finite = [value for _, value in points if math.isfinite(value)]
+    ends = (number(min(finite)), number(max(finite))) if finite else ("none", "none")
+    first, last = (f"{number(value)} at step {step}" for step, value in (points[0], points[-1]))
+    bad = str(len(points) - len(finite))
+    return (label, str(len(points)), first, *ends, last, bad)
+
+
+def _described(row: tuple[str, ...]) -> str:
+    label, amount, first, least, most, last, bad = row
+    return (
+        f"{label}: {counted(int(amount), 'value')}, first {first}, last {last}, "
+        f"from {least} to {most}, {bad} not finite"
+    )
+
+
+def _described_marks(marks: Mapping[str, tuple[int, ...]]) -> str:
+    said = ""
+    for kind, steps in marks.items():
+        listed = ", ".join(str(step) for step in steps[:8])
+        said += f"; {_MARKED[kind]} at step {listed}{' and more' if len(steps) > 8 else ''}"
+    return said

@@ -1,0 +1,270 @@
+"""The page of a run: what is on it, that nothing in it runs, and how large it gets."""
+
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanstop.records import Action, AuditEntry, Environment, RunFacts, Series, Signal
+from nanstop.records.plan import PrecisionPlan, Region
+from nanstop.report.html import charts
+from nanstop.report.html.charts import Chart, drawn
+from nanstop.report.html.headroom import heat_map
+from nanstop.report.html.module_tree import Fact, module_tree
+from nanstop.report.html.page import FOLDER, html_page
+from nanstop.report.html.run_record import RunRecord
+from nanstop.report.html.series import run_series, thinned
+from nanstop.report.html.timeline import marked
+from nanstop.report.text.terminal import render
+from nanstop.store.summary import FindingRow, Summary
+from report.hostile import MARKUP, RUNS, spoiled
+from report.specimens import AT, EVENT, INCIDENT, LOCALIZATION, REPORT, UNSOLVED
+
+VOID = {"meta", "path", "circle", "rect", "line"}
+
+
+class Elements(HTMLParser):
+    """The elements of a page, its text, and what stands in scripts; raises where tags cross."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.open, self.scripts, self.text = [], set(), [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.update(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.update(attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def page_of(*reports, **run):
+    return html_page(RunRecord(reports=reports, **run))
+
+
+def test_the_terminal_s_sentences_are_on_the_page():
+    words = Elements(page_of(REPORT)).words
+    for line in render(REPORT).splitlines():
+        assert " ".join(line.split()) in words
+
+
+@pytest.mark.parametrize("report", [REPORT, UNSOLVED], ids=["proven", "unsolved"])
+def test_a_page_is_one_file_that_loads_nothing(report):
+    found = Elements(page_of(report))
+    assert "link" not in found.tags
+    assert {value for name, value in found.attributes if name == "href"} <= {
+        f"#{value}" for name, value in found.attributes if name == "id"
+    }
+    assert not {name for name, _ in found.attributes} & {"src", "style", "onclick", "srcset"}
+    policy = next(value for _, value in found.attributes if value and "default-src" in value)
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_every_id_is_given_once():
+    page = page_of(REPORT, UNSOLVED, series=(Series(name="lr", steps=(0, 1), values=(1.0, 2.0)),))
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_proof_is_told_in_turn():
+    words = Elements(page_of(REPORT)).words
+    assert words.count("as it is fails") == 3
+    assert "Proof: proven" in words
+
+
+def test_a_run_says_how_it_went_and_what_else_was_found():
+    row = FindingRow(code="NS101", title="narrow", where="model", confidence="likely", step=3)
+    words = Elements(
+        page_of(REPORT, summary=Summary(findings=(row,), steps=24, seconds=1.25))
+    ).words
+    assert "24 steps in 1.2 s, 1 incident, 1 finding" in words
+    assert "NS101 narrow model 3 likely" in words
+
+
+def test_a_plan_is_shown_over_the_modules():
+    region = Region(modules=("model.layers.2.norm", "model.layers.3.norm"), reason="overflows")
+    words = Elements(page_of(REPORT, plan=PrecisionPlan(dtype="float16", regions=(region,)))).words
+    assert "the model: float16" in words
+    assert "2.norm float32: overflows 3.norm float32: overflows" in words
+
+
+def test_messages_of_exceptions_are_shown_when_asked_for():
+    signal = Signal(source="exception", message="ValueError: the secret row", at=AT)
+    report = replace(REPORT, incident=replace(INCIDENT, signals=(signal,)))
+    run = RunRecord(reports=(report,))
+    assert "secret" not in html_page(run)
+    assert "the secret row" in html_page(run, show_text=True)
+
+
+def test_an_incident_beyond_the_first_dozen_has_a_line():
+    reports = [replace(REPORT, incident=replace(INCIDENT, id=f"{i:04d}")) for i in range(14)]
+    words = Elements(page_of(*reports)).words
+    assert words.count("Proof: proven") == 12
+    assert "0013: error[NS201]: float16 overflow in `_to_copy`, step 412" in words
+
+
+def test_without_the_library_that_draws_the_numbers_are_there(monkeypatch):
+    monkeypatch.setattr(charts, "find_spec", lambda _: None)
+    page = page_of(REPORT, series=(Series(name="lr", steps=(0, 1), values=(1.0, 2.0)),))
+    assert "pip install nanstop[report]" in page
+    assert "<svg" not in page
+    assert "<details open>" in page
+
+
+def test_a_page_needs_no_torch():
+    code = (
+        "import sys; from report.specimens import REPORT; from nanstop.report.html.page import *;"
+        "html_page(RunRecord(reports=(REPORT,))); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=FOLDER, env=_environment())
+
+
+def test_drawing_does_not_change_how_a_process_imports():
+    code = (
+        "import sys; finders = list(sys.meta_path); from nanstop.report.html.charts import *;"
+        "drawn(Chart(name='a', title='', described='', lines=(('lr', ((0, 1.0), (1, 2.0))),)));"
+        "assert 'pygal' in sys.modules and sys.meta_path == finders; import wave;"
+        "assert 'importlib_metadata' not in sys.modules;"
+        "from importlib.metadata import version; assert version('jinja2')"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def _environment():
+    import os
+    from pathlib import Path
+
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_worst_runs_make_a_page_of_a_megabyte(name):
+    page = html_page(RUNS[name]())
+    found = Elements(page)
+    assert len(page.encode()) <= 2**20
+    assert found.scripts == [(FOLDER / "copy.js").read_text()]
+    assert "img" not in found.tags
+    assert not re.search("nan|inf", " ".join(re.findall(r' (?:d|cx|cy|x|y)="([^"]*)"', page)))
+
+
+OF_A_RUN = {
+    "earlier": (UNSOLVED,),
+    "summary": Summary(
+        findings=(FindingRow(code="NS101", title="t", where="w", confidence="likely"),)
+    ),
+    "series": (Series(name="range 0000 a", steps=(0, 1), values=(1.0, 2.0)),),
+    "plan": PrecisionPlan(dtype="float16", regions=(Region(modules=("a.b",), reason="r"),)),
+}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.text(min_size=1, max_size=40) | st.just(MARKUP))
+def test_no_text_of_a_record_becomes_markup(text):
+    command = replace(Environment(nanstop="0", python="3"), packages=(("a", "1"),))
+    report = replace(REPORT, incident=replace(INCIDENT, environment=command))
+    run = RunRecord(reports=(report,), **OF_A_RUN)
+    plain, found = (Elements(html_page(spoiled(run, each), show_text=True)) for each in ("x", text))
+    assert set(found.tags) == set(plain.tags)
+    assert {name for name, _ in found.attributes} == {name for name, _ in plain.attributes}
+    assert found.scripts == plain.scripts
+
+
+def test_of_many_points_the_extremes_and_the_incidents_stay():
+    points = [(step, math.sin(step)) for step in range(10_000)]
+    points[4321], points[5678], points[777] = (4321, 1e6), (5678, -1e6), (777, math.nan)
+    few = thinned(points, keep=(5001,), most=300)
+    assert len(few) <= 310
+    assert {0, 4321, 5678, 777, 5001, 9999} <= {step for step, _ in few}
+    assert list(few) == sorted(few, key=lambda point: point[0])
+    assert thinned(points[:300], most=300) == tuple(points[:300])
+
+
+def test_a_step_is_told_once_and_an_incident_s_own_with_what_followed():
+    noted = Series(name="loss_raw", steps=(410, 411, 412), values=(1.0, 2.0, math.nan))
+    kept = Series(name="loss_raw", steps=(411, 412, 413), values=(2.0, 3.0, 4.0))
+    report = replace(REPORT, incident=replace(INCIDENT, history=(noted,)))
+    points = run_series((report,), (kept,))["loss_raw"]
+    assert [step for step, _ in points] == [410, 411, 412, 412, 413]
+    assert math.isnan(points[2][1])
+    assert points[3:] == [(412, 3.0), (413, 4.0)]
+
+
+def test_left_out_updates_are_marked_as_such():
+    skip = AuditEntry(at=replace(AT, step=500), action=Action(kind="skip"))
+    marks = marked((replace(REPORT, audit=(*REPORT.audit, skip)),))
+    assert marks == {"incident": (412,), "skip-mark": (500,)}
+
+
+def test_headroom_is_read_against_the_run_s_format():
+    points = {
+        "range 0000 model.a.x": [(0, 65504.0), (1, math.inf)],
+        "range 0001 model.b": [(0, 1023.5), (2, 0.0)],
+        "lr": [(0, 1.0)],
+    }
+    found = heat_map(points, RunFacts(autocast="float16"))
+    assert (found.dtype, found.steps) == ("float16", (0, 1, 2))
+    (first, (full, beyond, unseen)), (second, (free, _, zero)) = found.rows
+    assert (found.parent, first, second) == ("model.", "a.x", "b")
+    assert (full.text, beyond.text, beyond.level, unseen) == ("0.0", "not finite", 0, None)
+    assert (free.text, free.level, zero.text) == ("6.0", 4, "all 0")
+    assert heat_map({"lr": [(0, 1.0)]}, RunFacts()) is None
+
+
+def test_modules_with_one_child_share_a_node():
+    tree = module_tree([("model.layers.0.mlp", Fact("a")), ("model.layers.1", Fact("b"))])
+    (layers,) = tree.children
+    assert layers.name == "model.layers"
+    assert [(node.name, node.facts[0].text) for node in layers.children] == [
+        ("0.mlp", "a"),
+        ("1", "b"),
+    ]
+
+
+def test_a_chart_without_a_finite_point_is_none():
+    chart = Chart(name="a", title="t", described="d", lines=(("lr", ((0, None),)),))
+    assert drawn(chart) == ""
+    assert 'role="img"' in drawn(replace(chart, lines=(("lr", ((0, 1.0), (1, 1.0))),)))
+
+
+def test_operands_are_drawn_by_exponent_where_they_were_counted():
+    counts = ((-3, 7), (15, 2), (17, 1))
+    read = replace(EVENT.inputs[0], exponents=counts, zeros=1)
+    found = replace(LOCALIZATION, first_bad=replace(EVENT, inputs=(read,)))
+    page = page_of(replace(REPORT, localization=found))
+    assert "10 values from 2^-3 to 2^18, most near 2^-3; 1 zero" in page
+    words = Elements(page).words
+    assert "input float32 [2, 32, 64]" in words
+    assert "end of fp8 e4m3 end of fp8 e5m2 end of fp16" in words
+    assert "by exponent" not in page_of(REPORT)
+
+
+def test_one_step_is_no_line():
+    page = page_of(REPORT, series=(Series(name="lr", steps=(3,), values=(0.5,)),))
+    assert "<svg" not in page
+    assert "of the first group: 1 value, first 0.5 at step 3" in Elements(page).words

@@ -184,8 +184,8 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():
         wide, zeros = in_float64(values), values.numel() - values.count_nonzero()
-        ends = {"absmax": float(wide.abs().max()), "minimum": float(wide.min())}
-        return TensorStats(**known, **ends, zeros=int(zeros), name=name)
+        absmax, least = float(wide.abs().max()), float(wide.min())
+        return TensorStats(**known, absmax=absmax, minimum=least, zeros=int(zeros), name=name)
     return _ranged(values, known, name, located=values.shape == shape)
 
 

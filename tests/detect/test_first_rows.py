@@ -106,3 +106,22 @@ def test_rows_of_a_model_that_pads_with_its_beginning_do_not_begin_twice(tmp_pat
     for row in data:
         row["input_ids"] = torch.where(row["input_ids"] == PAD, BOS, row["input_ids"])
     assert "NS505" not in checked(data, tmp_path)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_masks_and_labels_beside_embeddings_are_no_tokens(masked, tmp_path):
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
+
+    def loss_fn(batch):
+        part = {name: batch[name] for name in batch if name != "labels"}
+        out = made(**part, output_hidden_states=True).hidden_states[-1]
+        return torch.nn.functional.cross_entropy(out.flatten(0, 1), batch["labels"].flatten())
+
+    with nanstop.watch(made, optimizer, out=tmp_path) as watch:
+        for _ in range(4):
+            batch = {"inputs_embeds": torch.randn(4, 6, 16)}
+            batch |= {"attention_mask": torch.ones(4, 6).long()} if masked else {}
+            watch.step(loss_fn, batch | {"labels": torch.full((4, 6), BOS)})
+            watch.update(clip=None)
+    assert watch.findings == ()

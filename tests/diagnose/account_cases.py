@@ -5,8 +5,9 @@ import math
 from nanstop.records import Contribution, Evidence, GradientAccount, RunFacts, StepId
 
 
-def accounts(*given, given_by=({},), **fields):
-    """Evidence of an account for each of ``given``, at updates 1, 2, ...
+def accounts(*given, given_by=({},), clip=None, told=(), **fields):
+    """Evidence of an account for each of ``given``, at updates 1, 2, ...; the run clips to
+    ``clip``, and ``told`` is known of it.
 
     ``given_by``: fields of the contributions of each of them.
     """
@@ -21,7 +22,9 @@ def accounts(*given, given_by=({},), **fields):
         )
         for step, one in enumerate(given, start=1)
     )
-    return Evidence(facts=RunFacts(host="loop"), accounts=made, at=made[-1].at)
+    return Evidence(
+        facts=RunFacts(host="loop", clip=clip), accounts=made, at=made[-1].at, told=told
+    )
 
 
 def clipped_scaled(*, norms):
@@ -40,7 +43,9 @@ FIRES = [
     ("NS306", accounts({}, {}, given_by=(LOST, LOST, {})), "certain"),
     ("NS306", accounts({}, {}, given_by=({}, {"is_again": True})), "certain"),
     ("NS306", accounts({}, {}, num_hidden=3, factor=None), "certain"),
-    ("NS307", accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0), "certain"),
+    ("NS307", accounts({}, {}, {}, clip=0.0, consumed=0.0, factor=0.0), "certain"),
+    ("NS307", accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0), "likely"),
+    ("NS307", accounts({}, {}, {}, clip=0.0, consumed=0.0, told=("NS105",)), "certain"),
     ("NS307", accounts({}, {}, {}, {}, {}, {}, consumed=0.0, factor=0.0), "likely"),
     ("NS307", accounts({}, {}, {}, {}, {}, {}, consumed=1e-9, factor=5e-10), "likely"),
     ("NS112", accounts({}, {}, scale=1024.0), "certain"),
@@ -60,6 +65,8 @@ SILENT = [
     ("NS306", accounts({}, {}, given_by=(LOST, {"reached_others": True}))),
     ("NS306", accounts({}, {}, given_by=({}, {"is_again": True, "is_lost": True}, {}))),
     ("NS307", accounts({}, {}, {}, {}, {}, consumed=0.0, factor=0.0)),
+    ("NS307", accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0, told=("NS105",))),
+    ("NS307", accounts({}, {}, {}, arrived=1e3, consumed=0.0, factor=0.0)),
     ("NS307", accounts({}, {}, {}, arrived=0.0, consumed=0.0, factor=None)),
     ("NS307", accounts({}, {}, {}, arrived=math.inf, consumed=0.0, factor=None)),
     ("NS307", accounts({}, {}, {}, scale=2.0**24, arrived=2.0**24, consumed=0.5)),

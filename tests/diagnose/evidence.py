@@ -73,7 +73,7 @@ def evidence(found=None, facts=None, batch=(), **fields):
     """Evidence of an incident with this localization."""
     incident_fields = {
         name: fields.pop(name)
-        for name in ("signals", "bad_params", "at", "odd_weights")
+        for name in ("signals", "bad_params", "at", "odd_weights", "lost_moments")
         if name in fields
     }
     met = incident(facts, batch=tuple(batch), **incident_fields)

@@ -120,6 +120,9 @@ ZERO_ROWS = TokenRows(parameter="embed.weight", num_rows=70, zero_rows=(68, 69),
 UPDATE = localization(
     event(phase="optimizer", module="", op="aten.addcdiv_.default"), reaches=("score.weight",)
 )
+TOO_LONG = localization(
+    origin="unknown", key=FailureKey(kind="length", phase="optimizer"), reaches=("q.weight",)
+)
 GRPO = RunFacts(zero_loss_by_design="on-policy GRPO")
 
 GEMM = event(op="aten.mm.default", dtype="bfloat16", outputs=(), source=SourceLine(file="m.py", line=3, function="f", text="a @ b"))  # fmt: skip
@@ -305,6 +308,7 @@ FIRES = [
     ("NS110", probed(half_head(fused=True), states=(state_row(500),)), "certain"),
     ("NS110", probed(half_head(eps=1e-4), states=(state_row(500),)), "likely"),
     ("NS110", probed(states=(state_row(900, "8-bit"),)), "possible"),
+    ("NS402", evidence(TOO_LONG, half_head(fused=True)), "likely"),
     ("NS111", Evidence(facts=half_head(dtype="bfloat16", lr=1e-6)), "likely"),
     ("NS111", probed(lr=1e-6, updates=(update_row(984),)), "certain"),
     ("NS111", probed(updates=(update_row(200), update_row(200))), "possible"),

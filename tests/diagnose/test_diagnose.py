@@ -3,8 +3,16 @@ from dataclasses import replace
 import pytest
 
 from diagnose import training_cases as training
-from diagnose.evidence import batch_fact, event, evidence, half_head, localization, series
-from diagnose.test_checks import COUNT, NORMS
+from diagnose.evidence import (
+    batch_fact,
+    event,
+    evidence,
+    half_head,
+    localization,
+    series,
+    state_row,
+)
+from diagnose.test_checks import COUNT, NORMS, TOO_LONG
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.diagnose import diagnose, examine
 from nanstop.records import Evidence, Replay, RunFacts, Signal
@@ -35,6 +43,26 @@ def test_update_comes_with_half_trainables():
     update, *beside = diagnose(evidence(found, half_head()), "incident")
     assert update.accompanied_by == ("NS102", "NS110")
     assert [one.code for one in beside] == ["NS102", "NS110"]
+
+
+def test_an_update_that_is_too_long_is_of_the_moments_that_were_seen_to_vanish():
+    fused = half_head(fused=True)
+    seen = evidence(TOO_LONG, fused, lost_moments=(state_row(500),))
+    first, update, beside = diagnose(seen, "incident")
+    assert (first.code, first.confidence, first.accompanied_by) == ("NS110", "certain", ("NS102",))
+    assert (update.code, update.confidence, beside.code) == ("NS402", "likely", "NS102")
+
+
+@pytest.mark.parametrize("rows", [(), (state_row(5),), (replace(state_row(500), parameter="k"),)])
+def test_moments_that_were_not_seen_to_vanish_made_no_update_too_long(rows):
+    given = evidence(TOO_LONG, half_head(fused=True), lost_moments=rows)
+    assert codes(given)[:2] == ["NS402", "NS102"]
+
+
+def test_moments_that_vanish_are_beside_weights_that_are_broken():
+    broken = localization(event(phase="optimizer"), reaches=("q.weight",))
+    given = evidence(broken, half_head(), lost_moments=(state_row(500),))
+    assert codes(given) == ["NS402", "NS102", "NS110"]
 
 
 def test_specific_withdraws_general():

@@ -64,6 +64,10 @@ def plain_loop(dtype, optimizer=torch.optim.AdamW, **options):
     return model, loop(model, optimizer(model.parameters(), **({"lr": LR} | options)))
 
 
+FIRST = {"fused": "NS110", "foreach": "NS402", "single": "NS402"}
+"""A fused kernel loses second moments, any other its eps as well: the update is not finite then."""
+
+
 @pytest.fixture(scope="module")
 def in_float32():
     return plain_loop(torch.float32)
@@ -74,8 +78,8 @@ def test_a_loop_in_float16_trains_as_in_float32(tmp_path, kernel, in_float32):
     model, losses, watch = watched_loop(tmp_path, torch.float16, **KERNELS[kernel])
     (report,) = watch.incidents
     codes = [diagnosis.code for diagnosis in report.diagnoses]
-    assert codes[0] == "NS402"
-    assert "NS102" in codes
+    assert codes[0] == FIRST[kernel]
+    assert {"NS402", "NS102"} <= {*codes}
     assert report.incident.phase == "optimizer"
     assert report.proof.verdict == "proven"
     assert [atom.remedy for atom in report.proof.minimal] == ["fp32_trainables"]
@@ -95,11 +99,13 @@ def test_the_same_loop_unwatched_is_ruined(in_float32):
 def test_the_fused_kernel_is_not_said_to_divide_by_zero(tmp_path):
     _, _, watch = watched_loop(tmp_path, torch.float16, fused=True)
     (report,) = watch.incidents
-    best = report.diagnoses[0]
+    best, update = report.diagnoses[:2]
     assert report.localization.key.kind == "length"
-    assert "far too far" in best.title
-    assert "second moments are kept in float16: those of gradients below 0.0055 are 0" in best.cause
-    assert any("float32 moves it by" in line for line in best.lines)
+    assert (best.code, best.confidence) == ("NS110", "certain")
+    assert "of the second moments are 0 in float16, not in float32" in best.cause
+    assert "far too far" in update.title
+    assert "those of gradients below 0.0055 are 0" in update.cause
+    assert any("float32 moves it by" in line for line in update.lines)
     told = [f.cause for f in watch.findings if f.code in ("NS102", "NS110")]
     assert told
     assert not any("divide by zero" in cause or "rounds to 0" in cause for cause in told)
@@ -113,7 +119,7 @@ def test_observing_changes_nothing(tmp_path, kernel):
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine.view(torch.int16), theirs.view(torch.int16))
     assert str(seen) == str(losses)
-    assert {report.diagnoses[0].code for report in watch.incidents} == {"NS402"}
+    assert {report.diagnoses[0].code for report in watch.incidents} == {FIRST[kernel]}
     assert {entry.action.kind for r in watch.incidents for entry in r.audit} == {"observe"}
 
 
@@ -189,7 +195,7 @@ def test_a_trainer_in_float16_trains_as_in_float32(tmp_path, optim):
     _, true, _ = train(tmp_path / "32", torch.float32, optim, watched=False)
     model, losses, watch = train(tmp_path, torch.float16, optim, watched=True)
     (report,) = watch.incidents
-    assert report.diagnoses[0].code == "NS402"
+    assert report.diagnoses[0].code == FIRST["fused" if "fused" in optim else "foreach"]
     assert report.proof.verdict == "proven"
     assert [entry.action.kind for entry in report.audit] == ["rollback"]
     assert losses == pytest.approx(true, rel=2e-3)

@@ -185,3 +185,17 @@ def test_a_float32_run_that_is_none_is_no_verdict_on_formats():
     assert proof.verdict == "none_found"
     assert proof.reference.still_in == "float16"
     assert "cast to float16 by the script itself" in proof.next_experiment
+
+
+def test_a_sample_that_float64_holds_too_is_left_out_as_the_others_were():
+    """Its numbers are no measure of what is left without it."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(4, 16)}
+    batch["x"][1] *= 1e20
+
+    def loss(net, given):
+        return net(given["x"]).square().mean()
+
+    proof = proof_of(nn.Linear(16, 16), loss, [batch], (Atom(remedy="drop_sample", target="0:1"),))
+    assert (proof.reference.outcome, proof.reference.dtype) == ("pass", "float64")
+    assert proof.verdict == "isolated", proof.next_experiment

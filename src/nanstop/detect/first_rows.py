@@ -22,6 +22,7 @@ NUM_ROWS = 64
 """Rows after which it is told what was counted."""
 MOST_WINDOWS = 16
 """Windows that are looked at: at a row each, no more are worth the reading."""
+_WHOLE = (torch.int64, torch.int32)
 
 
 class FirstRows:
@@ -74,13 +75,13 @@ def added(first: DataFacts, second: DataFacts) -> DataFacts:
 
 def counted(batch: Batch, view: ModelView, text: TextFacts) -> DataFacts:
     """Return what the rows of one micro-batch hold."""
-    labels, ids = _labels(batch), view.token_ids(batch)
-    is_text = ids is not None and ids.dim() == 2 and ids.dtype in (torch.int64, torch.int32)
-    rows = labels if labels is not None else ids if is_text else None
+    labels = _labels(batch)
+    ids = _text_ids(batch, view, labels)
+    rows = labels if labels is not None else ids
     if rows is None:
         return DataFacts()
     found = DataFacts(num_rows=len(rows))
-    twice, cut = _starts_and_ends(ids, batch, text) if is_text and ids is not None else (0, 0)
+    twice, cut = _starts_and_ends(ids, batch, text) if ids is not None else (0, 0)
     if labels is not None:
         # Of sequences the first label is predicted by nothing.
         trained = (labels[:, 1:] if labels.dim() > 1 else labels[:, None]) != IGNORED_LABEL
@@ -99,6 +100,16 @@ def _labels(batch: Batch) -> Tensor | None:
         return named if named.dim() else None
     ignoring = (v for v in whole.values() if v.dim() and bool((v == IGNORED_LABEL).any()))
     return next(ignoring, None)
+
+
+def _text_ids(batch: Batch, view: ModelView, labels: Tensor | None) -> Tensor | None:
+    """Return the tokens of a batch, None where it brings embeddings: what else it holds of whole
+    numbers, a row for each text, are labels, or a mask of 0 and 1.
+    """
+    ids = view.token_ids(batch)
+    if ids is None or ids is labels or ids.dim() != 2 or ids.dtype not in _WHOLE:
+        return None
+    return ids if bool((ids > 1).any()) else None
 
 
 def _starts_and_ends(ids: Tensor, batch: Batch, text: TextFacts) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from nanstop.measure.rehearsal import CannotRehearseError, Moved, Rehearsal
 from nanstop.numerics.tensors import HALF
+from nanstop.records import StateRow
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -42,6 +43,8 @@ class Foresight:
         self.over = False
         self.obstacle = ""
         """Why updates are followed no further."""
+        self.lost_moments: tuple[StateRow, ...] = ()
+        """Second moments that the update which was last said to be ruinous has lost."""
 
     def ruinous(self, step: Step) -> tuple[Moved, ...]:
         """Return the sampled parameters that an update is about to ruin;
@@ -64,7 +67,9 @@ class Foresight:
             if followed.rehearsal is None:
                 followed.rehearsal = Rehearsal(optimizer, step.view.root)
             self._present = followed.rehearsal
-            return tuple(moved for moved in followed.rehearsal.rehearse() if _by_its_format(moved))
+            ruined = tuple(filter(_by_its_format, followed.rehearsal.rehearse()))
+            self.lost_moments = followed.rehearsal.lost_moments() if ruined else ()
+            return ruined
         except CannotRehearseError as error:
             self.over, self.obstacle = True, str(error)
         except Exception as error:  # the optimizer's own code, on tensors that it did not expect

@@ -34,7 +34,10 @@ def examine(evidence: Evidence, when: str, catalogue: Sequence[Rule] = CATALOGUE
     """Return ``diagnose``'s answer together with the rules that raised."""
     failures: list[str] = []
     rules = {rule.code: rule for rule in catalogue}
-    found = _run((rule for rule in catalogue if when in rule.when), evidence, failures)
+    asked_now = (rule for rule in catalogue if when in rule.when)
+    if when == "incident":
+        asked_now = (replace(rule, check=rule.at_failure or rule.check) for rule in asked_now)
+    found = _run(asked_now, evidence, failures)
     asked = _asked(found, rules, evidence)
     found = [one for diagnosis in found if (one := _judged(diagnosis, asked, evidence))]
     kept = _withdraw(found, rules)

@@ -12,6 +12,7 @@ from nanstop.tracing.holders import Holder
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Trace, Value
+from nanstop.tracing.written_numbers import writes_down
 
 
 def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value | None:
@@ -50,7 +51,14 @@ def as_constant(
         made = source_line(storage.line) or read
         if made is None or storage.name:
             return None
-        return replace(found, origin="born_here", culprit=None, made=made, blind_spots=())
+        return replace(
+            found,
+            origin="born_here",
+            culprit=None,
+            made=made,
+            is_written=writes_down(made, is_nan=found.key.kind == "nan"),
+            blind_spots=(),
+        )
     return replace(
         found,
         origin="from_constant",

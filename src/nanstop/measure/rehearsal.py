@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.measure.updates import trained_by
+from nanstop.measure.updates import second_moments, trained_by
 from nanstop.numerics.tensors import HALF
 from nanstop.numerics.update_length import is_ruinous
+from nanstop.records import StateRow
 from nanstop.replay.conditions import unheard
 from nanstop.replay.rng import note_rng, rng_kept
 
@@ -95,6 +96,20 @@ class Rehearsal:
         names, half = list(self._chosen), len(self._chosen)
         return tuple(map(Moved, names, lengths[:half], lengths[half:]))
 
+    def lost_moments(self) -> tuple[StateRow, ...]:
+        """Return of each parameter how many second moments of the sample are 0 by now that are not
+        in float32. Synchronises the device.
+        """
+        found: list[StateRow] = []
+        for name, own, wide in zip(
+            self._chosen, self._own.moments(), self._wide.moments(), strict=True
+        ):
+            for (form, kept), (_, true) in zip(own, wide, strict=False):
+                lost, total = int((true & ~kept).sum()), int(true.sum())
+                row = StateRow(parameter=name, dtype=form, num_vanished=lost, num_total=total)
+                found += [row] if lost else []
+        return tuple(found)
+
     def take_back(self) -> None:
         """Forget the last rehearsal: its update was not applied."""
         self._own.take_back()
@@ -143,6 +158,11 @@ class _Copy:
         pairs = zip(self.weights, self._start, strict=True)
         moved = [(w.detach().float() - start.float()).norm() for w, start in pairs]
         return [length.to(moved[0].device) for length in moved]
+
+    def moments(self) -> list[list[tuple[str, Tensor]]]:
+        """Return of each sample its second moments: their formats, and where they are not zero."""
+        states = self._optimizer.state
+        return [list(second_moments(states.get(w, {}), w, each=1)) for w in self.weights]
 
     @torch.no_grad()
     def take_back(self) -> None:

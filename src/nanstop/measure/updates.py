@@ -123,7 +123,7 @@ def after_update(
             stood = torch.zeros_like(stood)
         kinds.append((True, name, format_name(parameter.dtype)))
         sums.append(torch.stack([stood.sum(), should.sum()]))
-        for form, kept in _second_moments(state, parameter, noted.each):
+        for form, kept in second_moments(state, parameter, noted.each):
             if kept.device == should.device:
                 vanished = should & ~kept
                 kinds.append((False, name, form))
@@ -171,7 +171,7 @@ def _compensates(state: Mapping[str, Any]) -> bool:
     return any(part in str(key).lower() for key in state for part in _COMPENSATIONS)
 
 
-def _second_moments(
+def second_moments(
     state: Mapping[str, Any], parameter: Tensor, each: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (format, where it is not zero) of every ``each``-th element of second moments of a

@@ -113,7 +113,8 @@ class Bench:
     def grade(self, trial: Trial) -> int:
         if trial.outcome != "pass" or trial.causal is False:
             return FAILED
-        if self.reference.outcome != "pass":
+        in_float64 = self.reference.dtype != "float32"
+        if self.reference.outcome != "pass" or (in_float64 and trial.rows_unchanged is not None):
             return AGREES if trial.rows_unchanged else BENT
         return AGREES if self.distance(trial) <= 1.0 else BENT
 

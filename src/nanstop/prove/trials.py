@@ -294,9 +294,13 @@ class Trials:
         """Return whether healthy samples keep loss and gradient;
         None where float32 can judge, or nothing can.
 
-        An update's remedy that leaves forward and backward alone leaves every sample as it was.
+        What leaves a sample out is not held against numbers that hold it, of float64 neither. An
+        update's remedy that leaves forward and backward alone leaves every sample as it was.
         """
-        if not self._exact.of(micro).failed or micro != self._failing.micro:
+        leaves_out = _has(atoms, "drop_sample")
+        passes = not self._exact.of(micro).failed
+        is_judged = passes and not (leaves_out and self._exact.dtype is torch.float64)
+        if is_judged or micro != self._failing.micro:
             return None
         if self._failing.update:
             plain = self._exact.attempt(micro, without_update=True, under=nullcontext)
@@ -306,7 +310,7 @@ class Trials:
             others = self._others_unchanged(atoms) if healthy is not None else None
             return self._values_unchanged(atoms) if others is None else others
         only_healthy = self._without_bad_rows(micro)
-        if any(atom.remedy == "drop_sample" for atom in atoms):
+        if leaves_out:
             plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
             return agree(plain, run)
         under = partial(applied, self._view, atoms)

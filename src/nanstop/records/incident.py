@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanstop.records.facts import BatchFact, Environment, RunFacts
+from nanstop.records.probe import StateRow
 from nanstop.records.record import record
 from nanstop.records.values import (
     FailureKey,
@@ -33,6 +34,8 @@ class Incident:
     bad_state: tuple[str, ...] = ()
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were far too large when the step failed."""
+    lost_moments: tuple[StateRow, ...] = ()
+    """Second moments that a rehearsed update kept as 0, and its like in float32 did not."""
     snapshot: None = None
     """Nothing is kept of a step but what the report says; the field stays in its published form."""
     history: tuple[Series, ...] = ()
@@ -72,7 +75,8 @@ class Localization:
     """Where the failure was born.
     ``culprit``: parameter, batch entry, state or variable of the script when it was bad before any
     op ran. ``made``: the line that gave such a variable its value, or wrote it down.
-    ``made_before``: whether that was before the step.
+    ``made_before``: whether that was before the step. ``is_written``: whether ``made`` itself
+    writes a number down that is not finite, like the one that was read.
     """
 
     key: FailureKey
@@ -85,6 +89,7 @@ class Localization:
     culprit: str | None = None
     made: SourceLine | None = None
     made_before: bool = False
+    is_written: bool = False
     reaches: tuple[str, ...] = ()
     """What the bad value spoiled: "loss", or names of parameters (their gradient or value)."""
     growth: tuple[OpEvent, ...] = ()

@@ -92,6 +92,7 @@ class Evidence:
     ``at``: the step of a run that has not failed in which something was measured or read anew.
     ``learned``: fields of ``facts`` that were read there. ``refusal``: the message of an exception
     that the run's own code raised there. ``accounts``: the last ones of one optimizer, in order.
+    ``told``: codes of what is more than possible of the run already.
     """
 
     facts: RunFacts | None = None
@@ -110,6 +111,7 @@ class Evidence:
     at: StepId | None = None
     learned: tuple[str, ...] = ()
     refusal: str = ""
+    told: tuple[str, ...] = ()
 
 
 @record

@@ -32,6 +32,7 @@ from nanstop.records import (
     Report,
     RunFacts,
     Signal,
+    StateRow,
 )
 from nanstop.remedies.apply import applied
 from nanstop.replay.collectives import communicates
@@ -146,14 +147,20 @@ class Failures:
         return self._settled(found, now, lambda: self._captured(found, step, rewind))
 
     def foreseen(
-        self, step: Step, rewind: Rewind | None, expected: Sequence[Signal]
+        self,
+        step: Step,
+        rewind: Rewind | None,
+        expected: Sequence[Signal],
+        lost_moments: tuple[StateRow, ...] = (),
     ) -> Conclusion | tuple[str, ...]:
         """Investigate an update that a rehearsal says will ruin weights.
 
-        Where that cannot be run, what is ``expected`` counts as far as it is not finite. Otherwise
+        ``lost_moments``: those of the rehearsal. Where the update cannot be run, what is
+        ``expected`` counts as far as it is not finite. Otherwise
         returns why the update could not be judged, () where the whole of it ruins nothing.
         """
         found = Investigation(facts=self._run.facts, at=step.id, phase="optimizer", signals=())
+        found.lost_moments = lost_moments
         failing = found.stage("capture", lambda: pending_update(step, rewind))
         unseen = [one for one in expected if not math.isfinite(one.value or 0.0)]
         if failing is None and not (found.failures and unseen):

@@ -23,6 +23,11 @@ class Findings:
         self.all: list[Diagnosis] = []
         self._tell = tell
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Codes of what is more than possible."""
+        return tuple(one.code for one in self.all if one.confidence != "possible")
+
     def examine_setup(self, evidence: Evidence) -> None:
         """Tell what the set-up shows."""
         for finding in examine(evidence, "static").diagnoses:

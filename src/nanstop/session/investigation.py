@@ -39,6 +39,7 @@ from nanstop.records import (
     Report,
     RunFacts,
     Signal,
+    StateRow,
     StepId,
     TensorStats,
 )
@@ -70,6 +71,7 @@ class Investigation:
     bad_state: tuple[str, ...] = ()
     batch: tuple[BatchFact, ...] = ()
     odd_weights: tuple[TensorStats, ...] = ()
+    lost_moments: tuple[StateRow, ...] = ()
     incident: Incident | None = None
     replay: Replay | None = None
     localization: Localization | None = None
@@ -156,6 +158,7 @@ class Investigation:
             bad_params=self.bad_params,
             bad_state=self.bad_state,
             odd_weights=self.odd_weights,
+            lost_moments=self.lost_moments,
             # On a device whose context is gone, not even a number can be read any more.
             history=self.stage("history", series.records) or (),
             time=time.time(),

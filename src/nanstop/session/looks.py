@@ -92,7 +92,8 @@ class Looks:
         known.append(account)
         facts = self._run.facts
         if facts.world_size == 1:
-            found = Evidence(facts=facts, accounts=tuple(known), at=account.at)
+            told = self._findings.told
+            found = Evidence(facts=facts, accounts=tuple(known), at=account.at, told=told)
             for finding in examine(found, "account").diagnoses:
                 self._findings.measured(finding)
 

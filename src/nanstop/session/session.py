@@ -235,7 +235,7 @@ class Session(WatchedRun):
             Signal(source="param", name=one.parameter, value=one.length, at=step.id)
             for one in ruinous
         ]
-        end = failures.foreseen(step, rewind(), expected)
+        end = failures.foreseen(step, rewind(), expected, self._foresight.lost_moments)
         decision = None
         if isinstance(end, tuple):
             for line in end:

@@ -178,7 +178,7 @@ def _line_of(place: _Place) -> SourceLine | None:
     """Return the line that gave a variable its value: the last one in its scope, before the line
     that runs if there is one.
     """
-    tree = _tree(place.file)
+    tree = tree_of(place.file)
     found = [] if tree is None else list(_bindings(tree, place))
     lines = [line for line in found if line <= place.at] or found
     if not lines:
@@ -198,7 +198,7 @@ def _functions(tree: ast.AST, line: int) -> list[ast.FunctionDef | ast.AsyncFunc
 
 def _bound_in_loop(place: _Place, at: int) -> bool:
     """Return whether the innermost loop around line ``at`` gives the variable a value."""
-    tree = _tree(place.file)
+    tree = tree_of(place.file)
     loops = (
         [] if tree is None else [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While)]
     )
@@ -241,7 +241,8 @@ def _binds(node: ast.AST, place: _Place) -> bool:
     return isinstance(target, ast.Name) and target.id == place.variable
 
 
-def _tree(file: str) -> ast.AST | None:
+def tree_of(file: str) -> ast.AST | None:
+    """Return the syntax of a source file, None where it is none of Python."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):

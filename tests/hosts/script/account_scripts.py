@@ -22,9 +22,10 @@ def loss_of(x):
 """
 
 
-def loop(body, *, kind="SGD", lr="0.05", before="", windows=False):
+def loop(body, *, kind="SGD", lr="0.05", before="", windows=False, num_updates=10):
     """A script of ten updates; with ``windows`` of four micro-batches each, in ``window``."""
-    begin = "for window in zip(*[iter(data)] * 4):" if windows else "for x in data[:10]:"
+    one = f"for x in data[:{num_updates}]:"
+    begin = "for window in zip(*[iter(data)] * 4):" if windows else one
     body = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
     return f"{HEAD.format(kind=kind, lr=lr)}{textwrap.dedent(before)}\n{begin}\n{body}\n"
 
@@ -147,7 +148,7 @@ FAULTS = {
         for p in weights:
             p.grad = p.grad * (1.0 / norm)
         opt.step()
-        """)),
+        """, num_updates=18)),
     "clipped by hand while scaled": ("NS112", "p.grad.mul_(min(1.0, 0.1 / norm))", loop(f"""
         opt.zero_grad()
         scaler.scale(loss_of(x)).backward()
@@ -262,6 +263,14 @@ HEALTHY = {
             p.grad.div_(1e6)
         opt.step()
         """),
+    "large gradients, held still for a while": loop("""
+        opt.zero_grad()
+        (1e4 * loss_of(x)).backward()
+        for p in weights:
+            p.grad.mul_(1e-4 if num_done > 3 else 0.0)
+        num_done += 1
+        opt.step()
+        """, before="num_done = 0\n"),
     "a layer held still for a while": loop("""
         opt.zero_grad()
         loss_of(x).backward()

@@ -26,7 +26,8 @@ class Rule:
     caused this, named beside it. ``confirm``: the change of what the first bad operation read after
     which it must be finite if the finding is true, None where there is no such; without it, or
     before it was made, a finding that has one is likely at most, and one that it speaks against is
-    withdrawn.
+    withdrawn. ``at_failure``: asked at a failure in place of ``check``: whether the standing fact
+    was seen to make it.
     """
 
     code: str
@@ -38,6 +39,7 @@ class Rule:
     yields_to: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     confirm: Callable[[Evidence], Change | None] | None = None
+    at_failure: Callable[[Evidence], Diagnosis | None] | None = None
 
     @property
     def page(self) -> str:

@@ -72,6 +72,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, FORWARD)
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
+    if _is_brought_in(evidence):
+        return None
     written = _written(evidence, event)
     if any(stats.nan for stats in event.inputs) and not written:  # every op hands a NaN on
         return None
@@ -83,7 +85,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS204",
         title=_title(evidence, event, written),
         cause=f"born here: {_made(event, output, written)}, {tested}",
-        lines=_brought_in(evidence),
+        lines=_writing_line(evidence),
         confidence="likely" if untested else "certain",
         remedies=at_the_line(evidence),
         where=event.module,
@@ -114,10 +116,16 @@ def _written(evidence: Evidence, event: OpEvent) -> str:
     return "nan" if bad.nan else "inf" if bad.posinf else "-inf"
 
 
-def _brought_in(evidence: Evidence) -> tuple[str, ...]:
-    """Return the line that brings in what no operation has made: numbers, an array of NumPy."""
+def _is_brought_in(evidence: Evidence) -> bool:
+    """Return whether a line brings in what was computed before it, where no operation is seen."""
+    found = evidence.localization
+    return found is not None and found.made is not None and not found.is_written
+
+
+def _writing_line(evidence: Evidence) -> tuple[str, ...]:
+    """Return the line that writes down what no operation has made."""
     made = evidence.localization.made if evidence.localization is not None else None
-    return (f"line {made.line} brings it in: `{made.text}`",) if made is not None else ()
+    return (f"line {made.line} writes it down: `{made.text}`",) if made is not None else ()
 
 
 def _title(evidence: Evidence, event: OpEvent, written: str) -> str:

@@ -15,8 +15,10 @@ covers all, end alike.
 
 A sample of at most 4096 gradients is compared as backward left it and as the optimizer took it. It
 is said where less than 1e-8 of what arrived is taken, its loss scale aside: in three looks where
-the limit of the clipping or the size of the gradients says why, else in six, up to update 16, for a
-script may hold its weights still for the first updates by zeros.
+the limit of the clipping or the size of the gradients says how, else in six, up to update 16, for a
+script may hold its weights still for the first updates by zeros. It is certain only where the limit
+says so: gradients beyond 1.8e19, of which float32 has no norm, have a reason of their own, and
+where that is known (NS105, NS404, NS504) it is said alone.
 
 ## Example
 ```python
@@ -64,17 +66,23 @@ _FEW, _MANY = 3, 6
 may freeze its weights for the first updates by zeros.
 """
 _NO_CLIP = 1e-6
-_SQUARE_OVERFLOWS = 255.0
-"""From here on the square of a norm is beyond float16; a limit above the one before is no clip."""
+_NORM_OVERFLOWS = 1.8e19
+"""From here on the square of a norm is beyond float32, whichever line computes it."""
+
+_MAKE_IMMENSE = frozenset({"NS105", "NS404", "NS504"})
+"""What makes gradients that large: weights as memory is, a training that runs away, one row."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if updates in a row consumed next to nothing of what arrived: a few where
-    the clip or an overflowing norm says why, many where the script may mean it.
+    the clip or a norm beyond float32 says how, many where the script may mean it.
     """
     accounts = repeated(evidence.accounts, _FEW)
-    is_known = bool(accounts) and (_clips_to_nothing(evidence) or _may_overflow(accounts[-1]))
+    is_clipped = _clips_to_nothing(evidence)
+    is_known = is_clipped or all(one.arrived > _NORM_OVERFLOWS for one in accounts)
     accounts = accounts if is_known else repeated(evidence.accounts, _MANY)
+    if is_known and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
+        return None
     if not accounts or not all(map(is_swallowed, accounts)):
         return None
     account = accounts[-1]
@@ -87,8 +95,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
             f"optimizer takes {number(account.consumed)}: {len(accounts)} looks in a row show "
             "updates that change nothing by them"
         ),
-        confidence="certain" if is_known else "likely",
-        lines=tuple(filter(None, (quoted(source), _advice(evidence)))),
+        confidence="certain" if is_clipped else "likely",
+        lines=tuple(filter(None, (quoted(source), _advice(evidence, account)))),
         where=shown(source) or standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
@@ -99,14 +107,12 @@ def _clips_to_nothing(evidence: Evidence) -> bool:
     return clip is not None and clip < _NO_CLIP
 
 
-def _may_overflow(account: GradientAccount) -> bool:
-    return account.arrived > _SQUARE_OVERFLOWS
-
-
-def _advice(evidence: Evidence) -> str:
+def _advice(evidence: Evidence, account: GradientAccount) -> str:
     clip = standing(evidence).clip
     if clip is not None and _clips_to_nothing(evidence):
         return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
+    if account.arrived > _NORM_OVERFLOWS:
+        return "float32 has no norm of such gradients: ask first what made them so large"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"
 
 

@@ -15,6 +15,9 @@ does, and from the second update on it divides by the present gradient's share o
 gradient of 0 then moves a weight by m / eps, thousands of learning rates. An 8-bit state has a few
 hundred values a block: a second moment far below the largest of its block is stored as 0.
 
+Updates of half-precision weights are rehearsed on a sample, in their own format and in float32.
+Where one is far too long, and second moments are 0 that are not 0 in float32, that made it.
+
 ## Example
 ```python
 import torch
@@ -56,6 +59,8 @@ follow. NS303: the gradient itself is flushed to zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables
 from nanstop.diagnose.evidence.reading import has_masters, listed, percent, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -87,6 +92,29 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def at_failure(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if an update is far too long, and the same update rehearsed on a sample
+    has lost second moments that float32 keeps.
+    """
+    incident, found = evidence.incident, evidence.localization
+    if incident is None or found is None or found.key.kind != "length":
+        return None
+    lost = _lost(row for row in incident.lost_moments if row.parameter in found.reaches)
+    if not lost:
+        return None
+    share = percent(sum(r.num_vanished for r in lost), sum(r.num_total for r in lost))
+    names = tuple(row.parameter for row in lost)
+    return Diagnosis(
+        code="NS110",
+        title="the optimizer's second moment vanishes in its own format",
+        cause=f"rehearsed, {share} of the second moments are 0 in {lost[0].dtype}, not in float32",
+        confidence="certain",
+        lines=(f"it is far too long: {listed(found.reaches)}",),
+        remedies=_remedies(standing(evidence), lost),
+        where=names[0],
+    )
+
+
 def _formats_without_eps(facts: RunFacts) -> tuple[str, ...]:
     """Return trainable formats in which eps is 0; fused and 8-bit optimizers use float32."""
     optimizer = facts.optimizer
@@ -103,7 +131,10 @@ def _formats_without_eps(facts: RunFacts) -> tuple[str, ...]:
 
 def _vanished(evidence: Evidence) -> tuple[StateRow, ...]:
     """Return probed second moments of narrow formats, too many zero, the worst first."""
-    rows = evidence.probe.states if evidence.probe is not None else ()
+    return _lost(evidence.probe.states if evidence.probe is not None else ())
+
+
+def _lost(rows: Iterable[StateRow]) -> tuple[StateRow, ...]:
     least = {"float16": LEAST_SHARE, "8-bit": LEAST_SHARE_OF_8_BIT}
     bad = [row for row in rows if row.num_vanished > least.get(row.dtype, 1.0) * row.num_total]
     return tuple(sorted(bad, key=lambda row: -row.num_vanished))
@@ -141,5 +172,7 @@ RULE = Rule(
     "optimizer-eps-vanishes",
     "the optimizer's eps or second moment is zero in its own format",
     check,
-    ("static", "gauge"),
+    ("static", "gauge", "incident"),
+    beside=("NS102",),
+    at_failure=at_failure,
 )

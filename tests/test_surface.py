@@ -117,7 +117,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "e7162a3de7642b20")
+REPORT_FORM = (1, "cfaab8d94f92f2ad")
 
 
 def test_names():

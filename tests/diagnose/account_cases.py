@@ -50,7 +50,7 @@ FIRES = [
     ("NS307", accounts({}, {}, {}, {}, {}, {}, consumed=1e-9, factor=5e-10), "likely"),
     ("NS112", accounts({}, {}, scale=1024.0), "certain"),
     ("NS112", clipped_scaled(norms=(1.0, 1.0)), "certain"),
-    ("NS114", accounts({}, {}, is_put_back=True), "certain"),
+    ("NS307", accounts({}, {}, is_put_back=True), "certain"),
 ]  # fmt: skip
 
 SILENT = [
@@ -73,5 +73,5 @@ SILENT = [
     ("NS112", accounts({}, {}, scale=1024.0, factor=1 / 1024)),
     ("NS112", accounts({}, {}, scale=1024.0, until_unscale=0.25, norm_at_unscale=1.0, factor=1e-4)),
     ("NS112", clipped_scaled(norms=(1.0, 2.0))),
-    ("NS114", accounts({"is_put_back": True}, {})),
+    ("NS307", accounts({"is_put_back": True}, {})),
 ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""Which lines of a script write to gradients: watched where an account does not balance."""
+"""Which lines of a script write to gradients, or to weights between an update and the next forward:
+watched where an account does not balance.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _ALIASES = frozenset((cast("Any", Tensor).data.__get__, Tensor.detach))
 
 
 class GradientWrites(OwnMode):
-    """Tells the accounts each line that writes to a gradient which they look at while it is on, and
-    when one computes with such a gradient.
+    """Tells the accounts each line that writes to a gradient which they look at while it is on,
+    when one computes with such a gradient, and each line that writes to such weights.
 
     ``is_shown``: which files' lines are told.
     """
@@ -39,6 +41,7 @@ class GradientWrites(OwnMode):
         self._parameters: set[int] = set()
         self._gradients: set[int] = set()
         self._alias: Tensor | None = None
+        self._of_weight: Tensor | None = None
 
     def start(self) -> None:
         """Watch from here on; nothing where the script has a function mode of its own."""
@@ -51,33 +54,46 @@ class GradientWrites(OwnMode):
 
     def stop(self) -> bool:
         """Watch no longer; return whether it was on."""
-        self._alias = None
+        self._alias = self._of_weight = None
         self._gradients.clear()
         return take_off(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with by_torch_alone():
-            held = [(t, version(t)) for t in tensors((args, kwargs)) if self._is_known(t)]
+            given = list(tensors((args, kwargs)))
+            held = [(t, version(t)) for t in given if self._is_known(t)]
+            weights = [(t, version(t)) for t in given if self._is_weight(t)]
         result = func(*args, **kwargs)
         with by_torch_alone():
             if func == _GRAD.__set__ and id(args[0]) in self._parameters:
                 self._gradients.add(id(args[1]))
-                self._wrote()
+                self._changed()
             elif func == _GRAD.__get__ and id(args[0]) in self._parameters:
                 self._gradients.add(id(result))
             elif func in _ALIASES and held:
                 self._alias = result
+            elif func in _ALIASES and weights:
+                self._of_weight = result
+            elif any(version(tensor) != before for tensor, before in weights):
+                self._told(self._accounts.rewrote)
             elif any(version(tensor) != before for tensor, before in held):
-                self._wrote()
+                self._changed()
             elif held and getattr(func, "__name__", "") != "__get__":
                 self._accounts.read()
         return result
 
-    def _wrote(self) -> None:
+    def _changed(self) -> None:
+        self._accounts.guarded(self._accounts.changed)
+        self._told(self._accounts.wrote)
+
+    def _told(self, tell: Callable[[Any], None]) -> None:
         line = user_line()
         if line is not None and self._is_shown(line[0].co_filename):
-            self._accounts.wrote(line)
+            tell(line)
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        return tensor is self._of_weight or id(tensor) in self._parameters
 
     def _is_known(self, tensor: Tensor) -> bool:
         return tensor is self._alias or id(tensor) in self._gradients

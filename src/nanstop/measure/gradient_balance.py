@@ -10,15 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.measure.hook_stations import HookStations
 from nanstop.records import Contribution, GradientAccount, SourceLine, StepId
 
 _COLLINEAR = 0.01
 """Share of a vector that may be off a multiple of another: half precision rounds by 0.004."""
 
 
+LEAST_SCALE = 8.0
+"""Factor from which a loss is scaled, not weighted."""
+
+
 @dataclass(slots=True)
 class Backward:
-    """Samples around one backward. ``is_of_last_loss``: called on the loss of the one before."""
+    """Samples around one backward. ``is_of_last_loss``: called on the loss of the one before, or on
+    one that was made of the same batch.
+
+    ``loss_factor``: by which a mean was multiplied to be its loss. ``computed``: what ``after``
+    would be if ``hooks`` had changed nothing, None where there are none.
+    """
 
     before: Tensor
     after: Tensor
@@ -26,13 +36,22 @@ class Backward:
     source: SourceLine | None = None
     is_of_last_loss: bool = False
     reached_others: bool = False
+    loss_factor: float | None = None
+    computed: Tensor | None = None
+    hooks: HookStations | None = None
+
+    @property
+    def arrived(self) -> Tensor:
+        """What autograd has made of the gradients, ahead of any hook."""
+        return self.after if self.computed is None else self.computed
 
 
 @dataclass(slots=True)
 class Samples:
     """What is known of one optimizer's gradients from one update to the next: 1-d tensors of one
     length and format, scalars for norms. ``was``, ``became``: weights around the update before;
-    ``met``: at the next forward after that; ``left``: gradients when it was over.
+    ``met``: at the next forward after that; ``left``: gradients when it was over. ``stages``: the
+    gradient of the first parameter after each change of one.
     """
 
     backwards: list[Backward] = field(default_factory=list)
@@ -47,7 +66,36 @@ class Samples:
     weights: Tensor | None = None
     updated: Tensor | None = None
     changed_at: list[SourceLine] = field(default_factory=list)
+    norm_consumed: Tensor | None = None
+    num_replaced: int = 0
+    stages: list[Tensor] = field(default_factory=list)
+    hooked_at: list[SourceLine] = field(default_factory=list)
+    rewritten_at: list[SourceLine] = field(default_factory=list)
     was_read: bool | None = None
+
+    @property
+    def loss_factor(self) -> float | None:
+        """That of all losses of the window, None where they differ or it is not known."""
+        factors = {one.loss_factor for one in self.backwards}
+        return factors.pop() if len(factors) == 1 else None
+
+    @property
+    def awaits_forward(self) -> bool:
+        """Whether no forward has come yet since an update that was looked at."""
+        return self.became is not None and self.met is None
+
+    def settle_hooks(self) -> None:
+        """Note the lines of hooks that changed gradients, and forget those that did not.
+
+        Synchronises the device where there were hooks.
+        """
+        for one in self.backwards:
+            lines = one.hooks.changed_at() if one.hooks is not None else None
+            one.hooks = None
+            if lines is None:
+                one.computed = None
+            else:
+                self.hooked_at += lines
 
 
 def on_host(samples: Samples) -> Samples:
@@ -61,6 +109,8 @@ def on_host(samples: Samples) -> Samples:
     for owner in (samples, *samples.backwards):
         for one in fields(owner):
             collect(getattr(owner, one.name))
+    for stage in samples.stages:
+        collect(stage)
     vectors = {key: value for key, value in places.items() if value.dim()}
     scalars = {key: value for key, value in places.items() if not value.dim()}
     flat = [*vectors.values(), *(value.reshape(1) for value in scalars.values())]
@@ -75,7 +125,9 @@ def on_host(samples: Samples) -> Samples:
         given = {name: getattr(owner, name) for name in names}
         return replace(owner, **{n: host[id(v)] for n, v in given.items() if isinstance(v, Tensor)})
 
-    return replace(moved(samples), backwards=[moved(one) for one in samples.backwards])
+    stages = [host[id(stage)] for stage in samples.stages]
+    backwards = [moved(one) for one in samples.backwards]
+    return replace(moved(samples), backwards=backwards, stages=stages)
 
 
 def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> GradientAccount | None:
@@ -87,7 +139,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
     if taken is None or weights is None or updated is None:
         return None
     backwards = samples.backwards
-    arrived = backwards[-1].after if backwards else torch.zeros_like(taken)
+    arrived = backwards[-1].arrived if backwards else torch.zeros_like(taken)
     is_lost = _lost(backwards)
     still = all(torch.equal(one.weights, weights) for one in backwards)
     until_unscale = samples.at_unscale
@@ -96,7 +148,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         optimizer=optimizer,
         num_elements=taken.numel(),
         contributions=tuple(
-            _contribution(one, before, is_lost=lost)
+            _contribution(one, before, samples.left, is_lost=lost)
             for one, before, lost in zip(
                 backwards, [None, *backwards][: len(backwards)], is_lost, strict=True
             )
@@ -105,17 +157,44 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         consumed=float(taken.norm()),
         factor=factor_between(arrived, taken),
         scale=float(samples.scale) if samples.scale is not None else 1.0,
+        loss_factor=samples.loss_factor,
+        stages=_stages(arrived, samples.stages),
+        norm_consumed=_number(samples.norm_consumed),
+        num_replaced=samples.num_replaced,
+        rate=factor_between(taken, weights - updated),
         is_carried=_is_carried(samples, is_lost),
         num_hidden=int((~arrived.isfinite() & taken.isfinite()).sum()),
         until_unscale=factor_between(arrived, until_unscale) if until_unscale is not None else None,
         norm_at_unscale=_number(samples.norm_at_unscale),
         share_moved=float((updated != weights).double().mean()),
         is_put_back=_is_put_back(samples),
+        rewritten_at=tuple(dict.fromkeys(reversed(samples.rewritten_at)))[::-1],
         were_weights_still=still,
-        changed_at=tuple(dict.fromkeys(samples.changed_at)),
+        changed_at=_changed_at(samples, arrived),
         was_read=samples.was_read,
         **known,
     )
+
+
+def _stages(arrived: Tensor, stages: Sequence[Tensor]) -> tuple[float | None, ...]:
+    """Return by what each change of the first parameter's gradient multiplied it."""
+    each = [arrived[: stages[0].numel()], *stages] if stages else []
+    pairs = pairwise(each)
+    return tuple(factor_between(a, b) for a, b in pairs if not torch.equal(a, b))
+
+
+def _changed_at(samples: Samples, arrived: Tensor) -> tuple[SourceLine, ...]:
+    """Return the lines that changed gradients; those of hooks alone where they did it all, or took
+    away what was not finite.
+    """
+    hooked, later = dict.fromkeys(samples.hooked_at), dict.fromkeys(samples.changed_at)
+    assert samples.consumed is not None
+    if hooked:
+        after = samples.backwards[-1].after
+        are_hidden = bool((~arrived.isfinite() & after.isfinite()).any())
+        if are_hidden or torch.equal(after, samples.consumed):
+            return tuple(hooked)
+    return (*hooked, *later)
 
 
 def is_even(account: GradientAccount) -> bool:
@@ -124,7 +203,10 @@ def is_even(account: GradientAccount) -> bool:
         return False
     if any(one.is_lost or one.is_again for one in account.contributions):
         return False
-    return account.factor is not None and account.factor >= 1e-3
+    if account.factor is None or account.factor < 1e-3:
+        return False
+    known = account.loss_factor if account.scale == 1.0 else None
+    return known is None or (known < LEAST_SCALE and 0.02 < known * account.factor < 50.0)
 
 
 def factor_between(first: Tensor, second: Tensor) -> float | None:
@@ -145,14 +227,19 @@ def _lost(backwards: Sequence[Backward]) -> list[bool]:
     return [*lost_later, False] if backwards else []
 
 
-def _contribution(one: Backward, before: Backward | None, *, is_lost: bool) -> Contribution:
-    given = one.after - one.before
-    again = one.is_of_last_loss and before is not None
+def _contribution(
+    one: Backward, before: Backward | None, left: Tensor | None, *, is_lost: bool
+) -> Contribution:
+    given = one.arrived - one.before
+    if before is not None:
+        again = one.is_of_last_loss and _alike(given, before.arrived - before.before)
+    else:  # what lies there may come from a call of ``torch.autograd.grad``
+        again = _alike(given, one.before) and not (left is None or torch.equal(left, one.before))
     return Contribution(
         norm=float(given.norm()),
-        num_bad=int((~one.after.isfinite()).sum()),
+        num_bad=int((~one.arrived.isfinite()).sum()),
         is_lost=is_lost,
-        is_again=again and before is not None and _alike(given, before.after - before.before),
+        is_again=again,
         reached_others=one.reached_others,
         source=one.source,
     )

@@ -11,8 +11,9 @@ class Contribution:
     """What one backward added to the sampled gradients.
 
     ``num_bad``: elements that it left not finite. ``is_lost``: it was gone again before the next
-    backward of the window. ``is_again``: it came from the very loss of the backward before, and is
-    equal to what that had added. ``reached_others``: its graph also ended in tensors that no
+    backward of the window. ``is_again``: it came from the very loss, or batch, of the backward
+    before, and is equal to what that had added, or to what lay there ahead of the first backward
+    and no update had left. ``reached_others``: its graph also ended in tensors that no
     optimizer holds: it may have been asked for their gradients.
     """
 
@@ -42,6 +43,22 @@ class GradientAccount:
     factor: float | None = None
     scale: float = 1.0
     """The loss scale of a scaler that is on ``arrived``."""
+    loss_factor: float | None = None
+    """What the script itself multiplied the mean by that is each loss of the window; None where
+    that is not known, or a loss is no mean."""
+    stages: tuple[float | None, ...] = ()
+    """By what each change of one parameter's gradient multiplied it after the last backward, None
+    where no single number did; empty where that was not looked for."""
+    norm_consumed: float | None = None
+    """The norm of all gradients that the optimizer took, where ``loss_factor`` is that of a loss
+    scale."""
+    rate: float | None = None
+    """The number by which the update followed what was consumed, None where no single one did."""
+    num_replaced: int = 0
+    """Parameters that got gradients and are in no optimizer, each of the shape of one that this
+    optimizer holds and that got none; 0 where some have no such counterpart."""
+    made_at: SourceLine | None = None
+    """The line that made the optimizer, None where that was not seen."""
     is_carried: bool = False
     """Whether the window began on what the update before it had consumed, which was not zero, and
     ``consumed`` still holds that."""
@@ -57,6 +74,9 @@ class GradientAccount:
     is_put_back: bool = False
     """Whether the next forward after the update before found the weights as they had been ahead
     of that update, which had changed them."""
+    rewritten_at: tuple[SourceLine, ...] = ()
+    """Lines that wrote to the weights between that update and that forward; empty where that was
+    not looked for."""
     were_weights_still: bool = True
     """Whether the weights were the same at every backward and at the update."""
     is_only: bool = True

@@ -38,6 +38,20 @@ net, opt = accelerator.prepare(net, opt)
 """
 HAND_NORM = "norm = sum(p.grad.pow(2).sum() for p in weights) ** 0.5\n"
 
+PLAIN = """
+    opt.zero_grad()
+    loss_of(x).backward()
+    opt.step()
+    """
+BAD_ROOT = """
+    opt.zero_grad()
+    y = net(x).clone()
+    y[0] = y[0] * 0
+    y.pow(2).sum(1).sqrt().mean().backward()
+    nn.utils.clip_grad_norm_(weights, 1.0)
+    opt.step()
+    """
+
 FAULTS = {
     "never cleared": ("NS306", "loss.backward()", loop("""
         loss = loss_of(x)
@@ -103,6 +117,20 @@ FAULTS = {
         torch.autograd.backward(loss)
         opt.step()
         """)),
+    "counted twice by accelerate": ("NS306", "accelerator.backward(loss)", loop("""
+        opt.zero_grad()
+        loss = loss_of(x)
+        accelerator.backward(loss, retain_graph=True)
+        accelerator.backward(loss)
+        opt.step()
+        """, before=ACCELERATED.replace("=4", "=1"))),
+    "counted twice, once as given": ("NS306", "loss.backward()", loop("""
+        loss = loss_of(x)
+        for p, grad in zip(weights, torch.autograd.grad(loss, weights, retain_graph=True)):
+            p.grad = grad
+        loss.backward()
+        opt.step()
+        """)),
     "NaN replaced": ("NS306", "torch.nan_to_num_(p.grad)", loop("""
         opt.zero_grad()
         y = net(x).clone()
@@ -120,6 +148,48 @@ FAULTS = {
         for p in weights:
             p.grad[p.grad.isnan()] = 0.0
         opt.step()
+        """)),
+    "NaN replaced where there is one": ("NS306", "p.grad[p.grad != p.grad] = 0.0", loop("""
+        opt.zero_grad()
+        y = net(x).clone()
+        if counter.pop(0) % 4 == 1:
+            y[0] = y[0] * 0
+        y.pow(2).sum(1).sqrt().mean().backward()
+        for p in weights:
+            p.grad[p.grad != p.grad] = 0.0
+        opt.step()
+        """, before="counter = list(range(40))\n")),
+    "NaN replaced by a hook": ("NS306", "p.register_hook(lambda g: torch.nan_to_num(g))", loop(
+        BAD_ROOT, before="""
+        for p in weights:
+            p.register_hook(lambda g: torch.nan_to_num(g))
+        """)),
+    "NaN replaced by a hook of torch's": ("NS306", "p.register_hook(torch.nan_to_num)", loop(
+        BAD_ROOT, before="""
+        for p in weights:
+            p.register_hook(torch.nan_to_num)
+        """)),
+    "NaN replaced by the second of three hooks": ("NS306", "return g.nan_to_num(0.0)", loop(
+        BAD_ROOT, before="""
+        norms = []
+
+
+        def cure(g):
+            return g.nan_to_num(0.0)
+
+
+        for p in weights:
+            for hook in (lambda g: norms.append(g.norm()), cure, lambda g: norms.append(g.sum())):
+                p.register_hook(hook)
+        """)),
+    "NaN replaced behind the accumulation": ("NS306", "p.grad.nan_to_num_()", loop(
+        BAD_ROOT, before="""
+        def cure(p):
+            p.grad.nan_to_num_()
+
+
+        for p in weights:
+            p.register_post_accumulate_grad_hook(cure)
         """)),
     "clipped to 0": ("NS307", "nn.utils.clip_grad_norm_(weights, 0.0)", loop("""
         opt.zero_grad()
@@ -158,6 +228,30 @@ FAULTS = {
         scaler.step(opt)
         scaler.update()
         """)),
+    "clipped while scaled by hand": ("NS112", "p.grad.mul_(min(1.0, 0.1 / norm))", loop(f"""
+        opt.zero_grad()
+        (1024 * loss_of(x)).backward()
+        {HAND_NORM.strip()}
+        for p in weights:
+            p.grad.mul_(min(1.0, 0.1 / norm))
+        for p in weights:
+            p.grad.data.div_(1024)
+        opt.step()
+        """)),
+    "unscaled twice by hand": ("NS306", "torch._foreach_div_(grads, 4096)", loop("""
+        opt.zero_grad()
+        (64 * loss_of(x)).backward()
+        grads = [p.grad for p in weights]
+        torch._foreach_div_(grads, 4096)
+        opt.step()
+        """)),
+    "made small by a hook": ("NS306", "p.register_hook(lambda g: g * 1e-3)", loop(
+        PLAIN, before="""
+        for p in weights:
+            p.register_hook(lambda g: g * 1e-3)
+        """)),
+    "a head replaced after the optimizer": ("NS114", "opt = torch.optim.SGD(", loop(
+        PLAIN, before="net[2] = nn.Linear(16, 4)\n")),
     "clipped while scaled": ("NS112", "", loop("""
         opt.zero_grad()
         scaler.scale(loss_of(x)).backward()
@@ -186,13 +280,22 @@ FAULTS = {
             p.grad.add_(0.0)
         opt.step()
         """, lr="1e-6")),
-    "weights put back": ("NS114", "", loop("""
+    "weights put back": ("NS307", "net.load_state_dict(best)", loop("""
         opt.zero_grad()
         loss_of(x).backward()
         opt.step()
         net.load_state_dict(best)
         """, before="best = copy.deepcopy(net.state_dict())\n")),
-    "weights copied back": ("NS114", "", loop("""
+    "weights put back from the second on": ("NS307", "p.data.copy_(start)", loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        if not best:
+            best += [p.detach().clone() for p in weights]
+        for p, start in zip(weights, best):
+            p.data.copy_(start)
+        """, before="best = []\n")),
+    "weights copied back": ("NS307", "p.copy_(start)", loop("""
         with torch.no_grad():
             for p, start in zip(weights, best):
                 p.copy_(start)
@@ -223,6 +326,19 @@ HEALTHY = {
                 opt.step()
                 opt.zero_grad()
         """, before=ACCELERATED, windows=True),
+    "one batch again and again": loop("""
+        for _ in range(4):
+            (loss_of(data[0]) / 4).backward()
+        opt.step()
+        opt.zero_grad()
+        """),
+    "a gradient penalty": loop("""
+        opt.zero_grad()
+        loss = loss_of(x)
+        grads = torch.autograd.grad(loss, weights, create_graph=True)
+        (loss + 0.1 * sum(g.pow(2).sum() for g in grads)).backward()
+        opt.step()
+        """),
     "two losses on one graph": loop("""
         opt.zero_grad()
         y = net(x)
@@ -256,6 +372,59 @@ HEALTHY = {
         scaler.step(opt)
         scaler.update()
         """),
+    "scaled, unscaled and clipped by hand": loop(f"""
+        opt.zero_grad()
+        (loss_of(x) * 1024).backward()
+        for p in weights:
+            p.grad.div_(1024)
+        {HAND_NORM.strip()}
+        for p in weights:
+            p.grad.mul_(min(1.0, 0.1 / norm))
+        opt.step()
+        """),
+    "divided by the rows of each batch, then unscaled": loop("""
+        opt.zero_grad()
+        (loss_of(x) * 1024).backward()
+        rows = counts.pop()
+        for p in weights:
+            p.grad.div_(rows)
+        for p in weights:
+            p.grad.div_(1024)
+        opt.step()
+        """, before="counts = list(range(2, 40))\n"),
+    "the rate in the gradients": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        for p in weights:
+            p.grad *= 1e-3
+        opt.step()
+        """, lr="1.0"),
+    "a sum, divided by its rows": loop("""
+        opt.zero_grad()
+        net(x).pow(2).sum().backward()
+        for p in weights:
+            p.grad /= 256
+        opt.step()
+        """),
+    "a factor that Adam does not see": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        for p in weights:
+            p.grad *= 1e-3
+        opt.step()
+        """, kind="Adam", lr="1e-3"),
+    "only the head": loop(PLAIN, before="opt = torch.optim.Adam(net[2].parameters())\n"),
+    "heads in turn, each with its optimizer": loop("""
+        for head, own in zip(heads, optimizers):
+            own.zero_grad()
+            head(net[0](x).tanh()).pow(2).mean().backward()
+            own.step()
+        """, before="""
+        heads = [nn.Linear(16, 4) for _ in range(2)]
+        optimizers = [torch.optim.Adam([*net[0].parameters(), *h.parameters()]) for h in heads]
+        """),
+    "a judge that nobody trains": loop(PLAIN.replace("loss_of(x)", "judge(net(x)).mean()"),
+        before="judge = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))\n"),
     "a large sum, divided by its count": loop("""
         opt.zero_grad()
         (1e6 * loss_of(x)).backward()
@@ -276,6 +445,56 @@ HEALTHY = {
         loss_of(x).backward()
         net[0].weight.grad.zero_()
         opt.step()
+        """),
+    "clipped by hooks": loop(PLAIN, before="""
+        for p in weights:
+            p.register_hook(lambda g: g.clamp(-1e-3, 1e-3))
+        """),
+    "rows masked by a hook": loop(PLAIN, before="""
+        mask = (torch.arange(16) > 3).float()[:, None]
+        net[0].weight.register_hook(lambda g: g * mask)
+        """),
+    "noise by a hook": loop(PLAIN, before="""
+        for p in weights:
+            p.register_hook(lambda g: g + 1e-3 * torch.randn_like(g))
+        """),
+    "centralised by a hook": loop(PLAIN, before="""
+        for p in weights[::2]:
+            p.register_hook(lambda g: g - g.mean(1, keepdim=True))
+        """),
+    "a layer held still by a hook": loop(PLAIN, before="""
+        net[0].weight.register_hook(torch.zeros_like)
+        """),
+    "gradients reversed": loop(PLAIN.replace("loss_of(x)", "reversed_loss(x)"), before="""
+        def reversed_loss(x):
+            hidden = net[0](x)
+            hidden.register_hook(lambda g: -0.1 * g)
+            return net[2](net[1](hidden)).pow(2).mean()
+        """),
+    "a hook that removes itself": loop(PLAIN, before="""
+        def once(g):
+            handle.remove()
+            return g * 0
+
+
+        handle = net[0].weight.register_hook(once)
+        """),
+    "gradients handed on by hooks": loop("""
+        loss_of(x).backward()
+        for p in weights:
+            p.grad = taken.pop(p)
+        opt.step()
+        opt.zero_grad()
+        """, before="""
+        taken = {}
+
+
+        def take(p):
+            taken[p], p.grad = p.grad, None
+
+
+        for p in weights:
+            p.register_post_accumulate_grad_hook(take)
         """),
     "eligibility traces": loop("""
         for p in weights:

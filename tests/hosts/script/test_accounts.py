@@ -31,7 +31,7 @@ def test_fault_is_named_with_its_line(tmp_path, code, line, source):
     if line:
         assert line in found[0].lines[0]
         assert found[0].where.startswith("script.py:")
-        assert found[0].seen.step <= 2
+        assert found[0].seen.step <= 4
 
 
 @pytest.mark.parametrize("source", HEALTHY.values(), ids=HEALTHY)
@@ -40,13 +40,49 @@ def test_healthy_loop_is_left_in_peace(tmp_path, source):
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["cleared in the window in place", "clipped by hand while scaled"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cleared in the window in place",
+        "clipped by hand while scaled",
+        "NaN replaced by the second of three hooks",
+        "NaN replaced behind the accumulation",
+    ],
+)
 def test_lines_are_looked_for_without_changing_a_bit(tmp_path, name):
     source = FAULTS[name][2]
     plain = run_script(tmp_path / "plain.py", source)
     seen, _ = watched(tmp_path, source)
     assert same(weights(plain), weights(seen))
     assert torch.equal(plain["torch"].get_rng_state(), seen["torch"].get_rng_state())
+
+
+def test_hooks_stand_as_they_stood_also_after_a_backward_that_raises(tmp_path):
+    source = loop(
+        """
+        opt.zero_grad()
+        try:
+            loss_of(x).backward()
+        except ValueError:
+            continue
+        opt.step()
+        """,
+        before="""
+        def refuse(g):
+            if len(calls) == 0:
+                calls.append(g)
+                raise ValueError("not now")
+
+
+        calls = []
+        hooks = [refuse, lambda g: None]
+        for hook in hooks:
+            net[0].weight.register_hook(hook)
+        """,
+    )
+    ending, found = watched(tmp_path, source)
+    assert found == []
+    assert list(ending["net"][0].weight._backward_hooks.values()) == ending["hooks"]
 
 
 def test_lines_are_looked_for_only_where_an_account_does_not_balance(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ condition.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from nanstop.records import Contribution, GradientAccount, SourceLine
@@ -13,6 +14,12 @@ NOTHING = 1e-8
 """Share of the gradients from which nothing is left of them:
 no loss scale divides by as much (2^24 is 6e-8).
 """
+
+
+RESCALED = 50.0
+"""Factor that is no weight any more, up or down."""
+CLIPPED = 0.999
+"""Factor below which gradients were made smaller."""
 
 
 def repeated(accounts: tuple[GradientAccount, ...], num: int) -> tuple[GradientAccount, ...]:
@@ -30,6 +37,52 @@ def is_swallowed(account: GradientAccount) -> bool:
     if not has_signal(account):
         return False
     return account.consumed <= NOTHING * account.arrived / max(account.scale, 1.0)
+
+
+def same(values: Sequence[float | None]) -> bool:
+    """Return whether numbers are one, but for rounding."""
+    known = [abs(value or 0.0) for value in values]
+    return max(known) - min(known) <= 1e-3 * max(known)
+
+
+def is_rescaled(account: GradientAccount) -> bool:
+    """Return whether what the optimizer takes is far from the gradient of the mean that its loss is
+    a multiple of, and no count of the backwards says why.
+    """
+    if not account.factor or not account.loss_factor or account.scale != 1.0:
+        return False
+    is_far = not 1.0 / RESCALED < abs(account.factor * account.loss_factor) < RESCALED
+    is_count = same((account.factor, 1.0 / max(len(account.contributions), 1)))
+    return is_far and not is_count and not same((account.factor, 1.0))
+
+
+def follows_size(accounts: tuple[GradientAccount, ...]) -> bool:
+    """Return whether the optimizer was seen to make its updates as long as gradients are, by a rate
+    of its own: not 1, which leaves the rate to whoever multiplies the gradients.
+    """
+    rates = [account.rate for account in accounts if account.rate is not None]
+    return bool(rates) and not any(same((rate, 1.0)) for rate in rates)
+
+
+def clipped_by_hand(accounts: tuple[GradientAccount, ...]) -> bool:
+    """Return whether updates show gradients that were clipped while they bore the factor of their
+    loss: made smaller by another number each time, then divided by that factor, to one and the same
+    norm of all of them.
+    """
+    norms = [account.norm_consumed for account in accounts]
+    if not accounts or not all(norms) or not same(norms):
+        return False
+    clips = [_clip_ahead(account) for account in accounts]
+    return None not in clips and not same(clips)
+
+
+def _clip_ahead(account: GradientAccount) -> float | None:
+    """Return what gradients were multiplied by ahead of the division by their loss's factor."""
+    first = next((factor for factor in account.stages if factor is not None), None)
+    undone = 1.0 / (account.loss_factor or math.inf)
+    places = [n for n, factor in enumerate(account.stages) if factor and same((factor, undone))]
+    is_clip = first is not None and first < CLIPPED and not same((first, undone))
+    return first if is_clip and places and places[0] > 0 else None
 
 
 def thrown_away(account: GradientAccount) -> tuple[Contribution, ...]:

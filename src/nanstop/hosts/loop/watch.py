@@ -166,7 +166,11 @@ class LoopWatch:
             accounts.guarded(accounts.before_backward, [loss])
             if scaler is not None:
                 accounts.scaled(scaler)
-        (scaler.scale(divided) if scaler is not None else divided).backward()
+        try:
+            (scaler.scale(divided) if scaler is not None else divided).backward()
+        except BaseException:
+            accounts.drop()
+            raise
         if self._is_live:
             accounts.guarded(accounts.after_backward, user_line())
         return total([loss])

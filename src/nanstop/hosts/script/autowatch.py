@@ -65,6 +65,8 @@ def install(open_session: OpenSession) -> None:
         table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
         for owner in (torch.Tensor, torch.autograd):
             table.replace(owner, "backward", _backward)
+        for name in ("register_hook", "register_post_accumulate_grad_hook"):
+            table.replace(torch.Tensor, name, _registering)
         # A script may import or call these before there is an optimizer.
         table.replace(torch, "compile", _compile)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -128,6 +130,15 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     if _num_pauses or _open_session is None:
         return
     _begun_loops(_open_session).made_optimizer(optimizer)
+
+
+def _registering(original: Any, tensor: Any, hook: Any) -> Any:
+    """Stand in for what registers hooks on tensors: their lines are told where they take something
+    from a gradient.
+    """
+    from nanstop.tracing.hook_lines import registering  # with the first hook that there is
+
+    return registering(original, tensor, hook)
 
 
 def _backward(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:

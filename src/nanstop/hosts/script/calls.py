@@ -201,7 +201,11 @@ class Calls:
         accounts = self._state.accounts
         self._state.ignore_writes()
         self._state.account(accounts.before_backward, list(tensors(loss)))
-        result = self._backward(original, loss, *args, **kwargs)
+        try:
+            result = self._backward(original, loss, *args, **kwargs)
+        except BaseException:
+            accounts.drop()
+            raise
         self._state.account(accounts.after_backward, user_line())
         self._state.watch_writes()
         return result

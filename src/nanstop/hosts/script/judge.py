@@ -147,6 +147,10 @@ class Judge:
         self.controller.num_updates = self._steps.updates.get(optimizer, 0)
         at, accounts = self.controller.step_id(), self._state.accounts
         account = accounts.updated(optimizer, at)
+        if account is not None and self.controller.session is None:
+            # What its backwards gave was cleared: no sink has opened one.
+            with self._looking("the update was not accounted for"):
+                self._steps.step(self._state.window, optimizer, parameters_of(optimizer))
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
         self._steps.updates[optimizer] = self.controller.num_updates + 1

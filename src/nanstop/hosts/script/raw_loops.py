@@ -18,6 +18,7 @@ from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import ScriptWindow
 from nanstop.session.watched_run import OpenSession
+from nanstop.tracing.places import user_line
 
 
 class RawLoops:
@@ -60,6 +61,6 @@ class RawLoops:
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""
         self._updates[optimizer] = 0
-        self.state.accounts.made(optimizer)
+        self.state.accounts.made(optimizer, user_line())
         self.state.by_hand = False
         self.state.expect_micro()

@@ -196,6 +196,7 @@ class Sinks:
         finally:
             self._closures.end(update)
             self._judge.ended(optimizer)
+        self._state.watch_writes()  # to the weights, until the next forward
 
     def _begun(self, optimizer: Optimizer) -> OpenUpdate:
         """Return an update that begins; one of this optimizer that never ended has raised."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from nanstop.hosts import compat
 from nanstop.hosts.gradient_writes import GradientWrites
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.measure.gradient_accounts import GradientAccounts, Line
+from nanstop.numerics.tensors import tensors
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_library
 from nanstop.tracing.places import user_line
@@ -26,6 +28,8 @@ class TrainerAccounts:
         self._watch = watch
         self._accounts = GradientAccounts()
         self._writes = GradientWrites(self._accounts, is_shown=lambda file: not is_library(file))
+        self._given: list[ref[Any]] = []
+        self._is_again = False
 
     def install(self) -> None:
         """Stand in for what the trainer calls, until its patches are undone."""
@@ -53,6 +57,11 @@ class TrainerAccounts:
 
     def _preparing(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
         self._writes.stop()  # what follows is a model's forward
+        given = list(tensors((args, kwargs)))
+        pairs = zip(given, self._given, strict=False)
+        alike = len(given) == len(self._given) and all(one is known() for one, known in pairs)
+        self._is_again = bool(given) and alike
+        self._given = [ref(one) for one in given]
         return prepare(*args, **kwargs)
 
     def _backward(self, backward: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,11 +71,15 @@ class TrainerAccounts:
         if optimizer is not None:
             self._accounts.made(optimizer)
         self._writes.stop()
-        self._accounts.guarded(self._accounts.before_backward, [loss])
-        result = backward(loss, *args, **kwargs)
+        look = partial(self._accounts.before_backward, is_again=self._is_again)
+        self._accounts.guarded(look, [loss])
+        try:
+            result = backward(loss, *args, **kwargs)
+        except BaseException:
+            self._accounts.drop()
+            raise
         self._accounts.guarded(self._accounts.after_backward, _own_line())
-        if self._accounts.wants_lines and not self._watch.facts.compiled:
-            self._writes.start()
+        self._look_for_lines()
         return result
 
     def _updating(self, tell: Any, *args: Any) -> Any:
@@ -87,7 +100,12 @@ class TrainerAccounts:
             account = self._accounts.updated(optimizer, at)
             if account is not None:
                 session.accounted(account)
+            self._look_for_lines()
         return tell(*args)
+
+    def _look_for_lines(self) -> None:
+        if self._accounts.wants_lines and not self._watch.facts.compiled:
+            self._writes.start()
 
 
 def _own_line() -> Line:

@@ -2,7 +2,8 @@
 
 ## What happened
 Between a backward and the update that it is for, gradients were added to those of the update
-before, thrown away, counted twice, or had their NaN replaced by numbers. Nothing fails. Training
+before, thrown away, counted twice, multiplied by a number that the loss does not know of, or had
+their NaN replaced by numbers, by a line of the script or by a hook. Nothing fails. Training
 is slower, noisier or steeper than the script says, or rests on a part of the model that has none.
 
 ## Why it happens
@@ -15,9 +16,14 @@ it. `nan_to_num` makes 0 of each NaN: 5 % of NaN are 5 % of weights that are not
 
 These are found in a sample of at most 4096 gradients, copied at updates 0, 1, 2, 4, 8 and so on,
 around each backward and where the optimizer takes them: by what is there, whatever the script
-called. Two updates in a row must show it. Gradients that a script has computed with before it
-cleared them (saliency, PCGrad, per-sample clipping), that an input or another optimizer asked for,
-or that weights which have moved since have outdated (SAM, meta-learning) are meant to go.
+called, and ahead of each hook of a parameter. Two updates in a row must show it. Gradients that a
+script has computed with before it cleared them (saliency, PCGrad, per-sample clipping), that an
+input or another optimizer asked for, or that weights which have moved since have outdated (SAM,
+meta-learning) are meant to go. A factor is held against the one that the loss was multiplied by: 64
+times a mean, and every gradient divided by 4096, leaves 1/64 of it, and to an optimizer that
+follows the size of gradients that is a learning rate 64 times smaller. It is said below 1/50 and
+above 50, where it is the same in three looks, and `likely` at most: a script may mean it. A rate of
+1 leaves the rate to the gradients.
 
 ## Example
 ```python
@@ -62,13 +68,24 @@ bad gradient spoils the others by clipping. NS304: where NaN in gradients comes 
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.accounts import doubled, quoted, repeated, shown, thrown_away
-from nanstop.diagnose.evidence.reading import counted, sighting
+from nanstop.diagnose.evidence.accounts import (
+    doubled,
+    follows_size,
+    is_rescaled,
+    quoted,
+    repeated,
+    same,
+    shown,
+    thrown_away,
+)
+from nanstop.diagnose.evidence.reading import counted, number, sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, SourceLine
 
 Reason = tuple[Confidence, str, str, SourceLine | None, str]
 
+_THRICE = 3
+"""Updates that show a factor: a clip, or a count, has another one each time."""
 _TWICE = 2
 """Updates in a row that show it: one may be the script's own way with a bad batch."""
 
@@ -76,10 +93,13 @@ _TWICE = 2
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what became of gradients between their backward and the optimizer."""
     twice = repeated(evidence.accounts, _TWICE)
-    reason = _hidden(evidence.accounts) or _carried(twice) or _thrown_away(twice) or _doubled(twice)
+    hidden = tuple(account for account in evidence.accounts if account.num_hidden)
+    reason = _hidden(hidden) or _carried(twice) or _thrown_away(twice) or _doubled(twice)
+    reason = reason or _scaled(repeated(evidence.accounts, _THRICE))
     if reason is None:
         return None
     confidence, title, cause, source, fix = reason
+    first = (hidden or twice or evidence.accounts)[0]
     return Diagnosis(
         code="NS306",
         title=title,
@@ -87,12 +107,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=tuple(filter(None, (quoted(source), fix))),
         where=shown(source),
-        seen=sighting(evidence, "optimizer", since=(twice or evidence.accounts)[0].at.step),
+        seen=sighting(evidence, "optimizer", since=first.at.step),
     )
 
 
-def _hidden(accounts: tuple[GradientAccount, ...]) -> Reason | None:
-    hidden = [account for account in accounts if account.num_hidden]
+def _hidden(hidden: tuple[GradientAccount, ...]) -> Reason | None:
     # The line that hides them is looked for at the next update.
     if not hidden or (len(hidden) < _TWICE and not hidden[-1].changed_at):
         return None
@@ -141,9 +160,30 @@ def _doubled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     found = [doubled(account) for account in accounts]
     if not found or not all(found) or found[-1] is None:
         return None
-    cause = "a second backward of the very same loss adds the same gradients once more"
+    cause = "a backward adds the very gradients once more that the same loss had given before"
     fix = "one backward for each loss: without retain_graph torch refuses the second"
     return "certain", "gradients are counted twice", cause, found[-1].source, fix
+
+
+def _scaled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    """Return the finding where one number that the loss does not know of is on every gradient."""
+    factors = [account.factor for account in accounts]
+    if not accounts or not all(factors) or not same(factors):
+        return None
+    if not all(map(is_rescaled, accounts)) or not follows_size(accounts):
+        return None
+    account = accounts[-1]
+    if not account.changed_at:
+        return None
+    factor, given = account.factor or 0.0, account.loss_factor or 0.0
+    of = "the mean that is the loss" if given == 1.0 else f"a loss of {number(given)} times a mean"
+    cause = (
+        f"every sampled gradient of {of} is multiplied by {number(factor)} before the update: "
+        f"it takes {number(factor * given)} of that mean's, at each update"
+    )
+    fix = "where that is meant as a learning rate, change the optimizer's"
+    title = "gradients bear a factor that the loss has not"
+    return "likely", title, cause, account.changed_at[-1], fix
 
 
 RULE = Rule(

@@ -20,6 +20,10 @@ script may hold its weights still for the first updates by zeros. It is certain 
 says so: gradients beyond 1.8e19, of which float32 has no norm, have a reason of their own, and
 where that is known (NS105, NS404, NS504) it is said alone.
 
+An update can also be made and taken back. A copy of the best weights that is loaded in every step,
+and is that of the start, leaves each forward with the weights that the update before it had
+replaced: said where two forwards in a row find them so.
+
 ## Example
 ```python
 import torch
@@ -40,8 +44,10 @@ taken(limit=0.0)                    # tensor([0., 0., 0., 0.])
 3. The norm in float32, or in float64 where it overflows:
    `torch.stack([g.double().norm() for g in gradients]).norm()`. Cost: one pass over the gradients.
 
+4. Load kept weights at the end, or where the measure has become worse. Cost: none.
+
 ## Fix safety
-Changes training from nothing to something.
+All of these change training from nothing to something.
 
 ## Not to be confused with
 NS111: the update arrives, and is rounded away. NS113: the learning rate is too small. NS114: no
@@ -77,6 +83,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if updates in a row consumed next to nothing of what arrived: a few where
     the clip or a norm beyond float32 says how, many where the script may mean it.
     """
+    if (found := _put_back(evidence)) is not None:
+        return found
     accounts = repeated(evidence.accounts, _FEW)
     is_clipped = _clips_to_nothing(evidence)
     is_known = is_clipped or all(one.arrived > _NORM_OVERFLOWS for one in accounts)
@@ -99,6 +107,28 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=tuple(filter(None, (quoted(source), _advice(evidence, account)))),
         where=shown(source) or standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
+    )
+
+
+def _put_back(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if forwards find the weights as they were ahead of the updates."""
+    twice = repeated(evidence.accounts, 2)
+    if not twice or not all(account.is_put_back for account in twice):
+        return None
+    source = next(iter(twice[-1].rewritten_at[-1:]), None)
+    return Diagnosis(
+        code="NS307",
+        title="the weights are put back after each update",
+        cause=(
+            f"the forward after update {twice[-1].at.step - 1} finds every sampled weight as it "
+            "was before that update, which had changed it"
+        ),
+        confidence="certain",
+        lines=tuple(
+            filter(None, (quoted(source), "look for a state that is loaded in every step"))
+        ),
+        where=shown(source) or standing(evidence).host,
+        seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
     )
 
 

@@ -55,13 +55,14 @@ restored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from nanstop.diagnose.evidence.accounts import (
+    CLIPPED,
     changed_last,
+    clipped_by_hand,
     has_signal,
     quoted,
     repeated,
+    same,
     shown,
     since,
 )
@@ -70,9 +71,6 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, RunFacts
 
 Reason = tuple[Confidence, str, str, str]
-
-_CLIPPED = 0.999
-"""Factor below which gradients were made smaller."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -89,6 +87,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     confidence, title, cause, fix = reason
     source = changed_last(evidence.accounts)
+    if clipped_by_hand(repeated(evidence.accounts, 2)):
+        source = next(iter(evidence.accounts[-1].changed_at), source)
     return Diagnosis(
         code="NS112",
         title=title,
@@ -105,6 +105,14 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     """Return what two updates in a row show, by whatever means the script scales and clips."""
     twice = repeated(accounts, 2)
+    if clipped_by_hand(twice):
+        factor = number(twice[-1].loss_factor or 1.0)
+        cause = (
+            f"the loss was multiplied by {factor}, and gradients were made smaller before they "
+            "were divided by it: each update's norm is "
+            f"{number(twice[-1].norm_consumed or 0.0)}, whatever backward left"
+        )
+        return "certain", "scaled gradients are clipped", cause, "divide first, then clip"
     if not twice or not all(one.scale > 1.0 and has_signal(one) for one in twice):
         return None
     scale = number(twice[-1].scale)
@@ -114,9 +122,9 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     limits = [one.norm_at_unscale for one in twice if one.until_unscale is not None]
     before = {one.until_unscale for one in twice}
     # A division by a count is the same each time; a clip leaves the same norm each time.
-    if len(limits) < len(twice) or len(before) < len(twice) or not _same(limits):
+    if len(limits) < len(twice) or len(before) < len(twice) or not same(limits):
         return None
-    if not all(one.until_unscale is not None and one.until_unscale < _CLIPPED for one in twice):
+    if not all(one.until_unscale is not None and one.until_unscale < CLIPPED for one in twice):
         return None
     cause = (
         f"when the scaler unscales them gradients have a norm of {number(limits[-1] or 0.0)} at "
@@ -127,11 +135,6 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
 
 def _is_whole(factor: float | None) -> bool:
     return factor is not None and abs(factor - 1.0) < 1e-3
-
-
-def _same(norms: Sequence[float | None]) -> bool:
-    values = [norm or 0.0 for norm in norms]
-    return max(values) - min(values) <= 1e-3 * max(values)
 
 
 def _applied_scaled(facts: RunFacts) -> Reason | None:

@@ -60,7 +60,7 @@ base without adapters.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.accounts import repeated
+from nanstop.diagnose.evidence.accounts import quoted, repeated, shown
 from nanstop.diagnose.evidence.candidates import half_trainables
 from nanstop.diagnose.evidence.reading import counted, has_masters, listed, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -83,7 +83,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return why no gradient or no update comes to what is to be trained."""
     facts = standing(evidence)
     if evidence.accounts:
-        return _put_back(evidence)
+        return _replaced(evidence)
     reason = (
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
@@ -103,22 +103,24 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _put_back(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if forwards find the weights as they were ahead of the updates."""
+def _replaced(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if what gets gradients has taken the place of what the optimizer holds."""
     twice = repeated(evidence.accounts, 2)
-    if not twice or not all(account.is_put_back for account in twice):
+    if not twice or not all(account.num_replaced for account in twice):
         return None
+    made = twice[-1].made_at
+    num = counted(twice[-1].num_replaced, "parameter")
     return Diagnosis(
         code="NS114",
-        title="the weights are put back after each update",
+        title="the optimizer holds what the model has replaced",
         cause=(
-            f"the forward after update {twice[-1].at.step - 1} finds every sampled weight as it "
-            "was before that update, which had changed it"
+            f"{num} with gradients are in no optimizer, and it holds as many of the same shapes "
+            "that get none"
         ),
-        confidence="certain",
-        lines=("look for a state that is loaded, or copied back, in every step",),
-        where=standing(evidence).host,
-        seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
+        confidence="likely",
+        lines=tuple(filter(None, (quoted(made), "make the optimizer after the model is complete"))),
+        where=shown(made) or standing(evidence).host,
+        seen=sighting(evidence, "optimizer", since=twice[0].at.step),
     )
 
 

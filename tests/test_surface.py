@@ -96,6 +96,7 @@ COMMANDS = {
     "check": ["command", "--static", "--machine", "--json"],
     "report": ["folder", "--html", "--show-text", "--issue", "--json"],
     "fix": ["folder", "--diff", "--apply", "--json"],
+    "export": ["folder", "--out", "--dtype", "--data", "--json"],
     "scan": ["checkpoint", "--full", "--json"],
     "bisect": [
         "bad",

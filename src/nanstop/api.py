@@ -306,8 +306,8 @@ def plan(
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return a plan that was saved. Errors:
-    ``NanstopError`` for one that is missing, damaged or of another version.
+    """Return a plan that was saved: its file, or the folder of the checkpoint or run that it is in.
+    Errors: ``NanstopError`` for one that is missing, damaged or of another version.
     """
     from nanstop.commands.plan.plan import read_plan
 

@@ -202,8 +202,7 @@ def test_workers_and_saved_states_of_a_cured_loop_hold_what_the_plain_ones_hold(
 def test_a_plan_stays_in_force_though_nobody_keeps_it_and_the_interpreter_ends_in_peace(
     tmp_path, ending
 ):
-    plan = PrecisionPlan(remedies=(Atom(remedy="fp32_trainables"),))
-    save_plan(plan, tmp_path / "plan.yaml")
+    save_plan(PrecisionPlan(trainables="float32"), tmp_path / "plan.yaml")
     name = "applied = " if ending else ""
     script = (
         "import gc, torch, nanstop\n"

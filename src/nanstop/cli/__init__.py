@@ -13,6 +13,7 @@ from nanstop.cli.command_line import CheckCommand, Commands, RunCommand, UsagePr
 from nanstop.cli.compare import compare
 from nanstop.cli.demo import demo
 from nanstop.cli.doctor import doctor
+from nanstop.cli.export import export
 from nanstop.cli.fix import fix
 from nanstop.cli.lr_range import lr_range
 from nanstop.cli.plan import plan
@@ -73,6 +74,7 @@ app.command(cls=RunCommand)(run)
 app.command(cls=CheckCommand)(check)
 app.command()(report)
 app.command()(fix)
+app.command()(export)
 app.command()(scan)
 app.command()(bisect)
 app.command("lr-range", cls=RunCommand)(lr_range)

@@ -21,12 +21,14 @@ class RemedyInfo:
     """A remedy in words. ``text`` may name ``{targets}`` and ``{value}``.
 
     ``safety``: "safe" is the same mathematics with more bits or by another kernel;
-    all else "changes_training".
+    all else "changes_training". ``forward``: the model computes otherwise under it, and what is
+    saved of the model does not hold it.
     """
 
     name: str
     safety: Safety
     text: str
+    forward: bool = False
 
 
 REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
@@ -40,20 +42,40 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 "changes_training",
                 "re-initialise the untrained rows of {targets} with {value} of the others",
             ),
-            RemedyInfo("attention", "safe", "compute attention with the `{value}` kernel"),
             RemedyInfo(
-                "bf16", "changes_training", "use bfloat16 in place of float16 for the whole run"
+                "attention", "safe", "compute attention with the `{value}` kernel", forward=True
+            ),
+            RemedyInfo(
+                "bf16",
+                "changes_training",
+                "use bfloat16 in place of float16 for the whole run",
+                forward=True,
             ),
             RemedyInfo(
                 "fp32_trainables",
                 "safe",
                 "keep the trainable parameters and their optimizer state in float32",
             ),
-            RemedyInfo("fp32_logits", "safe", "compute the output head and the loss in float32"),
-            RemedyInfo("stable_form", "safe", "compute {targets} in log space"),
-            RemedyInfo("form", "changes_training", "leave out of {targets} what has no value"),
-            RemedyInfo("island", "safe", "keep {targets} in float32"),
-            RemedyInfo("outer_autocast", "safe", "run the forward under an outer {value} autocast"),
+            RemedyInfo(
+                "fp32_logits",
+                "safe",
+                "compute the output head and the loss in float32",
+                forward=True,
+            ),
+            RemedyInfo("stable_form", "safe", "compute {targets} in log space", forward=True),
+            RemedyInfo(
+                "form",
+                "changes_training",
+                "leave out of {targets} what has no value",
+                forward=True,
+            ),
+            RemedyInfo("island", "safe", "keep {targets} in float32", forward=True),
+            RemedyInfo(
+                "outer_autocast",
+                "safe",
+                "run the forward under an outer {value} autocast",
+                forward=True,
+            ),
             RemedyInfo("loss_scale", "changes_training", "multiply the loss scale by {value}"),
             RemedyInfo("clip", "changes_training", "clip the gradient norm at {value}"),
             RemedyInfo("lr", "changes_training", "multiply the learning rate by {value}"),
@@ -88,6 +110,14 @@ def safety_of(atoms: Iterable[Atom]) -> Safety:
     """Return "safe" if every atom is; the empty set is safe."""
     changes = any(remedy_of(atom).safety == "changes_training" for atom in atoms)
     return "changes_training" if changes else "safe"
+
+
+def of_the_forward(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
+    """Return the atoms that a model has to compute under wherever it is loaded.
+
+    The others act on data, gradients and updates, or on what is stored.
+    """
+    return tuple(atom for atom in atoms if remedy_of(atom).forward)
 
 
 def describe(atoms: Sequence[Atom]) -> str:

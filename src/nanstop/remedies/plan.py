@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from nanstop.errors import NanstopError, unknown
 from nanstop.numerics.tensors import HALF
@@ -12,8 +13,8 @@ from nanstop.remedies.apply import applied
 from nanstop.remedies.storage import stored_in
 from nanstop.replay.step import ModelView
 
-_WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
-"""What compiled modules, data parallelism and PEFT put before the names of what they wrap."""
+_WRAPPERS = ("_orig_mod.", "module.", "base_model.model.", "base_layer.")
+"""What compiled modules, data parallelism and PEFT put into the names of what they wrap."""
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def atoms_of(plan: PrecisionPlan, view: ModelView) -> tuple[Atom, ...]:
         *islands,
         *_of_storage(plan, view),
         *_of_scaler(plan, view),
-        *plan.remedies,
+        *(_renamed(atom, view) for atom in plan.remedies),
     )
 
 
@@ -79,6 +80,16 @@ def _named(modules: Sequence[str], view: ModelView) -> Iterator[str]:
             raise unknown("module in the plan", name, sorted(bare))
 
 
+def _renamed(atom: Atom, view: ModelView) -> Atom:
+    """Return an atom with the name that the model has for its module; any other as it is."""
+    if atom.remedy != "island" or not atom.target:
+        return atom
+    present = {name for name, _ in view.root.named_modules()}
+    if atom.target in present:
+        return atom
+    return replace(atom, target=_bare(present).get(_stripped(atom.target), atom.target))
+
+
 def _bare(names: set[str]) -> Mapping[str, str]:
     """Return names by what they are without any wrapper; of several the outermost."""
     found: dict[str, str] = {}
@@ -88,6 +99,7 @@ def _bare(names: set[str]) -> Mapping[str, str]:
 
 
 def _stripped(name: str) -> str:
+    """Return a module's name without what wrappers put into it."""
     for wrapper in _WRAPPERS:
-        name = f".{name}".replace(f".{wrapper}", ".")[1:]
+        name = f".{name}.".replace(f".{wrapper}", ".")[1:-1]
     return name

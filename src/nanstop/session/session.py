@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanstop.decide.decision import STOPPED, Decision
@@ -41,6 +42,7 @@ from nanstop.store.summary import Summary, finding_row, summary_row
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
     from nanstop.prove.failing_step import Rewind
+    from nanstop.remedies.saved_models import SavedModels
     from nanstop.replay.step import ModelView, Step
     from nanstop.report.run_report import RunReport
     from nanstop.session.failures import Conclusion, Failures
@@ -90,6 +92,7 @@ class Session(WatchedRun):
         self._foresight = Foresight()
         self._adopted = ExitStack()
         self._in_force: tuple[Atom, ...] = ()
+        self._saves: SavedModels | None = None
         self._steps = 0
         self._exit: int | None = None
 
@@ -115,6 +118,8 @@ class Session(WatchedRun):
 
     def start(self) -> None:
         self._exit = None
+        if self._saves is not None and not self._in_force:
+            self._saves.release()  # of an earlier training of this model
         if self._failures is not None:
             self._failures.begun()
         self.opened(self)
@@ -265,6 +270,18 @@ class Session(WatchedRun):
             self._adopted.enter_context(lasting(self.view, new))
             self._in_force += new
             self.store.save_plan(self._in_force)
+            self._follow_saves()
+
+    def _follow_saves(self) -> None:
+        from nanstop.remedies.saved_models import SavedModels
+
+        if self._saves is None or self._saves.root is not self.view.root:
+            self._saves = SavedModels(self.view.root, self.announce)
+        self._saves.need(self._in_force)
+
+    def saved(self, folder: Path) -> None:
+        if self._saves is not None:
+            self._saves.saved(folder)
 
     @property
     def in_force(self) -> tuple[Atom, ...]:
@@ -325,7 +342,8 @@ class Session(WatchedRun):
             self.announce(f"{said}{type(error).__name__})")
             return
         if not broken:
-            self.announce(f"this run was kept finite by: {describe(in_force)}")
+            needed = self._saves.at_the_end() if self._saves is not None else ""
+            self.announce(f"this run was kept finite by: {describe(in_force)}{needed}")
             return
         names = ", ".join(f"`{name}`" for name in broken[:3])
         more = " and more" if len(broken) > 3 else ""

@@ -5,6 +5,7 @@ a session, none, or what takes its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanstop.decide.decision import Decision
@@ -153,6 +154,9 @@ class WatchedRun(Protocol):
 
     def resume(self, plan: PrecisionPlan, source: str) -> None:
         """Adopt the plan that a checkpoint was saved under, before the first step after it."""
+
+    def saved(self, folder: Path) -> None:
+        """Write beside weights that were saved there what they need to compute finite."""
 
     def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> Decision:
         """Report a checkpoint that would have held non-finite values;

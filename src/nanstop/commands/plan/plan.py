@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from nanstop.commands.plan.calibration import (
     ScaledStep,
     calibration_step,
+    model_loss,
     num_tokens,
     padded_copy,
     taken,
@@ -32,9 +33,11 @@ from nanstop.errors import NanstopError, unknown
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import Calibration, PrecisionPlan
 from nanstop.records.formats import BY_SHORT_NAME, HALF
+from nanstop.records.remedies import of_the_forward
 from nanstop.remedies.lasting import lasting
 from nanstop.remedies.plan import atoms_of
 from nanstop.replay.stand_in import standing_in
+from nanstop.store.beside_weights import plan_in
 from nanstop.store.plan_file import load_plan, save_plan
 
 FORMATS: Mapping[str, str] = {
@@ -74,12 +77,17 @@ class Plan:
         The returned object's ``close()`` (or ``with`` block) undoes it bitwise.
 
         Give the optimizer where there is one already, so that its state takes the format of the
-        parameters. Errors: ``NanstopError`` for a module that the model does not have, and for a
-        plan that says that there is none.
+        parameters. Of the remedies that a run adopted, those that act on updates are for a model
+        that is trained further: without an optimizer they are left out, and no weight changes its
+        format for them. Errors: ``NanstopError`` for a module that the model does not have, and for
+        a plan that says that there is none.
         """
         if not isinstance(model, nn.Module):
             raise NanstopError(f"a plan is applied to a torch module, not {type(model).__name__}")
-        return Applied(PlainView(model, optimizer), self.record)
+        record = self.record
+        if optimizer is None:
+            record = replace(record, remedies=of_the_forward(record.remedies))
+        return Applied(PlainView(model, optimizer), record)
 
     def __repr__(self) -> str:
         return f"Plan({self.record!r})"
@@ -120,11 +128,11 @@ def _close(plan: weakref.ref[Applied]) -> None:
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return the plan in a file.
+    """Return the plan in a file, or in the folder of a checkpoint or a run.
 
     Errors: ``NanstopError`` for one that is missing, damaged or of another version.
     """
-    return Plan(load_plan(Path(path)))
+    return Plan(load_plan(plan_in(Path(path))))
 
 
 def record_of(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> PrecisionPlan | None:
@@ -134,7 +142,7 @@ def record_of(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> Pre
     if isinstance(plan, Plan):
         return plan.record
     if isinstance(plan, (str, os.PathLike)):
-        return load_plan(plan)
+        return load_plan(plan_in(Path(plan)))
     raise NanstopError(f"plan must be a plan or the path of one, not {type(plan).__name__}")
 
 
@@ -188,8 +196,8 @@ def plan_checkpoint(
     """Return the plan of a checkpoint folder, calibrated on a file of token ids or on random
     ones.
     """
-    from nanstop.commands.plan.batches import batches_of, random_batches, require_runs
     from nanstop.hosts.model.load import RANDOM, load_model
+    from nanstop.hosts.model.token_batches import batches_of, random_batches
 
     format_named(dtype)
     model: Any = load_model(folder)
@@ -198,7 +206,7 @@ def plan_checkpoint(
     else:
         rows = model.get_input_embeddings().weight.shape[0]
         batches, source = batches_of(data, vocab=rows), str(data)
-    require_runs(folder, model, batches[0])
+    _require_runs(folder, model, batches[0])
     found = make_plan(model, batches, dtype=dtype, lr=lr, seconds=seconds).record
     assert found.calibration is not None
     return Plan(replace(found, calibration=replace(found.calibration, data=source)))
@@ -241,6 +249,16 @@ def format_named(dtype: str | torch.dtype) -> str:
     if given not in FORMATS:
         raise unknown("format to plan for", given, FORMATS)
     return FORMATS[given]
+
+
+def _require_runs(folder: Path, model: nn.Module, batch: Any) -> None:
+    """Raise ``NanstopError`` where a model of a checkpoint cannot compute a loss of a batch of
+    token ids.
+    """
+    from nanstop.hosts.model.load import as_one_error
+
+    with as_one_error(folder, "the model cannot be run on token ids alone"), torch.no_grad():
+        model_loss(model)(batch)
 
 
 def _require_known_ids(view: PlainView, batches: Sequence[Any]) -> None:

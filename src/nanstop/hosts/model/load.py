@@ -1,6 +1,4 @@
-"""A language model from a folder on the disk, and token ids from a file, for a plan without a
-script.
-"""
+"""A model, and its tokenizer, from a folder on the disk: what is looked at without a script."""
 
 from __future__ import annotations
 
@@ -36,13 +34,7 @@ def load_model(folder: Path) -> nn.Module:
             hint="give the folder of a transformers checkpoint, or a training script",
         )
     with as_one_error(folder, "transformers cannot build a language model from it"):
-        model, notes = _class_for(folder).from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
+        model, notes = _built(folder, _class_for(folder), torch.float32)
     missing = sorted(notes["missing_keys"])
     if missing:
         raise NanstopError(
@@ -52,6 +44,75 @@ def load_model(folder: Path) -> nn.Module:
             "give the training script",
         )
     return model.train()
+
+
+def load_as_user(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """Return the model of a local checkpoint folder as its user loads it: its own class, its own
+    kernels, in evaluation mode. None of its code is run.
+
+    Of an adapter's folder: its base with the adapter on it. Errors: ``NanstopError`` for what
+    transformers or peft can't load.
+    """
+    adapted = (folder / "adapter_config.json").is_file()
+    base = adapter_base(folder) if adapted else folder
+    if not (base / "config.json").is_file():
+        raise NanstopError(
+            f"{folder}: no checkpoint of a model, it has no config.json",
+            hint="give the folder that `save_pretrained` or a trainer wrote",
+        )
+    with as_one_error(base, "transformers cannot load it"):
+        model, notes = _built(base, _own_class(base), dtype)
+    missing = sorted(notes["missing_keys"])
+    if missing:
+        raise NanstopError(f"{base}: `{missing[0]}` is missing from its weights")
+    if adapted:
+        from peft import PeftModel
+
+        with as_one_error(folder, "peft cannot put its adapter on the base"):
+            model = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+    return model.eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer in a folder, None where there is none that can be loaded.
+
+    None of its code is run.
+    """
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    try:
+        with as_one_error(folder, "its tokenizer cannot be loaded"):
+            return AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except NanstopError:
+        return None
+
+
+def _built(folder: Path, kind: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    return kind.from_pretrained(
+        folder,
+        local_files_only=True,
+        trust_remote_code=False,
+        dtype=dtype,
+        output_loading_info=True,
+    )
+
+
+def _own_class(folder: Path) -> Any:
+    """Return the class of transformers that a folder's config names, else that of a language model
+    of its kind.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    names = getattr(config, "architectures", None) or ()
+    own = (getattr(transformers, name, None) for name in names)
+    return next((kind for kind in own if kind is not None), None) or _class_for(folder)
 
 
 def _class_for(folder: Path) -> Any:
@@ -67,7 +128,22 @@ def _class_for(folder: Path) -> Any:
 
 
 def _with_adapter(folder: Path) -> nn.Module:
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
+
+    base = adapter_base(folder)
+    with as_one_error(folder, "peft cannot put its adapter on the base"):
+        model: Any = PeftModel.from_pretrained(
+            load_model(base), str(folder), is_trainable=True, local_files_only=True
+        )
+    return model.train()
+
+
+def adapter_base(folder: Path) -> Path:
+    """Return the folder of the model that an adapter was trained on.
+
+    Errors: ``NanstopError`` where it isn't on this machine.
+    """
+    from peft import PeftConfig
 
     with as_one_error(folder, "peft cannot read its adapter"):
         named = str(PeftConfig.from_pretrained(str(folder)).base_model_name_or_path or "")
@@ -79,11 +155,7 @@ def _with_adapter(folder: Path) -> nn.Module:
             hint="merge it, or put the base's folder into adapter_config.json "
             "as base_model_name_or_path",
         )
-    with as_one_error(folder, "peft cannot put its adapter on the base"):
-        model: Any = PeftModel.from_pretrained(
-            load_model(base), str(folder), is_trainable=True, local_files_only=True
-        )
-    return model.train()
+    return base
 
 
 @contextmanager

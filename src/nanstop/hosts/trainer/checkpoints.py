@@ -8,26 +8,12 @@ from typing import Any
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window_end import WindowEnds
 from nanstop.numerics.tensors import nonfinite
-from nanstop.records import PrecisionPlan
 from nanstop.replay.held import at_rest
 from nanstop.session.watched_run import WatchedRun
-from nanstop.store.plan_file import load_plan, save_plan
+from nanstop.store.beside_weights import PLAN
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
-
-
-PLAN = "nanstop-plan.yaml"
-"""The remedies that a checkpoint's run was under, beside its weights."""
-
-
-def plan_of(checkpoint: str | None) -> PrecisionPlan:
-    """Return the plan that a checkpoint was saved under, an empty one without.
-
-    Errors: ``NanstopError`` if damaged.
-    """
-    path = Path(checkpoint or "", PLAN)
-    return load_plan(path) if checkpoint and path.is_file() else PrecisionPlan()
 
 
 class CheckpointGuard:
@@ -43,6 +29,7 @@ class CheckpointGuard:
         self._ends = ends
         self._save_checkpoint = watch.trainer._save_checkpoint
         self._save_model = watch.trainer.save_model
+        self._create_card = watch.trainer.create_model_card
         self._frozen_checked = False
         self._inside = False
         self._last_good: Path | None = None
@@ -50,18 +37,23 @@ class CheckpointGuard:
     def install(self) -> None:
         self._watch.patches.set(self._watch.trainer, "_save_checkpoint", self._on_save_checkpoint)
         self._watch.patches.set(self._watch.trainer, "save_model", self._on_save_model)
+        self._watch.patches.set(self._watch.trainer, "create_model_card", self._on_card)
 
     def _on_save_checkpoint(self, model: Any, trial: Any = None) -> None:
         trainer = self._watch.trainer
         path = Path(trainer._get_output_dir(trial), f"checkpoint-{trainer.state.global_step}")
         self._guard(path, lambda: self._save_checkpoint(model, trial))
-        in_force = self._watch.session.in_force if self._watch.session is not None else ()
-        if in_force and path.is_dir():
-            save_plan(PrecisionPlan(remedies=in_force), path / PLAN)
 
     def _on_save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         path = Path(output_dir or self._watch.trainer.args.output_dir)
         self._guard(path, lambda: self._save_model(output_dir, _internal_call))
+
+    def _on_card(self, *args: Any, **kwargs: Any) -> None:
+        """Say in a card that is written anew, as before a push, what the weights beside it need."""
+        self._create_card(*args, **kwargs)
+        folder, session = Path(self._watch.trainer.args.output_dir), self._watch.session
+        if session is not None and (folder / PLAN).is_file():
+            session.saved(folder)
 
     def _guard(self, path: Path, save: Any) -> None:
         session = self._watch.session
@@ -77,6 +69,7 @@ class CheckpointGuard:
                 with at_rest(self._watch.host.root):
                     save()
                 self._last_good = path
+                session.saved(path)
         finally:
             self._inside = False
 

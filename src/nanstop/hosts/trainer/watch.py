@@ -31,7 +31,7 @@ from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.accounts import TrainerAccounts
 from nanstop.hosts.trainer.actions import Carrier
-from nanstop.hosts.trainer.checkpoints import CheckpointGuard, plan_of
+from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.objective import Objective
@@ -40,6 +40,7 @@ from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.windows import TrainerWindows
 from nanstop.records import RunFacts, StepId
 from nanstop.session.watched_run import OpenSession, WatchedRun
+from nanstop.store.beside_weights import plan_beside
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -125,7 +126,7 @@ class TrainerWatch:
         self._hooks.stop()
         self._hooks = HookWrites(self.view.root)
         try:
-            session.resume(plan_of(self._resumed_from), str(self._resumed_from))
+            session.resume(plan_beside(self._resumed_from), str(self._resumed_from))
         except NanstopError as error:
             _log.warning("the plan of the checkpoint is not used: %s", error)
 

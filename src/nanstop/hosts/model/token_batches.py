@@ -1,4 +1,4 @@
-"""Token ids to calibrate on, for a plan without a script: from a file, or drawn at random."""
+"""Token ids to run a checkpoint on where there is no script: from a file, or drawn at random."""
 
 from __future__ import annotations
 
@@ -11,21 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.commands.plan.calibration import model_loss
 from nanstop.errors import NanstopError
-from nanstop.hosts.model.load import as_one_error
 from nanstop.records.vocabulary import IGNORED_LABEL
 
 _ROWS = 2
 _TOKENS = 64
-
-
-def require_runs(folder: Path, model: nn.Module, batch: Any) -> None:
-    """Raise ``NanstopError`` where a model of a checkpoint cannot compute a loss of a batch of
-    token ids.
-    """
-    with as_one_error(folder, "the model cannot be run on token ids alone"), torch.no_grad():
-        model_loss(model)(batch)
 
 
 def random_batches(model: nn.Module, *, num: int = 2) -> list[dict[str, Tensor]]:

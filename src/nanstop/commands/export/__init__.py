@@ -1,0 +1,1 @@
+"""`nanstop export`: a checkpoint that computes finite without nanstop."""

@@ -43,6 +43,8 @@ _UNWATCHED = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
 )
 """What is said, and true, of a loop that updates its weights by hand."""
+_END = re.compile(r"^nanstop: \d+ steps? watched.*\n", re.M)
+"""The last line of a watched run."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|Thread-\d+")
 
 
@@ -225,7 +227,7 @@ def _left_in(folder: Path) -> Left:
             re.findall(r"^nanstop: .*(?:not (?:watched|investigated|read)|bug).*$", err, re.M)
         ),
         stdout=out,
-        stderr=err.replace(_UNWATCHED, ""),
+        stderr=_END.sub("", err.replace(_UNWATCHED, "")),
         unwatched=_UNWATCHED in err,
         seconds=ended["seconds"],
     )

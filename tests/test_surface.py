@@ -91,10 +91,12 @@ COMMANDS = {
         "--record",
         "--series",
         "--hang",
+        "--show-text",
+        "--quiet",
         "--json",
     ],
     "check": ["command", "--static", "--machine", "--json"],
-    "report": ["folder", "--html", "--show-text", "--issue", "--json"],
+    "report": ["folder", "--full", "--html", "--show-text", "--issue", "--json"],
     "fix": ["folder", "--diff", "--apply", "--json"],
     "export": ["folder", "--out", "--dtype", "--data", "--json"],
     "scan": ["checkpoint", "--full", "--json"],
@@ -118,11 +120,12 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "cfaab8d94f92f2ad")
+REPORT_FORM = (1, "b952167fcbf7198e")
 
 
 def test_names():
     assert dir(nanstop) == [
+        "Callback",
         "NanstopError",
         "Policy",
         "Report",
@@ -170,6 +173,8 @@ def test_policy():
         "on_stop": "raise",
         "budget_seconds": 60.0,
         "budget_trials": 40,
+        "quiet": False,
+        "show_text": False,
     }
     assert typing.get_args(OnFailure) == ("repair", "skip", "stop", "observe")
     assert typing.get_args(OnStop) == ("raise", "end")

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanstop.api import check, investigate, load, load_plan, plan, watch
+    from nanstop.api import Callback, check, investigate, load, load_plan, plan, watch
     from nanstop.decide.policy import Policy
     from nanstop.diagnose.pages import explain
     from nanstop.errors import NanstopError, TrainingStopped
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Callback",
     "NanstopError",
     "Policy",
     "Report",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Callback": "nanstop.api",
     "NanstopError": "nanstop.errors",
     "Policy": "nanstop.decide.policy",
     "Report": "nanstop.records",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from nanstop.report.run_report import RunReport
 
 __tracebackhide__ = passes_through
+_log = logging.getLogger("nanstop")
 
 
 class Watch:
@@ -77,6 +80,10 @@ class Watch:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
         self.close()
 
+    def __repr__(self) -> str:
+        found = f"{len(self.incidents)} incidents, {len(self.findings)} findings"
+        return f"<{type(self).__name__}: {found}, in {self.folder}>"
+
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
 
@@ -115,6 +122,44 @@ class LoopWatch(Watch):
         Errors: ``TrainingStopped`` where training is not worth going on with.
         """
         return self._inner.update(clip=clip, scaler=scaler, scheduler=scheduler)
+
+
+class Callback:
+    """``Trainer(..., callbacks=[nanstop.Callback()])`` is ``nanstop.watch(trainer)``.
+
+    It is given to the trainer's constructor: one that is added later comes too late, and says so.
+    ``policy`` and ``out`` as for ``watch``. ``watch``: the trainer's ``Watch``, None before.
+    """
+
+    def __init__(
+        self, *, policy: Policy | str | None = None, out: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._policy = _policy(policy)
+        self._out = out
+        self.watch: Watch | None = None
+
+    def on_init_end(self, *_: Any, **__: Any) -> None:
+        """Watch the trainer whose constructor calls."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            trainer = frame.f_locals.get("self")
+            if _is_trainer(trainer):
+                self.watch = watch(trainer, policy=self._policy, out=self._out)
+                return
+            frame = frame.f_back
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Say so where the trainer was made without this callback."""
+        if self.watch is None:
+            _log.warning(
+                "nanstop: not watched: give nanstop.Callback() to the trainer's constructor, or "
+                "call nanstop.watch(trainer)"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):  # nothing is to be done at any other event
+            return lambda *_, **__: None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 class _Off:

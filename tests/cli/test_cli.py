@@ -1,6 +1,7 @@
 """The command line as a user meets it: right answers, clear errors, exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ import typer.main
 import nanstop
 from incident_records import report
 from nanstop import cli
-from nanstop.store.incidents import Store
+from nanstop.session.factory import switched_off
+from nanstop.store.incidents import Store, load_report
+from nanstop.store.summary import FindingRow, Summary, summary_row
 
 
 @pytest.fixture
@@ -74,6 +77,13 @@ def incidents(tmp_path):
             "half-trainables",
         ),
         (["report", "no-such-folder"], "unknown incident folder: `no-such-folder`", ""),
+        (
+            ["run", "x.ipynb"],
+            "x.ipynb is a notebook and cannot be run",
+            "nanstop.watch(trainer)",
+        ),
+        (["run", "deepspeed"], "no such program: deepspeed", "`deepspeed` is not on PATH"),
+        (["run", "torchrn"], "no such program: torchrn", "did you mean `torchrun`?"),
         (["rules", "extra"], "extra", "see `nanstop rules --help`"),
     ],
 )
@@ -214,6 +224,63 @@ def test_report_of_one_incident(call, incidents):
     assert json.loads(text)["incident"]["id"] == "0000"
 
 
+def test_report_of_a_folder_shows_its_runs_short_or_in_full(call, incidents, monkeypatch):
+    Store(incidents).write_summary(
+        Summary(
+            incidents=(summary_row(load_report(incidents / "0001")),),
+            findings=(FindingRow(code="NS102", title="half", where="w", confidence="certain"),),
+            exit=0,
+            steps=20,
+            seconds=3.21,
+            ended="clean",
+        )
+    )
+    code, text, _ = call("report", incidents)
+    assert code == cli.UNRESOLVED
+    assert "20 steps in 3.2 s, ended well, 1 incident and 1 warning\n  0001  error[NS" in text
+    assert "earlier\n  0000  error[NS" in text
+    assert "warning[NS102] half  w\n" in text
+    assert "help:" not in text
+    assert "help:" in call("report", "--full", incidents)[1]
+    monkeypatch.setenv("NANSTOP_DIR", str(incidents))
+    assert call("report")[1] == text
+
+
+def test_report_of_a_healthy_run(call, tmp_path):
+    Store(tmp_path).write_summary(Summary(exit=0, steps=20, seconds=3.0, ended="clean"))
+    code, text, _ = call("report", tmp_path)
+    assert (code, text) == (0, "20 steps in 3 s, ended well, nothing found\n")
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_explain_of_wrong_usage(call, lang):
+    code, text, _ = call("explain", "ns001", "--lang", lang)
+    assert (code, text.startswith("# NS001 usage-error: ")) == (0, True)
+
+
+def test_an_option_behind_the_script_is_its_own_and_mentioned(tmp_path, capfd):
+    (tmp_path / "x.py").write_text("import sys; print(sys.argv[1:])")
+    out, script = str(tmp_path / "o"), str(tmp_path / "x.py")
+    assert cli.main(["run", "--out", out, script, "--allow", "lr"]) == 0
+    told = capfd.readouterr()
+    assert told.out == "['--allow', 'lr']\n"
+    assert "`--allow` stands after the command and is given to it" in told.err
+
+
+def test_a_switch_that_says_neither_on_nor_off_is_warned_of(caplog):
+    assert not switched_off({"NANSTOP": "of"})
+    assert "NANSTOP=of is not understood" in caplog.text
+    caplog.clear()
+    assert [switched_off({"NANSTOP": word}) for word in ("off", "0", "on", "")] == [1, 1, 0, 0]
+    assert caplog.text == ""
+
+
+def test_what_is_shown_of_records_is_short():
+    made = report("0003")
+    assert re.fullmatch(r"<incident 0003: NS\d+ .*, step 412, 2 times>", repr(made))
+    assert repr(made.diagnoses[0]).startswith(f"<{made.diagnoses[0].code} ")
+
+
 def test_report_of_a_run_says_that_an_incident_is_unresolved(call, incidents):
     code, text, _ = call("report", incidents, "--json")
     assert code == cli.UNRESOLVED
@@ -281,6 +348,8 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
         "record": False,
         "series": False,
         "hang": None,
+        "show_text": False,
+        "quiet": False,
         "as_json": False,
     }
     assert params == {"command": command} | defaults | options

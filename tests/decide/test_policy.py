@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanstop.decide.policy import Policy, PolicyState, begun, completed, decide
+from nanstop.decide.policy import Losses, Policy, PolicyState, begun, completed, decide
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, FailureKey, Proof
 from nanstop.records.remedies import REMEDIES, safety_of
@@ -16,6 +16,7 @@ from nanstop.records.remedies import REMEDIES, safety_of
 ISLAND = Atom(remedy="island", target="model.layers.2.norm", value="float32")
 CLIP = Atom(remedy="clip", value="1.0")
 DROP = Atom(remedy="drop_sample", target="0:3")
+DROP_MICRO = Atom(remedy="drop_micro", target="0")
 KEY = FailureKey(kind="+inf", phase="forward", op="aten.mul.Tensor", module="model.layers.2.norm")
 
 
@@ -230,9 +231,9 @@ def test_the_run_stops_after_that_many_skips(limit):
 def test_what_does_not_come_back_is_run_again_as_it_is():
     key = FailureKey(kind="nan", phase="forward")
     nothing = Proof(incident="0000", verdict="none_found", minimal=())
-    state = PolicyState(skips_in_a_row=2)
+    state = PolicyState(lost=(Losses(optimizer=0, num=2, in_a_row=2),))
     action, after = decide(Policy(), state, key=key, proof=nothing, at_step=3, replays_clean=True)
-    assert (action.kind, action.atoms, after.skips_in_a_row) == ("redo", (), 0)
+    assert (action.kind, action.atoms, after.losses(0).in_a_row) == ("redo", (), 0)
     action, _ = decide(
         Policy(on_failure="skip"), state, key=key, proof=nothing, at_step=3, replays_clean=True
     )
@@ -299,5 +300,23 @@ def test_an_exception_is_the_scripts_own_after_a_few():
 def test_another_training_starts_with_nothing_lost():
     _, state = act(Policy(max_skips_in_a_row=1), found=proof(CLIP))
     again = begun(state)
-    assert (again.skips_in_a_row, again.lost) == (0, ())
+    assert again.lost == ()
     assert again.occurrences == state.occurrences
+
+
+def test_an_optimizer_that_takes_turns_with_another_ends_no_row_of_its_skips():
+    state, kinds = PolicyState(), []
+    for step in range(4):
+        action, state = act(Policy(max_skips_in_a_row=3), state, at_step=step, optimizer=1)
+        kinds.append(action.kind)
+        state = completed(state, 2)
+    assert kinds == ["skip"] * 3 + ["stop"]
+    assert state.losses(1) == Losses(optimizer=1, num=3, in_a_row=3)
+    assert completed(state, 1).losses(1) == Losses(optimizer=1, num=3)
+
+
+@pytest.mark.parametrize(("atom", "what"), [(DROP, "sample"), (DROP_MICRO, "micro-batch")])
+def test_what_is_left_out_is_called_what_it_is(atom, what):
+    policy = Policy(allow=("drop_sample", "drop_micro"))
+    action, _ = act(policy, found=proof(atom, verdict="isolated"))
+    assert action.reason == f"the {what} is left out of this step"

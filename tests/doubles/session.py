@@ -129,14 +129,14 @@ class ScriptedSession(OffSession):
     def logged(self):
         self.num_logged += 1
 
-    def completed(self, step):
+    def completed(self, step, *, optimizer=None):
         self.completed_steps.append(step)
         if self.gauge_at is not None:  # a narrow look at every step
             self.looks += [self.tap.read()] if self.tap is not None else []
             self.tap = ModuleRanges(self.view.root)
             self.tap.attach()
 
-    def left_out(self, step):
+    def left_out(self, step, *, optimizer=None):
         self.left_out_steps.append(step)
 
     def checkpoint_refused(self, path, bad_params, last_good):

@@ -269,7 +269,7 @@ TRUTHS = {
 def test_a_healthy_script_is_its_own(tmp_path, name):
     (tmp_path / "script.py").write_text(HEAD + TRUTHS[name].body)
     alone = run(tmp_path, "script.py", watched=False)
-    watched = run(tmp_path, "script.py")
+    watched = run(tmp_path, "script.py", options=("--quiet",))
     assert (watched.code, watched.out, watched.err) == (0, alone.out, alone.err)
     assert watched.out.endswith(b"finite True\n")
     assert (watched.rows, watched.summary["findings"]) == ([], [])

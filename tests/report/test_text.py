@@ -86,7 +86,7 @@ def test_positions_are_said_and_never_guessed(positions, said):
 def test_ablation_of_several_atoms_says_any_part():
     atoms = (*ISLAND, replace(ISLAND[0], target="lm_head"))
     proof = replace(PROOF, minimal=atoms, ablations=(trial(ISLAND, "same_failure"),) * 2)
-    assert "removing any part fails 2/2" in render(replace(REPORT, proof=proof))
+    assert "without any part of it 2 of 2 fail" in render(replace(REPORT, proof=proof))
 
 
 def test_proof_without_a_float32_reference_says_what_stood_in():
@@ -94,7 +94,7 @@ def test_proof_without_a_float32_reference_says_what_stood_in():
     reference = Reference(outcome="same_failure")
     proof = replace(PROOF, verdict="plausible", passing=passing, reference=reference)
     text = render(replace(REPORT, proof=proof))
-    assert "[plausible: passes 3/3" in text
+    assert "[plausible: with it 3 of 3 runs pass" in text
     assert "healthy rows unchanged" in text
     assert "of float32;" not in text
 

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from fnstep import FnStep
+from incident_records import report
 from nanstop.decide.policy import Policy
-from nanstop.records import Atom
+from nanstop.records import Atom, Diagnosis
+from nanstop.report.text.run_end import RunEnd, end_line, said_again
 from nanstop.session.session import Session
 from nanstop.store.incidents import Store
 
@@ -43,6 +45,44 @@ def test_a_run_is_said_to_be_kept_finite_only_where_it_is(tmp_path, broken):
     session.series.add("loss_raw", 2, torch.tensor(0.5))
     HARMS[broken](model, optimizer, session.series)
     session.finish()
-    said = [line for line in news if isinstance(line, str)][-1]
-    assert ("was kept finite by" in said) == (not broken)
+    said = end_line(news[-1])
+    assert said.startswith("0 steps watched, nothing found; ")
+    assert ("kept finite by" in said) == (not broken)
     assert broken in said
+
+
+def ended(**seen):
+    return end_line(RunEnd(**seen))
+
+
+def test_a_healthy_run_ends_in_one_line():
+    assert ended(steps={1: 20}) == "20 steps watched, nothing found"
+    assert ended(steps={1: 1}) == "1 step watched, nothing found"
+
+
+def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
+    micro, sample = Atom(remedy="drop_micro", target="0"), Atom(remedy="drop_sample", target="0:3")
+    line = ended(
+        steps={1: 30, 2: 30},
+        failures={"0000": 29, "0001": 1},
+        codes=("NS501", "NS201"),
+        findings=(
+            Diagnosis(code="NS102", title="", cause="", confidence="certain"),
+            Diagnosis(code="NS802", title="", cause="", confidence="certain"),
+        ),
+        lost={1: 29},
+        dropped=[micro, sample, sample],
+        kept=(Atom(remedy="island", target="norm", value="float32"),),
+        ended="ended early",
+        folder=".nanstop",
+    )
+    assert line == (
+        "30 steps watched, 2 incidents (NS501, NS201, 30 times) and 1 warning (NS102), "
+        "29 of 30 updates of one optimizer left out, 1 micro-batch and 2 samples of the data left "
+        "out, ended early; kept finite by: keep `norm` in float32; details: nanstop report .nanstop"
+    )
+
+
+@pytest.mark.parametrize("times", [1, 2, 9, 10, 11, 20, 100, 110, 1000])
+def test_an_incident_that_comes_again_is_told_at_powers_of_ten(times):
+    assert bool(said_again(report("0003"), times)) == (times in (10, 100, 1000))

@@ -18,6 +18,7 @@ from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.detect.signals import Alarm
 from nanstop.records import Atom, GradientPath, HeadFacts, RunFacts, Sighting, Signal, StepId
+from nanstop.report.text.run_end import end_line
 from nanstop.session import investigation
 from nanstop.session.failures import Failures
 from nanstop.session.history import History
@@ -644,4 +645,5 @@ def test_updates_that_were_left_out_are_steps_of_the_run_and_are_told_at_its_end
     session.left_out(1)
     session.finish()
     assert summary(tmp_path)["steps"] == 2
-    assert session.news[-1] == "1 of 2 updates were left out"
+    start = "2 steps watched, 1 incident (NS501), 1 of 2 updates left out; details: nanstop report "
+    assert end_line(session.news[-1]).startswith(start)

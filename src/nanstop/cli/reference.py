@@ -43,6 +43,11 @@ def explain(
         if run_it:
             raise NanstopError("--run goes with a CODE")
         return _fitting(symptom or "", lang, as_json)
+    if code.upper() == "NS001":
+        page = pages.usage_error(lang)
+        row = {"code": "NS001", "name": "usage-error", "title": "wrong usage", "page": page}
+        show(row, page.rstrip(), as_json)
+        return OK
     rule, page = pages.find_rule(code), pages.explain(code, lang=lang)
     title = pages.page(rule, lang).title
     row = {"code": rule.code, "name": rule.slug, "title": title, "page": page}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +12,18 @@ from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, printable, progress
 from nanstop.errors import NanstopError
 from nanstop.records import Report
 
+if TYPE_CHECKING:
+    from nanstop.store.summary import Summary
+
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="An incident folder, or all of a run.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="DIR", help="An incident, or all of them [$NANSTOP_DIR or .nanstop]."
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every incident whole.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")
     ] = None,
@@ -32,17 +39,27 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show an incident again, diagnosed by the rules of this version.
+    """Show an incident again, diagnosed by the rules of this version, or the runs of a folder.
 
-    With --json: its report, or a list of a run's. With --html: as one file that needs no network
-    and no script. With --issue: of a run, its newest.
+    With --json: its report, or a list of all. With --html: as one file that needs no network and
+    no script. With --issue: of a run, its newest.
     """
     from nanstop.diagnose.diagnose import diagnose_anew
     from nanstop.records.codec import to_json
+    from nanstop.report.text.runs import render_runs
     from nanstop.report.text.terminal import render
+    from nanstop.session.factory import incident_folder
     from nanstop.store.incidents import REPORT, incident_folders, load_report
 
-    found = incident_folders(folder)
+    folder, summary = incident_folder(folder), None
+    try:
+        found = incident_folders(folder)
+    except NanstopError:
+        summary = _summary(folder)
+        if summary is None or html is not None or as_issue:  # of a run without an incident
+            raise
+        found = ()
+    is_one = found == (folder,)
     reports = [diagnose_anew(load_report(one)) for one in found]
     records = [str(one / REPORT if one.is_dir() else one) for one in found]
     if html is not None:
@@ -53,7 +70,10 @@ def report(
         typer.echo(issue(reports[-1]), nl=False)
     elif as_json:
         texts = [to_json(one) for one in reports]
-        typer.echo(texts[0] if found == (folder,) else f"[{','.join(texts)}]")
+        typer.echo(texts[0] if is_one else f"[{','.join(texts)}]")
+    elif not is_one and not full:
+        shown = render_runs(str(folder), reports, summary or _summary(folder))
+        typer.echo(printable(shown))
     else:
         shown = (
             render(printable(one), record=record)
@@ -84,3 +104,13 @@ def _write_page(
     except OSError as error:
         raise NanstopError(f"cannot write {file}: {error.strerror or error}") from error
     progress(f"written: {file}" if are_available() else f"written: {file}; {MISSING}")
+
+
+def _summary(folder: Path) -> Summary | None:
+    """Return what is written of the latest run, None where there is nothing that can be read."""
+    from nanstop.store.incidents import SUMMARY, load_summary
+
+    try:
+        return load_summary(folder / SUMMARY)
+    except NanstopError:
+        return None

@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import AsJson
+from nanstop.cli.terminal import AsJson, progress
+
+_OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang")
+"""Options that a command hardly has itself."""
+
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Allow a remedy that changes training; repeatable."),
+]
+Series = Annotated[
+    bool, typer.Option("--series", help="Keep the run's numbers, for nanstop compare.")
+]
+ShowText = Annotated[
+    bool, typer.Option("--show-text", help="Show the training text around a failure.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing at the end of a run.")]
 
 
 def run(  # noqa: PLR0913, PLR0917 - one for each option
@@ -30,17 +45,12 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
             help="A training that is stopped raises TrainingStopped, or ends as by early stopping.",
         ),
     ] = "raise",
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Allow a remedy that changes training; repeatable."),
-    ] = None,
+    allow: Allow = None,
     record: Annotated[
         bool,
         typer.Option("--record", help="Note every operation before it runs: names one that kills."),
     ] = False,
-    series: Annotated[
-        bool, typer.Option("--series", help="Keep the run's numbers, for nanstop compare.")
-    ] = False,
+    series: Series = False,
     hang: Annotated[
         float | None,
         typer.Option(
@@ -49,6 +59,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
             help="End a run without a step for N median step times (60 s at least), with stacks.",
         ),
     ] = None,
+    show_text: ShowText = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> int:
     """Run any training command, unchanged, watched. Its output and exit code stay its own.
@@ -57,7 +69,9 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     """
     from nanstop.decide.policy import Policy
 
-    policy = Policy(on_failure=on_failure, on_stop=on_stop, allow=tuple(allow or ()))  # type: ignore[arg-type]
+    _mention_ours(command)
+    said = {"quiet": quiet, "show_text": show_text, "allow": tuple(allow or ())}
+    policy = Policy(on_failure=on_failure, on_stop=on_stop, **said)  # type: ignore[arg-type]
     from nanstop.commands.run.launch import launch
     from nanstop.commands.run.supervise import Patience
 
@@ -70,3 +84,10 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         series=series,
         patience=Patience(steps=hang) if hang is not None else None,
     )
+
+
+def _mention_ours(command: list[str]) -> None:
+    """Say of an option that only nanstop has that it stands where it is the command's."""
+    late = [word for word in command[1:] if word.partition("=")[0] in _OURS_ALONE]
+    if late:
+        progress(f"note: `{late[0]}` stands after the command and is given to it, not to nanstop")

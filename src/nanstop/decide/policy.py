@@ -41,7 +41,8 @@ class Policy:
     ``max_skips_in_a_row`` updates may be left out one after another, and of all that an optimizer
     makes no more than a tenth; the next failure stops the run. ``on_stop``: "raise" has ``train()``
     raise ``TrainingStopped``, "end" has it return as after early stopping. ``budget_seconds`` and
-    ``budget_trials`` bound the search for a proof of one incident.
+    ``budget_trials`` bound the search for a proof of one incident. ``quiet``: nothing is said at
+    the end of a run. ``show_text``: reports show the training data around the place of a failure.
 
     Errors: ``NanstopError`` NS001 for an unknown option, value or remedy, with the nearest valid
     one.
@@ -53,6 +54,8 @@ class Policy:
     on_stop: OnStop = "raise"
     budget_seconds: float = 60.0
     budget_trials: int = 40
+    quiet: bool = False
+    show_text: bool = False
 
     def __new__(cls, **options: Any) -> Policy:
         known = [field.name for field in fields(cls)]
@@ -70,6 +73,9 @@ class Policy:
             if name not in REMEDIES:
                 raise unknown("remedy in allow", name, sorted(REMEDIES))
         object.__setattr__(self, "allow", allow)
+        for option in ("quiet", "show_text"):
+            if not isinstance(getattr(self, option), bool):
+                raise NanstopError(f"{option} must be True or False")
         _require_number("max_skips_in_a_row", self.max_skips_in_a_row, whole=True, least=0)
         _require_number("budget_seconds", self.budget_seconds, whole=False, least=0)
         _require_number("budget_trials", self.budget_trials, whole=True, least=1)
@@ -87,22 +93,42 @@ class Occurrence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """The updates of one optimizer that were left out in the present training, and how many of
+    them came last, one after another.
+    """
+
+    optimizer: int
+    num: int = 0
+    in_a_row: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyState:
     """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it.
 
-    ``lost``: how many updates of each optimizer were left out in the present training, by its
-    number.
+    ``skips_in_a_row``: since the last update of any optimizer; ``lost``: of each that lost one, by
+    the number that stands for it.
     """
 
     occurrences: tuple[Occurrence, ...] = ()
     adopted: tuple[Atom, ...] = ()
     skips_in_a_row: int = 0
-    lost: tuple[tuple[int, int], ...] = ()
+    lost: tuple[Losses, ...] = ()
 
     def occurrence(self, key: FailureKey) -> Occurrence:
         """Return what is remembered of failures like ``key``, with count 0 for a new one."""
         new = Occurrence(folded=key.folded, count=0)
         return next((one for one in self.occurrences if one.folded == key.folded), new)
+
+    def losses(self, optimizer: int) -> Losses:
+        """Return what an optimizer has lost."""
+        none = Losses(optimizer=optimizer)
+        return next((one for one in self.lost if one.optimizer == optimizer), none)
+
+    def in_a_row(self, optimizer: int) -> int:
+        """Return how many updates were left out since the last one of this optimizer, or of any."""
+        return max(self.skips_in_a_row, self.losses(optimizer).in_a_row)
 
 
 def decide(  # noqa: PLR0913 - called once, by name
@@ -141,29 +167,41 @@ def decide(  # noqa: PLR0913 - called once, by name
         return Action(kind="stop", reason="the policy is to stop at the first failure"), state
     if policy.on_failure == "repair" and cure:
         goes_back = weights_broken or update_pending
-        kind, state = _repair(state, cure, count=now.count, at_step=at_step, goes_back=goes_back)
-        why = _PENDING if update_pending else _why(kind, now.count)
+        kind, state = _repair(
+            completed(state, optimizer),
+            cure,
+            count=now.count,
+            at_step=at_step,
+            goes_back=goes_back,
+        )
+        why = _PENDING if update_pending else _why(kind, now.count, cure)
         return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
     if policy.on_failure == "repair" and replays_clean and not weights_broken:
         reason = "the failure does not always come back: the step is run again as it is"
-        return Action(kind="redo", reason=reason), completed(state)
+        return Action(kind="redo", reason=reason), completed(state, optimizer)
     if weights_broken:
         reason = "the weights themselves are not finite: leaving updates out cannot help"
         return Action(kind="stop", reason=reason), state
     why = _why_not_repaired(policy, proof)
-    lost = dict(state.lost).get(optimizer, 0)
-    too_many = _too_many(policy, key, state.skips_in_a_row, lost, num_updates=at_step + 1)
+    lost, row = state.losses(optimizer), state.in_a_row(optimizer)
+    too_many = _too_many(policy, key, row, lost.num, num_updates=at_step)
     if too_many:
-        return Action(kind="stop", reason=f"{why}; {too_many}"), state
-    return Action(kind="skip", reason=why), _left_out(state, optimizer, lost)
+        return Action(kind="stop", reason=f"{too_many}; {why}"), state
+    return Action(kind="skip", reason=why), _left_out(state, lost)
 
 
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 
-def completed(state: PolicyState) -> PolicyState:
-    """Return the state after an update that was applied: the row of skips has ended."""
-    return replace(state, skips_in_a_row=0) if state.skips_in_a_row else state
+def completed(state: PolicyState, optimizer: int | None = None) -> PolicyState:
+    """Return the state after an update of an optimizer (None: the only one) that was applied: its
+    row of skips has ended, not that of another that takes turns with it.
+    """
+    state = replace(state, skips_in_a_row=0) if state.skips_in_a_row else state
+    for lost in state.lost:
+        if lost.in_a_row and optimizer in (None, lost.optimizer):
+            state = _with_losses(state, replace(lost, in_a_row=0))
+    return state
 
 
 def begun(state: PolicyState) -> PolicyState:
@@ -171,11 +209,6 @@ def begun(state: PolicyState) -> PolicyState:
     what is known of failures stays, nothing is lost yet.
     """
     return replace(state, skips_in_a_row=0, lost=())
-
-
-def num_lost(state: PolicyState) -> int:
-    """Return how many updates of the present training were left out, of all optimizers."""
-    return sum(num for _, num in state.lost)
 
 
 def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
@@ -219,7 +252,8 @@ def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_vet
     if policy.on_failure == "stop":
         return ""
     if key.phase in ("evaluate", "generate"):
-        return f"no update is at stake in phase {key.phase}: observed only"
+        what = "an evaluation" if key.phase == "evaluate" else "text that the model generated"
+        return f"it failed in {what}, which changes no weight: reported, nothing done"
     if not can_veto:
         return "this trainer's update cannot be held back: observed only"
     return ""
@@ -228,7 +262,6 @@ def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_vet
 def _repair(
     state: PolicyState, cure: tuple[Atom, ...], *, count: int, at_step: int, goes_back: bool
 ) -> tuple[ActionKind, PolicyState]:
-    state = completed(state)
     if _is_for_data(cure):
         return "quarantine", state
     if goes_back:
@@ -246,25 +279,30 @@ def _adopt(state: PolicyState, cure: tuple[Atom, ...]) -> PolicyState:
 def _too_many(
     policy: Policy, key: FailureKey, in_a_row: int, lost: int, *, num_updates: int
 ) -> str:
-    """Return what says that too many updates are lost, or an empty string."""
+    """Return what says that too many of the updates so far are lost, or an empty string."""
     most = policy.max_skips_in_a_row
     if in_a_row >= (min(most, EXCEPTIONS_IN_A_ROW) if key.kind == "exception" else most):
         return f"{in_a_row} updates in a row were left out"
-    if lost >= max(most, ENOUGH) and lost * MOST_LOST >= num_updates:
+    if lost >= max(most, ENOUGH) and lost * MOST_LOST > num_updates:
         return f"{lost} of {num_updates} updates were left out"
     return ""
 
 
-def _left_out(state: PolicyState, optimizer: int, lost: int) -> PolicyState:
-    others = tuple(one for one in state.lost if one[0] != optimizer)
-    row = state.skips_in_a_row + 1
-    return replace(state, skips_in_a_row=row, lost=(*others, (optimizer, lost + 1)))
+def _left_out(state: PolicyState, lost: Losses) -> PolicyState:
+    state = replace(state, skips_in_a_row=state.skips_in_a_row + 1)
+    return _with_losses(state, replace(lost, num=lost.num + 1, in_a_row=lost.in_a_row + 1))
 
 
-def _why(kind: ActionKind, count: int) -> str:
+def _with_losses(state: PolicyState, lost: Losses) -> PolicyState:
+    others = tuple(one for one in state.lost if one.optimizer != lost.optimizer)
+    return replace(state, lost=(*others, lost))
+
+
+def _why(kind: ActionKind, count: int, cure: tuple[Atom, ...]) -> str:
+    whole = any(atom.remedy == "drop_micro" for atom in cure)
     occasion = f"failure number {count} of its kind" if count > 1 else "it failed at the first step"
     return {
-        "quarantine": "the sample is left out of this step",
+        "quarantine": f"the {'micro-batch' if whole else 'sample'} is left out of this step",
         "rollback": "back to the last good weights, and on with the proven remedy",
         "adopt": f"{occasion}: the proven remedy stays on",
         "redo": "the step is run again under the proven remedy",
@@ -277,7 +315,7 @@ def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
     if proof is None or proof.verdict == "none_found" or not proof.minimal:
         return "no remedy was found"
     if proof.verdict == "plausible":
-        return "the remedy that passes could not be proven"
+        return "a remedy lets the step pass, but that it is as good as float32 is not certain"
     names = ", ".join(sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)}))
     what = "leaving it out" if proof.verdict == "isolated" else "the proven remedy"
     return f"{what} changes training and needs allow=({names},)"

@@ -33,6 +33,29 @@ def find_rule(code: str) -> Rule:
     raise unknown("finding", code.upper() if code[:2].upper() == "NS" else code, names)
 
 
+_USAGE_ERROR = {
+    "en": """# NS001 usage-error: nanstop was asked for what it cannot do
+
+An option, a file, a name or a value is not what nanstop takes. The message says which, and behind
+`help:` stands the nearest one that exists, or what to do. It is no failure of a training: nothing
+was run, and nothing was changed. The exit code is 2.
+""",
+    "zh": """# NS001 usage-error: nanstop 无法按要求执行
+
+某个选项、文件、名称或取值不是 nanstop 所接受的。错误信息会说明是哪一个，
+`help:` 之后给出最接近的有效名称或处理办法。这不是训练故障：
+没有运行任何东西，也没有改动任何东西。退出码为 2。
+""",
+}
+
+
+def usage_error(lang: str = "en") -> str:
+    """Return the page of NS001, which is no finding. Errors: as ``page``."""
+    if lang not in LANGUAGES:
+        raise unknown("language", lang, LANGUAGES)
+    return _USAGE_ERROR[lang]
+
+
 def page(rule: Rule, lang: str = "en") -> Page:
     """Return the page of a rule: its docstring in English, ``diagnose/zh/CODE.md`` in Chinese.
 

@@ -42,6 +42,11 @@ class FailurePoint:
     step: Step | None
     can_skip: bool
 
+    @property
+    def optimizer(self) -> int:
+        """A number that stands for the optimizer whose update failed, 0 where that is not known."""
+        return id(self.step.view.optimizer) if self.step is not None else 0
+
     @classmethod
     def of(cls, step: Step | None, signals: Sequence[Signal], *, can_skip: bool) -> FailurePoint:
         """Return the occasion of a step, or else of what the signals say of it."""

@@ -30,6 +30,7 @@ from nanstop.records.facts import (
     UpdateRow,
 )
 from nanstop.records.incident import (
+    BatchRows,
     Incident,
     Localization,
     Position,
@@ -121,6 +122,7 @@ __all__ = [
     "Atom",
     "AuditEntry",
     "BatchFact",
+    "BatchRows",
     "Calibration",
     "CancelledRow",
     "Change",

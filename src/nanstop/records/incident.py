@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from nanstop.records.facts import BatchFact, Environment, RunFacts
 from nanstop.records.probe import StateRow
 from nanstop.records.record import record
@@ -18,6 +20,30 @@ from nanstop.records.vocabulary import SCHEMA, Confidence, Fidelity, Finiteness,
 
 
 @record
+class BatchRows:
+    """The rows of a data set that a micro-batch was made of, from 0.
+
+    ``data``: what they are rows of. ``rows``: in the order of its samples, or, not ``in_order``, in
+    that of the loader. ``starts``: of samples that were joined into one row, their first tokens.
+    """
+
+    data: str
+    rows: tuple[int, ...]
+    in_order: bool = True
+    starts: tuple[int, ...] = ()
+
+    def row(self, sample: int, token: int | None = None) -> int | None:
+        """Return the row of a sample, of a token where samples were joined; None: not known."""
+        if not self.in_order:
+            return None
+        if not self.starts:
+            return self.rows[sample] if sample < len(self.rows) else None
+        if token is None or sample > 0:
+            return None
+        return self.rows[max(bisect_right(self.starts, token) - 1, 0)]
+
+
+@record
 class Incident:
     """A failure as it was met, before anything was tried."""
 
@@ -29,6 +55,10 @@ class Incident:
     facts: RunFacts
     environment: Environment
     batch: tuple[BatchFact, ...] = ()
+    rows: BatchRows | None = None
+    """What the failing micro-batch was made of; None where that is not known."""
+    text: tuple[str, ...] = ()
+    """What stands around each place of the localization, where that was asked for."""
     bad_params: tuple[str, ...] = ()
     """Parameters that were not finite before this step's forward."""
     bad_state: tuple[str, ...] = ()

@@ -150,6 +150,10 @@ class Diagnosis:
     seen: Sighting | None = None
     """Where it was measured; None for what was only to be expected, and for a failure."""
 
+    def __repr__(self) -> str:
+        where = f" at {self.where}" if self.where else ""
+        return f"<{self.code} {self.title}{where}, {self.confidence}>"
+
 
 @record
 class Reference:
@@ -254,3 +258,8 @@ class Report:
     count: int = 1
     failures: tuple[str, ...] = ()
     """Stages of the investigation that did not complete, with the reason."""
+
+    def __repr__(self) -> str:
+        what = f"{self.diagnoses[0].code} {self.diagnoses[0].title}" if self.diagnoses else "NS000"
+        times = f", {self.count} times" if self.count > 1 else ""
+        return f"<incident {self.incident.id}: {what}, step {self.incident.at.step}{times}>"

@@ -9,18 +9,21 @@ from pathlib import Path
 
 from nanstop.ranks import is_first
 from nanstop.records import Diagnosis, Report
+from nanstop.report.text.run_end import RunEnd, end_line
 from nanstop.store.incidents import REPORT
 
+News = Report | Diagnosis | RunEnd | str
 
-def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
-    """Return what prints reports, findings and notes on stderr as they come.
+
+def announcer(folder: Path) -> Callable[[News], None]:
+    """Return what prints reports, findings, notes and the end of a run on stderr as they come.
 
     Of several processes that train together each reports its own failures;
     what holds for all of them the first says.
     """
     speaks_for_all = is_first()
 
-    def announce(news: Report | Diagnosis | str) -> None:
+    def announce(news: News) -> None:
         from nanstop.report.text import terminal  # most runs have nothing to tell
 
         if isinstance(news, Report):
@@ -31,7 +34,7 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
         elif isinstance(news, Diagnosis):
             shown = terminal.render_finding(news, stream=sys.stderr)
         else:
-            shown = f"nanstop: {news}\n"
+            shown = f"nanstop: {end_line(news) if isinstance(news, RunEnd) else news}\n"
         sys.stderr.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stderr.flush()
 
@@ -39,9 +42,12 @@ def announcer(folder: Path) -> Callable[[Report | Diagnosis | str], None]:
 
 
 def _record(path: Path) -> str | None:
-    """Return where the full record is, as short as can be; None where the disk refused it."""
-    if not path.is_file():
-        return None
+    """Return where the full record is, None where the disk refused it."""
+    return short(path) if path.is_file() else None
+
+
+def short(path: Path) -> str:
+    """Return a path as short as it can be said where we are."""
     with suppress(ValueError, OSError):
         return str(path.relative_to(Path.cwd()) if path.is_absolute() else path)
     return str(path)

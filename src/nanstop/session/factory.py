@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 
 FOLDER = ".nanstop"
+_OFF, _ON = ("off", "0", "false"), ("", "on", "1", "true")
+_log = logging.getLogger("nanstop")
 SERIES_VARIABLE = "NANSTOP_SERIES"
 """Set to 1, the first rank writes its losses, norms and rates of the whole run when it ends."""
 
 
 def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
     """Return where incidents go: ``out``, else ``$NANSTOP_DIR``, else ``.nanstop``."""
-    return Path(out or os.environ.get("NANSTOP_DIR") or FOLDER)
+    return Path(out or os.environ.get("NANSTOP_DIR") or FOLDER).expanduser()
 
 
 def run_store(out: str | os.PathLike[str] | None = None) -> Store:
@@ -43,9 +46,12 @@ def run_store(out: str | os.PathLike[str] | None = None) -> Store:
 
 
 def switched_off(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether ``NANSTOP=off`` is set."""
+    """Return whether ``NANSTOP=off`` is set; a word that says neither off nor on is warned of."""
     given = os.environ if environment is None else environment
-    return given.get("NANSTOP", "").lower() in ("off", "0", "false")
+    word = given.get("NANSTOP", "")
+    if word.lower() not in (*_OFF, *_ON):
+        _log.warning("nanstop: NANSTOP=%s is not understood and ignored; `off` switches off", word)
+    return word.lower() in _OFF
 
 
 def opener(

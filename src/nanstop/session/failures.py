@@ -99,16 +99,22 @@ class Failures:
         self._run = run
         self._state = policies.PolicyState()
         self._last_signature: tuple[object, ...] | None = None
+        self._last_optimizer = 0
+        self._others_passed = False
 
     @property
-    def num_left_out(self) -> int:
-        """How many updates of the present training were left out."""
-        return policies.num_lost(self._state)
+    def lost(self) -> dict[int, int]:
+        """How many updates of each optimizer were left out in the present training."""
+        return {one.optimizer: one.num for one in self._state.lost}
 
-    def passed(self) -> None:
-        """Note that an update was applied: no row of failures goes on."""
-        self._state = policies.completed(self._state)
-        self._last_signature = None
+    def passed(self, optimizer: int | None) -> None:
+        """Note that an update of an optimizer (None: the only one) was applied: no row of its
+        failures goes on.
+        """
+        self._state = policies.completed(self._state, optimizer)
+        if optimizer is None or self._last_optimizer in (0, optimizer):
+            self._last_signature = None
+        self._others_passed = True
 
     def begun(self) -> None:
         """Note that a training begins: what was lost in an earlier one is no reason to stop it."""
@@ -128,13 +134,15 @@ class Failures:
         if known is not None:
             return self._again(known, now) if now.can_skip else None
         signature = (alarm.phase, bool(alarm.bad_params), type(alarm.error), first.source)
-        if signature == self._last_signature and self.known.reports:
+        goes_on = now.optimizer == self._last_optimizer or not self._others_passed
+        if signature == self._last_signature and goes_on and self.known.reports:
             latest = self.known.reports[-1]
             if left_alone(latest):
                 return replace(self._again(latest, now), like_the_last=True)
-            if self._is_one_more(latest):
+            if self._is_one_more(latest, now.optimizer):
                 return self._again(latest, now, proof=latest.proof)
-        self._last_signature = signature
+        self._last_signature, self._last_optimizer = signature, now.optimizer
+        self._others_passed = False
         found = Investigation(
             facts=self._run.facts,
             at=first.at or now.at,
@@ -182,11 +190,11 @@ class Failures:
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
             return self._decide(found, now, None)
 
-    def _is_one_more(self, latest: Report) -> bool:
+    def _is_one_more(self, latest: Report, optimizer: int) -> bool:
         """Return whether a failure that looks like the last is taken for it: a long row is
         looked into ever more seldom.
         """
-        row = self._state.skips_in_a_row
+        row = self._state.in_a_row(optimizer)
         skipped = latest.audit[-1].action.kind == "skip"
         return skipped and row > _EACH_LOOKED_INTO and row & (row - 1) != 0
 
@@ -201,6 +209,7 @@ class Failures:
             return self._decide(found, now, None)
         with failing.in_place():
             found.look(failing)
+            found.trace_rows(failing, self._run)
             known = self.known.like(found.key)
             if known is not None and found.stage("repeat", lambda: self._passes(failing, known)):
                 return self._again(known, now, failing)
@@ -290,7 +299,7 @@ class Failures:
             key=key,
             proof=proof,
             at_step=now.at.step,
-            optimizer=id(now.step.view.optimizer) if now.step is not None else 0,
+            optimizer=now.optimizer,
             world_size=facts.world_size,
             can_veto=facts.veto == "yes" and now.can_skip,
             weights_broken=failing is not None and failing.update and not failing.pending,

@@ -47,7 +47,7 @@ class FirstWindow(OffSession):
     def failed(self, step: Step | None, alarm: Alarm, **_about: Any) -> NoReturn:
         self._meet(step, alarm.error)
 
-    def completed(self, step: int) -> None:  # noqa: ARG002
+    def completed(self, step: int, *, optimizer: int | None = None) -> None:  # noqa: ARG002
         self._meet(None, None)
 
 

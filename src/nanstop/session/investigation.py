@@ -23,6 +23,7 @@ from nanstop.records import (
     Atom,
     AuditEntry,
     BatchFact,
+    BatchRows,
     Change,
     Diagnosis,
     Environment,
@@ -46,7 +47,9 @@ from nanstop.records import (
 from nanstop.replay.batches import batch_facts, num_samples
 from nanstop.replay.rerun import rerun
 from nanstop.session.history import History
-from nanstop.session.machine import environment
+from nanstop.session.machine import command, environment
+from nanstop.session.run_state import RunState
+from nanstop.session.shown_text import text_around
 
 T = TypeVar("T")
 
@@ -70,6 +73,8 @@ class Investigation:
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
     batch: tuple[BatchFact, ...] = ()
+    rows: BatchRows | None = None
+    text: tuple[str, ...] = ()
     odd_weights: tuple[TensorStats, ...] = ()
     lost_moments: tuple[StateRow, ...] = ()
     incident: Incident | None = None
@@ -133,6 +138,17 @@ class Investigation:
             samples = self.stage("samples", lambda: _samples(failing))
             self.localization = replace(self.localization, positions=samples)
 
+    def trace_rows(self, failing: FailingStep, run: RunState) -> None:
+        """Note which rows of its data the failing micro-batch was made of, and the text around the
+        places of the failure where the policy is to show it. Call after ``look``.
+        """
+        batch = failing.step.batches[failing.micro]
+        self.rows = self.stage("rows", lambda: run.rows_of(batch))
+        places = self.localization.positions if self.localization is not None else None
+        if run.policy.show_text and places:
+            shown = self.stage("text", lambda: text_around(batch, places, run.decode))
+            self.text = shown or ()
+
     @property
     def is_steady(self) -> bool:
         """Whether the step as it is fails each time that it is run."""
@@ -153,8 +169,10 @@ class Investigation:
             phase=self.phase,
             signals=self.signals,
             facts=self.facts,
-            environment=self.stage("environment", environment) or _UNKNOWN,
+            environment=self.stage("environment", _environment) or _UNKNOWN,
             batch=self.batch,
+            rows=self.rows,
+            text=self.text,
             bad_params=self.bad_params,
             bad_state=self.bad_state,
             odd_weights=self.odd_weights,
@@ -230,6 +248,10 @@ class Investigation:
             audit=(audit,),
             failures=tuple(self.failures),
         )
+
+
+def _environment() -> Environment:
+    return replace(environment(), command=command())
 
 
 def _facts_around(failing: FailingStep) -> tuple[BatchFact, ...]:

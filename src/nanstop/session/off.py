@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanstop.decide.decision import Decision
-from nanstop.records import Atom, Diagnosis, Report, RunFacts, StepId
+from nanstop.records import Atom, BatchRows, Diagnosis, Report, RunFacts, StepId
 from nanstop.report.run_report import RunReport
 from nanstop.session.history import History
 from nanstop.session.watched_run import WatchedRun
 
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
-    from nanstop.replay.step import Step
+    from nanstop.replay.step import Batch, Step
 
 
 class OffSession(WatchedRun):
@@ -29,6 +29,8 @@ class OffSession(WatchedRun):
         self.facts = RunFacts()
         self.series = History()
         self.present: Callable[[], StepId | None] = lambda: None
+        self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
+        self.decode: Callable[[Sequence[int]], str] = str
 
     @property
     def reports(self) -> Sequence[Report]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nanstop.decide.policy import Policy
-from nanstop.records import Atom, RunFacts
-from nanstop.replay.step import ModelView
+from nanstop.records import Atom, BatchRows, RunFacts
+from nanstop.replay.step import Batch, ModelView
 from nanstop.session.history import History
 
 
@@ -21,5 +22,9 @@ class RunState(Protocol):
     def facts(self) -> RunFacts: ...
     @property
     def series(self) -> History: ...
+    @property
+    def rows_of(self) -> Callable[[Batch], BatchRows | None]: ...
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]: ...
     @property
     def in_force(self) -> tuple[Atom, ...]: ...

@@ -18,6 +18,7 @@ from nanstop.diagnose.evidence.candidates import updated_in_half
 from nanstop.ranks import is_first
 from nanstop.records import (
     Atom,
+    BatchRows,
     Diagnosis,
     Evidence,
     FailureKey,
@@ -31,10 +32,13 @@ from nanstop.records import (
 )
 from nanstop.records.facts import BY_HAND
 from nanstop.records.remedies import describe
+from nanstop.report.announce import News, short
+from nanstop.report.text.run_end import RunEnd, said_again
 from nanstop.session.findings import Findings
 from nanstop.session.history import WHOLE, History
 from nanstop.session.looks import Looks
 from nanstop.session.machine import command, environment
+from nanstop.session.shown_text import ids_as_text
 from nanstop.session.watched_run import WatchedRun
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, finding_row, summary_row
@@ -43,11 +47,11 @@ if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
     from nanstop.prove.failing_step import Rewind
     from nanstop.remedies.saved_models import SavedModels
-    from nanstop.replay.step import ModelView, Step
+    from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.run_report import RunReport
     from nanstop.session.failures import Conclusion, Failures
 
-Announce = Callable[[Report | Diagnosis | str], None]
+Announce = Callable[[News], None]
 
 
 class Session(WatchedRun):
@@ -74,6 +78,8 @@ class Session(WatchedRun):
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
         self.present: Callable[[], StepId | None] = lambda: None
+        self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
+        self.decode: Callable[[Sequence[int]], str] = ids_as_text
         self.opened: Callable[[Session], None] = lambda _: None
         """Told of a training that begins, when its facts are known."""
         self._failures: Failures | None = None
@@ -94,6 +100,7 @@ class Session(WatchedRun):
         self._in_force: tuple[Atom, ...] = ()
         self._saves: SavedModels | None = None
         self._steps = 0
+        self._end = RunEnd()
         self._exit: int | None = None
 
     @property
@@ -117,7 +124,7 @@ class Session(WatchedRun):
         self.adopt(atoms_of(self._plan, self.view))
 
     def start(self) -> None:
-        self._exit = None
+        self._exit, self._end = None, RunEnd()
         if self._saves is not None and not self._in_force:
             self._saves.release()  # of an earlier training of this model
         if self._failures is not None:
@@ -172,6 +179,7 @@ class Session(WatchedRun):
             end = end.named(self.store.open_incident()[0])
         incident, action = end.report.incident.id, end.action
         self._keep(end.report, end.key)
+        times = self._end.failures[incident] = self._end.failures.get(incident, 0) + 1
         if end.interrupt is not None:
             raise end.interrupt
         if end.like_the_last:
@@ -182,6 +190,8 @@ class Session(WatchedRun):
             self.announce(f"{incident}: adopted for the rest: {describe(action.atoms)}")
         elif action.kind == "stop":
             self.announce(f"{incident}: training stops: {action.reason}")
+        elif said := said_again(end.report, times):
+            self.announce(said)
         if action.kind == "adopt":
             self.adopt(action.atoms)
         on_stop = self.policy.on_stop
@@ -193,6 +203,8 @@ class Session(WatchedRun):
         report = next((one for one in self.reports if one.incident.id == decision.incident), None)
         if report is not None and self._failures is not None:
             entry = replace(report.audit[-1], outcome=outcome, before=before, after=after)
+            if entry.action.kind == "quarantine" and outcome == "done":
+                self._end.dropped += entry.action.atoms
             report = replace(report, audit=(*report.audit[:-1], entry))
             self._keep(report, self._failures.known.key_of(report))
 
@@ -202,15 +214,18 @@ class Session(WatchedRun):
         self.store.write_report(report)
         self._write_summary()
 
-    def completed(self, step: int) -> None:
-        self._steps = max(self._steps, step + 1)
-        self.beat(step)
+    def completed(self, step: int, *, optimizer: int | None = None) -> None:
+        self._count(step, optimizer)
         if self._failures is not None:
-            self._failures.passed()
+            self._failures.passed(optimizer)
         self._looks.updated(step)
 
-    def left_out(self, step: int) -> None:
+    def left_out(self, step: int, *, optimizer: int | None = None) -> None:
+        self._count(step, optimizer)
+
+    def _count(self, step: int, optimizer: int | None) -> None:
         self._steps = max(self._steps, step + 1)
+        self._end.seen(optimizer or 0)
         self.beat(step)
 
     def learned(self, *, at: StepId | None = None, **facts: Any) -> None:
@@ -318,13 +333,8 @@ class Session(WatchedRun):
             self.store.write_series((*self.series.records(), *ranges))
         if self.reports and is_first():
             self._write_page(in_force, ranges)
-        lost = self._failures.num_left_out if self._failures is not None else 0
-        if (
-            lost and self._steps >= lost
-        ):  # one that an exception of the script ended the run in was not
-            self.announce(f"{lost} of {self._steps} updates were left out")
-        if in_force and exit_code == 0:
-            self._say_how_it_ended(in_force)
+        if not self.policy.quiet:
+            self.announce(self._told_at_end(in_force))
 
     def _write_page(self, in_force: tuple[Atom, ...], ranges: tuple[Series, ...]) -> None:
         from nanstop.report.page_file import write_page
@@ -332,25 +342,18 @@ class Session(WatchedRun):
         plan = PrecisionPlan(remedies=in_force) if in_force else None
         write_page(self.store, lambda: (*self.series.recent(), *ranges), plan)
 
-    def _say_how_it_ended(self, in_force: tuple[Atom, ...]) -> None:
-        from nanstop.session.run_end import not_finite
+    def _told_at_end(self, in_force: tuple[Atom, ...]) -> RunEnd:
+        end, met = self._end, [r for r in self.reports if r.incident.id in self._end.failures]
+        end.codes = [summary_row(one).code for one in met]
+        end.findings, end.folder = self.findings, short(self.store.folder)
+        end.lost = self._failures.lost if self._failures is not None else {}
+        end.ended = {0: "", STOPPED: "then stopped"}.get(self._exit or 0, "ended early")
+        if in_force and self._exit == 0:
+            from nanstop.session.run_end import not_finite
 
-        try:
-            broken = not_finite(self.view, self.series)
-        except Exception as error:  # what was trained may be gone by now
-            said = f"in force to the end: {describe(in_force)} (the end could not be looked at: "
-            self.announce(f"{said}{type(error).__name__})")
-            return
-        if not broken:
-            needed = self._saves.at_the_end() if self._saves is not None else ""
-            self.announce(f"this run was kept finite by: {describe(in_force)}{needed}")
-            return
-        names = ", ".join(f"`{name}`" for name in broken[:3])
-        more = " and more" if len(broken) > 3 else ""
-        self.announce(
-            f"this run did not stay finite under: {describe(in_force)} (not finite at its end: "
-            f"{names}{more})"
-        )
+            end.kept, end.not_finite = in_force, not_finite(self.view, self.series)
+            end.needed = self._saves.at_the_end() if self._saves is not None else ""
+        return end
 
     def report(self) -> RunReport:
         from nanstop.report.run_report import RunReport
@@ -369,7 +372,14 @@ class Session(WatchedRun):
         self._told.examine_setup(known)
 
     def _tell(self, finding: Diagnosis) -> None:
-        self.announce(finding)
+        others = [one for one in self.findings if one is not finding and one.remedies]
+        like = next((one for one in others if one.remedies == finding.remedies), None)
+        if like is None:
+            self.announce(finding)
+        else:
+            place = f" at `{finding.where}`" if finding.where else ""
+            told = f"{finding.code}, {finding.title}{place}"
+            self.announce(f"also {told}: {finding.cause}; the help of {like.code} mends it too")
         self._write_summary()
 
     def _write_summary(self) -> None:

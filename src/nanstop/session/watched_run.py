@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nanstop.decide.decision import Decision
 from nanstop.records import (
     Atom,
+    BatchRows,
     Diagnosis,
     GradientAccount,
     PrecisionPlan,
@@ -23,7 +24,7 @@ from nanstop.session.history import History
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
     from nanstop.prove.failing_step import Rewind
-    from nanstop.replay.step import ModelView, Step
+    from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.run_report import RunReport
 
 
@@ -39,6 +40,11 @@ class WatchedRun(Protocol):
     series: History
     present: Callable[[], StepId | None]
     """Asks the host which step the run is in."""
+
+    rows_of: Callable[[Batch], BatchRows | None]
+    """Asks the host which rows a micro-batch was made of."""
+    decode: Callable[[Sequence[int]], str]
+    """Asks the host for the text of some token ids."""
 
     @property
     def reports(self) -> Sequence[Report]:
@@ -94,14 +100,14 @@ class WatchedRun(Protocol):
         gradients.
         """
 
-    def completed(self, step: int) -> None:
-        """Note that an update was applied.
+    def completed(self, step: int, *, optimizer: int | None = None) -> None:
+        """Note that an update was applied, by the ``optimizer`` of this id where several train.
         Synchronises the device where the gauge has looked at the step.
         """
 
-    def left_out(self, step: int) -> None:
+    def left_out(self, step: int, *, optimizer: int | None = None) -> None:
         """Note that the run went on without this update:
-        the scaler, or a decision, had it left out.
+        the scaler, or a decision, had it left out. ``optimizer`` as in ``completed``.
         """
 
     def learned(self, *, at: StepId | None = None, **facts: Any) -> None:

@@ -4,6 +4,7 @@ streams and exit codes stay their own.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def summary():
 
 def test_a_healthy_script_leaves_an_empty_summary(folder):
     code, out, err, rows = run("loop.py")
-    assert (code, out, err) == (0, "finite True\n", "")
+    assert (code, out, err) == (0, "finite True\n", "nanstop: 4 steps watched, nothing found\n")
     assert (rows["incidents"], rows["findings"], rows["exit"], rows["steps"]) == ([], [], 0, 4)
     assert [p.name for p in (folder / "incidents").iterdir()] == ["summary.json"]
 
@@ -96,7 +97,10 @@ def test_a_warning_inside_an_op_is_shown_at_the_scripts_line(folder):
         [sys.executable, "lonely.py"], capture_output=True, text=True, check=True, timeout=120
     )
     assert "UserWarning: std()" in alone.stderr
-    assert run("lonely.py")[:3] == (0, alone.stdout, alone.stderr)
+    code, out, err, _ = run("lonely.py")
+    assert (code, out) == (0, alone.stdout)
+    assert re.fullmatch(r"nanstop: \d+ steps watched, nothing found\n", err[len(alone.stderr) :])
+    assert err.startswith(alone.stderr)
 
 
 def test_a_module_is_watched_as_well(folder):

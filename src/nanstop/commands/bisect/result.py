@@ -14,7 +14,7 @@ Outcome = Literal["pass", "same_failure", "other_failure", "invalid"]
 _WORDS = {
     "pass": "passes",
     "same_failure": "fails",
-    "other_failure": "fails otherwise",
+    "other_failure": "fails in another way",
     "invalid": "cannot run",
 }
 
@@ -91,11 +91,13 @@ def trial_line(row: TrialRow, differing: Sequence[str]) -> str:
 
 
 def configuration(keys: Sequence[str], differing: Sequence[str]) -> str:
-    """Return the shorter of "GOOD + keys" and "BAD - keys"."""
+    """Return the shorter of "GOOD with keys" and "BAD without keys"."""
     left = [key for key in differing if key not in keys]
     if not keys or not left:
         return "BAD" if keys else "GOOD"
-    return f"GOOD + {_listed(keys)}" if len(keys) <= len(left) else f"BAD - {_listed(left)}"
+    return (
+        f"GOOD with {_listed(keys)}" if len(keys) <= len(left) else f"BAD without {_listed(left)}"
+    )
 
 
 def render(result: BisectResult) -> str:

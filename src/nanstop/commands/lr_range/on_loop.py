@@ -82,7 +82,7 @@ class LoopSweep(OffSession):
             self._fail(_CLOSURE)
         self._recorder.set_rate(optimizer, len(self._recorder.losses))
 
-    def completed(self, step: int) -> None:  # noqa: ARG002
+    def completed(self, step: int, *, optimizer: int | None = None) -> None:  # noqa: ARG002
         """Close the window, whose loss is that before its update.
 
         End the process after the last.

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from threading import Timer
 from types import FrameType
 from typing import Any
@@ -74,7 +73,7 @@ def launch(
     given = dict(os.environ if environment is None else environment)
     if switched_off(given):
         return _shell_code(_run(resolved, given, subprocess.Popen.wait)[0])
-    folder = Path(out or given.get("NANSTOP_DIR") or incident_folder()).absolute()
+    folder = incident_folder(out or given.get("NANSTOP_DIR")).absolute()
     run_id = secrets.token_hex(8)
     store = Store(folder, run_id)
     store.reset()
@@ -91,7 +90,7 @@ def launch(
             failed=bool(summary.incidents),
             stopped=policy.on_stop == "end" and summary.ended == "stopped",
         )
-    if code == 0 and summary == Summary() and store.problem is None:
+    if code == 0 and summary == Summary() and store.problem is None and not policy.quiet:
         sys.stderr.write(_NOTHING_SEEN)
     if report is not None:
         announcer(folder)(report)

@@ -20,6 +20,7 @@ from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading
 from nanstop.errors import TrainingStopped
+from nanstop.hosts.data_rows import DataRows
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.loop.step import LoopStep, learning_rates
 from nanstop.hosts.loop.taped_micro import TapedMicro
@@ -53,6 +54,7 @@ class LoopController:
         self._view: ModelView | None = None
         self._hooks: HookWrites | None = None
         self.ends = WindowEnds(self)
+        self.data_rows = DataRows("the data set")
 
     def open(self, view: PlainView, **known: Any) -> None:
         """Open the session once; ``known`` are further fields of ``RunFacts``."""
@@ -60,6 +62,7 @@ class LoopController:
             self.facts = facts_of_loop(view, **known)
             self.session = self._open_session(view, self.facts)
             self.session.present = self.step_id
+            self.session.rows_of = self.data_rows.rows_of
             self.session.start()
             self.look_at_hooks(view.root)
 
@@ -149,12 +152,14 @@ class LoopController:
         self.ends.ask(step, alarm(step.view, step.id, (signal,), "evaluate"))
         return True
 
-    def completed(self, *, applied: bool = True) -> None:
-        """Note that the window is over."""
+    def completed(self, optimizer: Optimizer | None = None, *, applied: bool = True) -> None:
+        """Note that the window is over, with an update of this optimizer."""
         self._until_update.close()
         self._stopped = False  # the script goes on all the same
         if self.session is not None:
-            (self.session.completed if applied else self.session.left_out)(self.num_updates)
+            whose = id(optimizer) if optimizer is not None else None
+            note = self.session.completed if applied else self.session.left_out
+            note(self.num_updates, optimizer=whose)
         self.num_updates += 1
 
     def finish(self, exit_code: int = 0) -> None:

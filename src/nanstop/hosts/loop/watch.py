@@ -211,7 +211,7 @@ class LoopWatch:
         if applied and scheduler is not None:
             scheduler.step()
         self._drop_window()
-        self.controller.completed(applied=applied)
+        self.controller.completed(self._optimizer, applied=applied)
         return norm if applied else None
 
     def _account(self, *, applied: bool) -> None:

@@ -154,7 +154,7 @@ class Judge:
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
         self._steps.updates[optimizer] = self.controller.num_updates + 1
-        self.controller.completed(applied=not self._state.window.vetoed)
+        self.controller.completed(optimizer, applied=not self._state.window.vetoed)
         self._state.expect_micro()
 
     def raised(self, error: Exception) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
@@ -45,6 +46,8 @@ class RawLoops:
         self.sinks.install()
         self._restored.install(self._table)
         self._calls.install()
+        rows = self.controller.data_rows
+        self._table.replace(DataLoader, "_get_iterator", rows.made_iterator)
 
     def end(self) -> None:
         """Look once more at what is under way, and let go of it."""

@@ -35,5 +35,5 @@ def is_reporting(callback: Any) -> bool:
 
 def is_users(callback: Any) -> bool:
     """Return whether a callback may change a training: the user's own, or early stopping."""
-    library = type(callback).__module__.startswith(("transformers.", "trl."))
+    library = type(callback).__module__.startswith(("transformers.", "trl.", "nanstop."))
     return isinstance(callback, EarlyStoppingCallback) or not library

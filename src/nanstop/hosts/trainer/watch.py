@@ -26,6 +26,7 @@ from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.detect.signals import alarm_of_exception
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
+from nanstop.hosts.data_rows import TrainerRows
 from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patching import Patches
@@ -76,6 +77,7 @@ class TrainerWatch:
         self.host = Reentry(trainer)
         self.carrier = Carrier(self.host)
         self.objective = Objective(trainer, self._note_objective)
+        self.rows = TrainerRows(trainer)
         self._open_session = open_session
         self._train = trainer.train
         self._clip: Any = None
@@ -100,6 +102,7 @@ class TrainerWatch:
         log = self.trainer._maybe_log_save_evaluate
         self.patches.set(self.trainer, "_maybe_log_save_evaluate", partial(self._on_log, log))
         self.objective.install(self.patches)
+        self.rows.install(self.patches)
         EvaluationGuard(self, self.windows.ends).install()
         CheckpointGuard(self, self.windows.ends).install()
 
@@ -120,6 +123,7 @@ class TrainerWatch:
         if self.session is None:
             self.session = self._open_session(self.view, self.facts)
         session = self.session
+        session.rows_of, session.decode = self.rows.rows_of, self.rows.decode
         session.prepare()
         session.facts = self.facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
         session.start()
@@ -190,6 +194,7 @@ class TrainerWatch:
             self._training = False
             self._hooks.stop()
             self._accounts.end()
+            self.rows.end()
             if self.session is not None:
                 self._end(self.session, exit_code)
         # A search goes on with its next trial: this one has ended early.

@@ -14,6 +14,10 @@ from nanstop.errors import NanstopError
 _PYTHON_FILES = (".py", ".pyw", ".pyz", ".zip")
 
 
+_NOTEBOOK = (
+    "in the notebook: `import nanstop; nanstop.watch(trainer)` before `trainer.train()`; "
+    "or `jupyter nbconvert --to script` makes a script of it"
+)
 _LAUNCHERS = ("accelerate", "deepspeed", "python", "torchrun", "trl")
 
 
@@ -34,9 +38,11 @@ def resolve_command(args: Sequence[str]) -> list[str]:
         return [sys.executable, *args]
     if first.startswith("-"):
         raise NanstopError(f"unknown option: `{first}`", hint="options of nanstop: nanstop run -h")
-    path = Path(first)
-    if _is_python(path):
-        return [sys.executable, *args]
+    if first.endswith(".ipynb"):
+        raise NanstopError(f"{first} is a notebook and cannot be run as a script", hint=_NOTEBOOK)
+    first = os.path.expanduser(first)  # noqa: PTH111  (`./x` is to stay `./x`)
+    if _is_python(Path(first)):
+        return [sys.executable, first, *rest]
     program = shutil.which(first) or shutil.which(first, path=str(Path(sys.executable).parent))
     if program is None:
         raise _missing(first)
@@ -62,6 +68,8 @@ def _missing(name: str) -> NanstopError:
     is_script = path.suffix in _PYTHON_FILES or path.name != name
     near = difflib.get_close_matches(name, scripts if is_script else [*scripts, *_LAUNCHERS], n=1)
     what = "script" if is_script else "program"
-    return NanstopError(
-        f"no such {what}: {name}", hint=f"did you mean `{near[0]}`?" if near else ""
-    )
+    if near == [name]:
+        hint = f"`{name}` is not on PATH: start the environment that it is installed in"
+    else:
+        hint = f"did you mean `{near[0]}`?" if near else ""
+    return NanstopError(f"no such {what}: {name}", hint=hint)

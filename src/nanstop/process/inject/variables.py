@@ -28,6 +28,8 @@ def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -
         "NANSTOP_ON_STOP": policy.on_stop,
         "NANSTOP_ALLOW": ",".join(policy.allow),
         "NANSTOP_BUDGET_SECONDS": str(policy.budget_seconds),
+        "NANSTOP_QUIET": "1" if policy.quiet else "",
+        "NANSTOP_SHOW_TEXT": "1" if policy.show_text else "",
     }
 
 
@@ -39,4 +41,11 @@ def watched_policy(environment: Mapping[str, str]) -> Policy:
     word = cast("OnFailure", environment.get("NANSTOP_ON_FAILURE", "repair"))  # Policy checks it
     on_stop = cast("OnStop", environment.get("NANSTOP_ON_STOP", "raise"))
     seconds = float(environment.get("NANSTOP_BUDGET_SECONDS", Policy().budget_seconds))
-    return Policy(on_failure=word, on_stop=on_stop, allow=allow, budget_seconds=seconds)
+    return Policy(
+        on_failure=word,
+        on_stop=on_stop,
+        allow=allow,
+        budget_seconds=seconds,
+        quiet=environment.get("NANSTOP_QUIET") == "1",
+        show_text=environment.get("NANSTOP_SHOW_TEXT") == "1",
+    )

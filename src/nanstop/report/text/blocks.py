@@ -13,7 +13,9 @@ from nanstop.records import (
     FORMAT_MAX,
     Alternative,
     Atom,
+    BatchRows,
     Diagnosis,
+    Incident,
     Localization,
     OpEvent,
     Proof,
@@ -29,6 +31,7 @@ MAX_OUTPUTS = 3
 MAX_POSITIONS = 4
 MAX_UNTRIED = 3
 MAX_SOURCE = 100
+MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ def _row(role: str, stats: TensorStats) -> tuple[str, ...]:
 
 def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
     texts = [best.cause, *best.lines]
-    texts += _positions(report.localization)
+    texts += _positions(report.localization, report.incident)
     texts += _replayed(report.replay)
     texts += _certainty(best)
     texts += _place_certainty(report.localization)
@@ -204,19 +207,33 @@ def _blind_spots(found: Localization | None) -> tuple[str, ...]:
     return found.blind_spots if found is not None else ()
 
 
-def _positions(found: Localization | None) -> list[str]:
-    if found is None or found.first_bad is None or found.key.phase == "optimizer":
+def _positions(found: Localization | None, incident: Incident) -> list[str]:
+    if found is None or found.key.phase == "optimizer":
         return []
+    rows = incident.rows
+    if found.first_bad is None:
+        return _made_of(rows)
     if found.positions is None:
-        return ["sample and tokens unknown"]
+        return ["sample and tokens unknown", *_made_of(rows)]
     texts = []
     for place in found.positions[:MAX_POSITIONS]:
         first, last = place.first_token, place.last_token
         tokens = f" tokens {first}-{last}" if first != last else f" token {first}"
-        texts.append(f"sample {place.sample}{tokens if first is not None else ''}")
+        row = rows.row(place.sample, first) if rows is not None else None
+        said = f" (row {row} of {rows.data})" if rows is not None and row is not None else ""
+        texts.append(f"sample {place.sample}{tokens if first is not None else ''}{said}")
     more = len(found.positions) - MAX_POSITIONS
     texts += [f"{counted(more, 'more sample')}"] if more > 0 else []
-    return ["; ".join(texts)] if texts else []
+    unknown = _made_of(rows) if rows is not None and not rows.in_order else []
+    return [*(["; ".join(texts)] if texts else []), *unknown, *incident.text]
+
+
+def _made_of(rows: BatchRows | None) -> list[str]:
+    if rows is None or len(rows.rows) > MAX_ROWS:
+        return []
+    named = ", ".join(str(row) for row in sorted(rows.rows))
+    word = "row" if len(rows.rows) == 1 else "rows"
+    return [f"the micro-batch was made of {word} {named} of {rows.data}"]
 
 
 def _replayed(replay: Replay | None) -> list[str]:
@@ -268,11 +285,11 @@ def _none_found(proof: Proof) -> list[Block]:
 def proof_in_brackets(proof: Proof) -> str:
     """Return the verdict with its counts: passes, ablations, distance to float32, cost."""
     removed = proof.ablations or ((proof.baseline,) if proof.baseline is not None else ())
-    part = "it" if len(proof.minimal) == 1 else "any part"
+    part = "it" if len(proof.minimal) == 1 else "any part of it"
     said = "isolated, not cured" if proof.verdict == "isolated" else proof.verdict
-    clauses = [f"{said}: passes {_share(proof.passing, passed=True)}"]
+    clauses = [f"{said}: with it {_share(proof.passing, passed=True)} runs pass"]
     if removed:
-        clauses[0] += f", removing {part} fails {_share(removed, passed=False)}"
+        clauses[0] += f", without {part} {_share(removed, passed=False)} fail"
     clauses.append(_nearness(proof))
     clauses.append("changes training" if proof.safety == "changes_training" else "")
     clauses.append(proof.cost)
@@ -280,7 +297,7 @@ def proof_in_brackets(proof: Proof) -> str:
 
 
 def _share(trials: tuple[Trial, ...], *, passed: bool) -> str:
-    return f"{sum((trial.outcome == 'pass') == passed for trial in trials)}/{len(trials)}"
+    return f"{sum((trial.outcome == 'pass') == passed for trial in trials)} of {len(trials)}"
 
 
 def _nearness(proof: Proof) -> str:
@@ -313,7 +330,7 @@ def _within(gap: float, exact: str) -> str:
 def _alternative(other: Alternative, exact: str) -> str:
     changes = "; changes training" if other.safety == "changes_training" else ""
     near = f"; {_within(abs(other.loss_gap), exact)}" if other.loss_gap is not None else ""
-    return f"[passes {other.passed}/{other.runs}{near}{changes}]"
+    return f"[{other.passed} of {other.runs} runs pass{near}{changes}]"
 
 
 def _pointer(code: str, record: str | None) -> Block:

@@ -189,8 +189,8 @@ def _from_ranges(ranges: tuple[RangeRow, ...]) -> tuple[Confidence, str] | None:
         return None
     worst = min(close, key=lambda row: row.headroom_bits)
     cause = (
-        f"`{worst.module}` reached {number(worst.absmax)} in `{worst.op}`, "
-        f"{worst.headroom_bits:.1f} doublings below the end of float16"
+        f"`{worst.module}` reached {number(worst.absmax)} in `{worst.op}`; "
+        f"the largest float16 is 65504"
     )
     return ("certain" if worst.headroom_bits <= 0.0 else "likely"), cause
 

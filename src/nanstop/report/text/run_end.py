@@ -1,0 +1,112 @@
+"""What is said of a run when it is over, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nanstop.diagnose.evidence.reading import counted
+from nanstop.records import Atom, Diagnosis, Report
+from nanstop.records.remedies import describe
+from nanstop.report.text.blocks import REASSURING
+
+_MAX_NAMED = 3
+_SAID_AGAIN = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class RunEnd:
+    """What a training came to. ``steps``: updates that were seen, of each optimizer by its number.
+
+    ``failures``: how often each incident came, by its id; ``codes``: what they are. ``lost``:
+    updates that were left out, by optimizer; ``dropped``: samples and micro-batches that were.
+    ``kept``: remedies that were in force at its end, and what was not finite then (None where that
+    could not be looked at); ``needed``: what is to be said of saved models then. ``ended``: how,
+    where it did not come to its own end. ``folder``: where its incidents are.
+    """
+
+    steps: dict[int, int] = field(default_factory=dict[int, int])
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+    codes: Sequence[str] = ()
+    findings: Sequence[Diagnosis] = ()
+    lost: dict[int, int] = field(default_factory=dict[int, int])
+    dropped: list[Atom] = field(default_factory=list[Atom])
+    kept: tuple[Atom, ...] = ()
+    not_finite: tuple[str, ...] | None = ()
+    needed: str = ""
+    ended: str = ""
+    folder: str = ""
+
+    def seen(self, optimizer: int) -> None:
+        """Note an update of an optimizer, applied or left out."""
+        self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+
+
+def end_line(run: RunEnd) -> str:
+    """Return the line."""
+    steps = max(run.steps.values(), default=0)
+    said = [f"{counted(steps, 'step')} watched", _met(run), *_lost(run), *_dropped(run)]
+    if run.ended:
+        said.append(run.ended)
+    kept = [_kept(run)] if run.kept else []
+    details = [f"details: nanstop report {run.folder}"] if run.failures and run.folder else []
+    return "; ".join([", ".join(said), *kept, *details])
+
+
+def said_again(report: Report, times: int) -> str:
+    """Return what is said of an incident that came for the 10th, the 100th, the 1000th time, ""
+    for any other.
+    """
+    if times < _SAID_AGAIN or str(times).strip("0") != "1":
+        return ""
+    best = report.diagnoses[0] if report.diagnoses else None
+    what = f"{best.code} {best.title}" if best is not None else "the same failure"
+    done = report.audit[-1].action
+    return f"{report.incident.id}: {what}: {times} times by now; action: {done.kind}"
+
+
+def _met(run: RunEnd) -> str:
+    warnings = [one.code for one in run.findings if one.code not in REASSURING]
+    met: list[str] = []
+    if run.failures:
+        times = sum(run.failures.values())
+        often = f", {times} times" if times > len(run.failures) else ""
+        met.append(f"{counted(len(run.failures), 'incident')} ({_named(run.codes)}{often})")
+    if warnings:
+        met.append(f"{counted(len(warnings), 'warning')} ({_named(warnings)})")
+    return " and ".join(met) or "nothing found"
+
+
+def _named(codes: Sequence[str]) -> str:
+    once = list(dict.fromkeys(codes))
+    more = " and more" if len(once) > _MAX_NAMED else ""
+    return ", ".join(once[:_MAX_NAMED]) + more
+
+
+def _lost(run: RunEnd) -> list[str]:
+    several = len(run.steps) > 1
+    said: list[str] = []
+    for optimizer, num in run.lost.items():
+        of = run.steps.get(optimizer, max(run.steps.values(), default=num))
+        whose = " of one optimizer" if several else ""
+        said.append(f"{num} of {max(of, num)} updates{whose} left out")
+    return said
+
+
+def _dropped(run: RunEnd) -> list[str]:
+    micros = sum(atom.remedy == "drop_micro" for atom in run.dropped)
+    samples = len(run.dropped) - micros
+    said = [f"{micros} micro-batch{'es' if micros > 1 else ''}"] if micros else []
+    said += [counted(samples, "sample")] if samples else []
+    return [f"{' and '.join(said)} of the data left out"] if said else []
+
+
+def _kept(run: RunEnd) -> str:
+    cure = describe(run.kept)
+    if run.not_finite is None:
+        return f"in force to the end: {cure} (whether all is finite could not be looked at)"
+    if not run.not_finite:
+        return f"kept finite by: {cure}{run.needed}"
+    names = ", ".join(f"`{name}`" for name in run.not_finite[:_MAX_NAMED])
+    more = " and more" if len(run.not_finite) > _MAX_NAMED else ""
+    return f"it did not stay finite under: {cure} (not finite at its end: {names}{more})"

@@ -1,0 +1,74 @@
+"""The runs of an incident folder, in a few lines each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from nanstop.diagnose.evidence.reading import counted, number
+from nanstop.records import Report
+from nanstop.store.summary import FindingRow, Summary
+
+_ENDS = {"clean": "ended well", "stopped": "stopped by nanstop", "signal": "killed by a signal"}
+
+
+def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None) -> str:
+    """Return the latest run, which ``summary`` is of, then the incidents of earlier ones by day and
+    script.
+    """
+    latest = {row.folder for row in summary.incidents} if summary is not None else set[str]()
+    lines: list[str] = []
+    if summary is not None:
+        own = [one for one in reports if one.incident.id in latest]
+        lines += [f"{_began(own)}{_totals(summary)}", *map(_incident, own)]
+        lines += [_finding(row) for row in summary.findings]
+    told = ""
+    for report in reversed([one for one in reports if one.incident.id not in latest]):
+        head = _began([report], before=True)
+        lines += [head] if head != told else []
+        lines.append(_incident(report))
+        told = head
+    first = reports[-1].incident.id if reports else ""
+    more = f"{folder}/{first}` shows one, `nanstop report --full {folder}`" if reports else ""
+    return "\n".join([*lines, *([f"note: `nanstop report {more} all"] if more else [])])
+
+
+def _began(reports: Sequence[Report], *, before: bool = False) -> str:
+    """Return when and what was run, "" where no incident says so."""
+    if not reports:
+        return ""
+    incident = reports[0].incident
+    form = "%Y-%m-%d" if before else "%Y-%m-%d %H:%M"
+    command = incident.environment.command
+    script = PurePath(command.script).name if command is not None and command.script else ""
+    when = time.strftime(form, time.localtime(incident.time)) if incident.time else "no date"
+    return "  ".join(part for part in (when, script, "" if not before else "earlier") if part) + (
+        "" if before else "  "
+    )
+
+
+def _totals(summary: Summary) -> str:
+    took = f"{counted(summary.steps, 'step')} in {number(round(summary.seconds, 1))} s"
+    end = _ENDS.get(summary.ended or "", (summary.ended or "").replace("_", " "))
+    if not end and summary.exit is not None:
+        end = "ended well" if summary.exit == 0 else f"ended with exit code {summary.exit}"
+    found = [
+        counted(len(rows), name)
+        for rows, name in ((summary.incidents, "incident"), (summary.findings, "warning"))
+        if rows
+    ]
+    return ", ".join([took, end or "not over", " and ".join(found) or "nothing found"])
+
+
+def _incident(report: Report) -> str:
+    best = report.diagnoses[0] if report.diagnoses else None
+    code, title = (best.code, best.title) if best is not None else ("NS000", "not diagnosed")
+    times = f", {report.count} times" if report.count > 1 else ""
+    done = f"  action: {report.audit[-1].action.kind}" if report.audit else ""
+    step = report.incident.at.step
+    return f"  {report.incident.id}  error[{code}] {title}  first at step {step}{times}{done}"
+
+
+def _finding(row: FindingRow) -> str:
+    return f"        warning[{row.code}] {row.title}{f'  {row.where}' if row.where else ''}"

@@ -1,0 +1,217 @@
+"""The rows of a data set that a micro-batch was made of are known, or said to be unknown.
+
+The random streams are as without it.
+"""
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+import hf_cases as cases
+import nanstop
+from loop_scripts import investigated
+from nanstop.hosts.data_rows import DataRows
+from nanstop.report.text.terminal import render
+
+NUM_ROWS = 40
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return NUM_ROWS
+
+    def __getitem__(self, row):
+        return {"input_ids": torch.arange(8) + 100 * row, "noise": torch.rand(2)}
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (Rows()[row] for row in range(NUM_ROWS))
+
+
+class Eager(Sampler):
+    """Draws when its iterator is made, not with the first index."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __iter__(self):
+        self.calls += 1
+        return iter(torch.randperm(NUM_ROWS).tolist())
+
+    def __len__(self):
+        return NUM_ROWS
+
+
+def by_length(samples):
+    """As many scripts have it: sorted, so that a sample is not where its row was drawn."""
+    samples = sorted(samples, key=lambda one: -float(one["noise"][0]))
+    return {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
+
+
+def joined(samples):
+    ids = torch.cat([one["input_ids"] for one in samples])[None]
+    return {"input_ids": ids, "position_ids": torch.arange(8).repeat(len(samples))[None]}
+
+
+LOADERS = {
+    "in order": lambda: DataLoader(Rows(), batch_size=4),
+    "shuffled": lambda: DataLoader(Rows(), batch_size=4, shuffle=True),
+    "workers": lambda: DataLoader(Rows(), batch_size=3, shuffle=True, num_workers=2),
+    "kept workers": lambda: DataLoader(
+        Rows(), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+    "own sampler": lambda: DataLoader(Rows(), batch_size=4, sampler=Eager(), drop_last=True),
+    "stream": lambda: DataLoader(Stream(), batch_size=4),
+}
+
+
+def epochs(loader, rows=None):
+    """The rows that each batch of two epochs says it was made of, by its own ids; what was found
+    for it; the random state after each.
+    """
+    torch.manual_seed(0)
+    random.seed(0)
+    if rows is not None:
+        rows.follow(loader)
+    found = []
+    for epoch in range(2):
+        for num, batch in enumerate(loader):
+            if epoch == 0 and num == 5:
+                break
+            told = rows.rows_of(batch) if rows is not None else None
+            truth = tuple((batch["input_ids"][:, 0] // 100).tolist())
+            found.append((truth, told and told.rows, batch["noise"].sum().item()))
+        found.append(torch.get_rng_state().sum().item())
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if "workers" in n else []) for n in LOADERS]
+)
+def test_the_rows_of_each_batch_are_known_and_nothing_else_is_drawn(name):
+    plain, rows = epochs(LOADERS[name]()), DataRows("train")
+    followed = epochs(loader := LOADERS[name](), rows)
+    batches = [one for one in followed if isinstance(one, tuple)]
+    assert [told for _, told, _ in batches] == [truth for truth, _, _ in batches]
+    assert [one if not isinstance(one, tuple) else one[::2] for one in followed] == [
+        one if not isinstance(one, tuple) else one[::2] for one in plain
+    ]
+    rows.end()
+    assert "_get_iterator" not in vars(loader)
+
+
+def first(loader, *, moved=False):
+    rows = DataRows("train")
+    rows.follow(loader)
+    batch = next(iter(loader))
+    if moved:
+        batch = {name: value.clone() for name, value in batch.items()}
+    return batch, rows.rows_of(batch), rows
+
+
+def test_a_batch_that_was_moved_is_known_by_its_bytes_and_one_that_was_changed_is_not():
+    _, told, rows = first(DataLoader(Rows(), batch_size=4, shuffle=True), moved=True)
+    assert told is not None
+    assert told.in_order
+    batch, _, rows = first(DataLoader(Rows(), batch_size=4), moved=True)
+    batch["input_ids"] += 1
+    assert rows.rows_of(batch) is None
+    assert rows.rows_of({"input_ids": torch.full((4, 8), torch.nan)}) is None
+
+
+def test_a_batch_of_nan_is_known_too():
+    class Bad(Rows):
+        def __getitem__(self, row):
+            return {"x": torch.full((3,), torch.nan) * (row + 1)}
+
+    class Marked(Rows):
+        def __getitem__(self, row):
+            return {"x": torch.tensor([torch.nan, float(row), 1.0])}
+
+    assert first(DataLoader(Marked(), batch_size=2), moved=True)[1].rows == (0, 1)
+    loader, rows = DataLoader(Bad(), batch_size=2), DataRows("train")
+    rows.follow(loader)
+    *_, last = iter(loader)
+    assert rows.rows_of(last).rows == (38, 39)
+    assert rows.rows_of({"x": last["x"].clone()}) is None  # all batches look alike
+
+
+def test_a_function_of_the_scripts_own_may_sort_its_samples():
+    torch.manual_seed(1)
+    _, told, _ = first(DataLoader(Rows(), batch_size=4, collate_fn=by_length))
+    assert (told.in_order, sorted(told.rows), told.row(0)) == (False, [0, 1, 2, 3], None)
+
+
+def test_samples_that_were_joined_are_told_by_their_tokens():
+    loader = DataLoader(Rows(), batch_size=3, collate_fn=joined)
+    _, told, _ = first(loader)
+    assert (told.starts, told.rows) == ((0, 8, 16), (0, 1, 2))
+
+
+@pytest.mark.slow
+def test_batches_of_the_data_sets_own_and_streams_of_workers_are_unknown():
+    assert first(DataLoader(Rows(), batch_size=None))[1] is None
+    assert first(DataLoader(Stream(), batch_size=4, num_workers=2))[1] is None
+
+
+class BadRow(Dataset):
+    """Row 37 has an id that the model does not know."""
+
+    def __len__(self):
+        return NUM_ROWS
+
+    def __getitem__(self, row):
+        ids = (torch.arange(16) + row) % 60 + 3
+        if row == 37:
+            ids[5] = 9999
+        return {"input_ids": ids, "labels": ids.clone().clamp(max=60)}
+
+
+@pytest.mark.slow
+def test_a_trainers_report_names_the_row_and_the_text_that_was_asked_for(tmp_path):
+    trainer = cases.build("trainer", tmp_path, max_steps=10)
+    trainer.train_dataset = BadRow()
+    policy = nanstop.Policy(on_failure="skip", show_text=True)
+    watch = nanstop.watch(trainer, policy=policy, out=tmp_path / "out")
+    trainer.train()
+    (report,) = watch.incidents
+    assert "(row 37 of train)" in render(report)
+    assert "9999" in render(report)
+    (place,) = {row for one in report.localization.positions for row in [one.sample]}
+    assert report.incident.rows.row(place) == 37
+    watch.close()
+    assert "get_train_dataloader" not in vars(trainer)
+
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        noise = torch.randn(4, generator=torch.Generator().manual_seed(row))
+        return noise / (row != 37), noise[:1]
+
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for epoch in range(1):
+    for rows, targets in DataLoader(Rows(), 8, shuffle=True):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(net(rows), targets).backward()
+        optimizer.step()
+"""
+
+
+def test_a_scripts_report_names_the_row(tmp_path):
+    _, news = investigated(tmp_path / "script.py", SCRIPT)
+    report = next(one for one in news if isinstance(one, nanstop.Report))
+    assert 37 in report.incident.rows.rows
+    assert len(report.incident.rows.rows) == 8
+    assert " of the data set" in render(report)

@@ -120,7 +120,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "b952167fcbf7198e")
+REPORT_FORM = (1, "3e0cf82efd2d0910")
 
 
 def test_names():

@@ -84,7 +84,7 @@ def test_no_folder_and_no_secret_gets_out(user, secret, windows):
 def test_an_issue_tells_what_happened_and_on_which_versions():
     shown = issue(REPORT)
     assert shown.startswith("## error\\[NS201\\]: float16 overflow in \\`\\_to\\_copy\\`, forward")
-    assert "proven: passes 3/3, removing it fails 3/3" in shown
+    assert "proven: with it 3 of 3 runs pass, without it 3 of 3 fail" in shown
     assert "| python | 3.11.2 |" in shown
     assert "| autocast | float16 |" in shown
 

@@ -46,6 +46,7 @@ def report(
     """
     from nanstop.diagnose.diagnose import diagnose_anew
     from nanstop.records.codec import to_json
+    from nanstop.report.text.issue import issue
     from nanstop.report.text.runs import render_runs
     from nanstop.report.text.terminal import render
     from nanstop.session.factory import incident_folder
@@ -65,21 +66,16 @@ def report(
     if html is not None:
         _write_page(html, folder, zip(reports, records, strict=True), show_text=show_text)
     if as_issue:
-        from nanstop.report.text.issue import issue
-
-        typer.echo(issue(reports[-1]), nl=False)
+        shown = issue(reports[-1]).removesuffix("\n")
     elif as_json:
         texts = [to_json(one) for one in reports]
-        typer.echo(texts[0] if is_one else f"[{','.join(texts)}]")
+        shown = texts[0] if is_one else f"[{','.join(texts)}]"
     elif not is_one and not full:
-        shown = render_runs(str(folder), reports, summary or _summary(folder))
-        typer.echo(printable(shown))
+        shown = printable(render_runs(str(folder), reports, summary or _summary(folder)))
     else:
-        shown = (
-            render(printable(one), record=record)
-            for one, record in zip(reports, records, strict=True)
-        )
-        typer.echo("\n\n".join(shown))
+        whole = zip(reports, records, strict=True)
+        shown = "\n\n".join(render(printable(one), record=record) for one, record in whole)
+    typer.echo(shown)
     known = ("proven", "isolated")
     resolved = all(one.proof is not None and one.proof.verdict in known for one in reports)
     return OK if resolved else UNRESOLVED

@@ -1,4 +1,4 @@
-"""Moments of an optimizer that no update can have made:
+"""The state of an optimizer, and moments in it that no update can have made:
 restored from another run, or from damaged memory.
 """
 
@@ -93,3 +93,10 @@ def _vanished(name: str, key: str, value: Tensor, entries: Mapping[str, Any]) ->
     num_lost = int((moved & (value == 0)).sum())
     lost = num_lost > 0.1 * int(moved.sum())
     return [StateFault(name=name, kind="vanished", num_bad=num_lost)] if lost else []
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """Return the torch optimizer itself, below accelerate's wrapper."""
+    while "optimizer" in vars(optimizer):
+        optimizer = vars(optimizer)["optimizer"]
+    return optimizer

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanstop.numerics.optimizer_state import innermost
 from nanstop.numerics.tensors import HALF, in_float64
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.prove.failing_step import FailingStep
-from nanstop.remedies.storage import innermost
 from nanstop.replay.conditions import Under
 from nanstop.replay.held import swapped
 from nanstop.replay.snapshot import Snapshot

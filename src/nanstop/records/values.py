@@ -58,7 +58,7 @@ class TensorStats:
     neginf: int = 0
     absmax: float = 0.0
     absmin_nonzero: float = 0.0
-    minimum: float = 0.0
+    minimum: float | None = None
     zeros: int = 0
     subnormal: int = 0
     first_bad: tuple[int, ...] | None = None

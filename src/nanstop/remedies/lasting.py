@@ -16,10 +16,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from nanstop.numerics.optimizer_state import innermost
 from nanstop.records import Atom
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forward import wrapper_of
-from nanstop.remedies.storage import innermost, state_swapped
+from nanstop.remedies.storage import state_swapped
 from nanstop.replay.held import Held, holders, holders_in
 from nanstop.replay.step import ModelView
 

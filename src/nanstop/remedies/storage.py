@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.numerics.optimizer_state import innermost
 from nanstop.numerics.tensors import HALF
 from nanstop.replay.held import holder, round_into
 from nanstop.replay.step import ModelView
@@ -139,13 +140,6 @@ class _WideState:
         if noted is not None:
             return value.to(noted.dtype)
         return value.to(self.formats[parameter]) if value.dim() else value
-
-
-def innermost(optimizer: Optimizer) -> Optimizer:
-    """Return the torch optimizer itself, below accelerate's wrapper."""
-    while "optimizer" in vars(optimizer):
-        optimizer = vars(optimizer)["optimizer"]
-    return optimizer
 
 
 def _is_half(value: Any) -> bool:

@@ -20,9 +20,10 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
 
 from nanstop.errors import NanstopError
+from nanstop.numerics.optimizer_state import innermost
 from nanstop.numerics.tensors import HALF
 from nanstop.records import Atom
-from nanstop.remedies.storage import innermost, plain_format, state_saved_as, state_swapped
+from nanstop.remedies.storage import plain_format, state_saved_as, state_swapped
 from nanstop.replay.held import swapped
 from nanstop.replay.step import ModelView
 from nanstop.replay.undo import exchanged, without_gradients

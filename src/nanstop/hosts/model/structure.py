@@ -20,11 +20,10 @@ from nanstop.hosts.model.parts import (
 )
 from nanstop.hosts.model.updates import accumulation_of, resumed_state
 from nanstop.measure.step_per_rate import step_per_rate
-from nanstop.numerics.optimizer_state import state_faults
+from nanstop.numerics.optimizer_state import innermost, state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
 from nanstop.records import OptimizerFacts, TextFacts, TokenRows
-from nanstop.remedies.storage import innermost
 from nanstop.replay.step import ModelView, scale_of
 
 _TASKS = (

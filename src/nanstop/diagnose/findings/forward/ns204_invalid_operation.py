@@ -149,7 +149,7 @@ def _made(event: OpEvent, output: TensorStats, written: str) -> str:
     if divisor is not None:
         return f"{kind} from a division by {_meaning(divisor)} that is 0"
     given = [stats for stats in event.inputs if not stats.finite]
-    least = min((stats.minimum for stats in event.inputs), default=0.0)
+    least = min((stats.minimum or 0.0 for stats in event.inputs), default=0.0)
     if not given:
         below = f", the least of them {number(least)}" if least < 0.0 else ""
         return f"{kind} from finite inputs{below}"

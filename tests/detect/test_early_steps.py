@@ -188,7 +188,7 @@ def test_an_optimizer_of_other_tensors_is_told_after_its_update(tmp_path):
     model = Layer()
     before = [p.detach().clone().requires_grad_() for p in model.parameters()]
     findings = found(tmp_path, model, torch.optim.SGD(before, lr=0.1), quadratic(model))
-    assert findings["NS114"].title == "the optimizer holds none of the model's parameters"
+    assert findings["NS114"].title == "the optimizer holds nothing that is trained"
     assert findings["NS114"].seen == Sighting(step=0, phase="optimizer")
 
 

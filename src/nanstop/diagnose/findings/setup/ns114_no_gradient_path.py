@@ -173,7 +173,7 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
     if facts.host == "loop" and path.num_reached is None:
         return None
     cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
-    title = "the optimizer holds none of the model's parameters"
+    title = "the optimizer holds nothing that is trained"
     return "certain", title, cause, "make the optimizer after the model is complete"
 
 

@@ -48,15 +48,14 @@ def report(
     from nanstop.records.codec import to_json
     from nanstop.report.text.issue import issue
     from nanstop.report.text.runs import render_runs
-    from nanstop.report.text.terminal import render
     from nanstop.session.factory import incident_folder
     from nanstop.store.incidents import REPORT, incident_folders, load_report
 
-    folder, summary = incident_folder(folder), None
+    folder = incident_folder(folder)
+    summary = _summary(folder)
     try:
         found = incident_folders(folder)
     except NanstopError:
-        summary = _summary(folder)
         if summary is None or html is not None or as_issue:  # of a run without an incident
             raise
         found = ()
@@ -71,14 +70,20 @@ def report(
         texts = [to_json(one) for one in reports]
         shown = texts[0] if is_one else f"[{','.join(texts)}]"
     elif not is_one and not full:
-        shown = printable(render_runs(str(folder), reports, summary or _summary(folder)))
+        shown = printable(render_runs(str(folder), reports, summary))
     else:
-        whole = zip(reports, records, strict=True)
-        shown = "\n\n".join(render(printable(one), record=record) for one, record in whole)
+        shown = _whole(reports, records)
     typer.echo(shown)
     known = ("proven", "isolated")
     resolved = all(one.proof is not None and one.proof.verdict in known for one in reports)
     return OK if resolved else UNRESOLVED
+
+
+def _whole(reports: Iterable[Report], records: Iterable[str]) -> str:
+    from nanstop.report.text.terminal import render
+
+    pairs = zip(reports, records, strict=True)
+    return "\n\n".join(render(printable(report), record=record) for report, record in pairs)
 
 
 def _write_page(

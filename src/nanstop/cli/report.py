@@ -74,9 +74,11 @@ def report(
     else:
         shown = _whole(reports, records)
     typer.echo(shown)
-    known = ("proven", "isolated")
-    resolved = all(one.proof is not None and one.proof.verdict in known for one in reports)
-    return OK if resolved else UNRESOLVED
+    return OK if all(_is_resolved(one) for one in reports) else UNRESOLVED
+
+
+def _is_resolved(report: Report) -> bool:
+    return report.proof is not None and report.proof.verdict in ("proven", "isolated")
 
 
 def _whole(reports: Iterable[Report], records: Iterable[str]) -> str:

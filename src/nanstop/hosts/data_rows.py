@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from nanstop.hosts.patching import Patches
+from nanstop.numerics.tensors import tensors
 from nanstop.records import BatchRows
 from nanstop.replay.step import Batch
 from nanstop.session.shown_text import ids_as_text
@@ -85,7 +86,8 @@ class DataRows:
         def next_data() -> Any:
             found = reads(itself())
             if drawn.pending:
-                small = tuple(t for t in _tensors(found) if t.dim() and t.nbytes <= _MOST_BYTES)
+                given = (tensor.detach() for tensor in tensors(found))
+                small = tuple(t for t in given if t.dim() and t.nbytes <= _MOST_BYTES)
                 self._add(Delivery(drawn.pending.popleft(), small, in_order, streamed))
             return found
 
@@ -238,17 +240,6 @@ def _keeps_order(collate: Any) -> bool:
     collate = getattr(collate, "data_collator", collate)  # transformers wraps it
     calls = collate if hasattr(collate, "__code__") else type(collate).__call__
     return is_of_library(calls)
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch.detach()
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensors(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from _tensors(value)
 
 
 def _is_same(kept: Tensor, other: Tensor) -> bool:

@@ -39,10 +39,14 @@ _OWN = tuple(
 """What a watched run imports of nanstop sooner or later;
 the warm process has it already, which saves half of its time.
 """
-_UNWATCHED = (
-    "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
+_UNWATCHED = re.compile(
+    r"^nanstop: (?:nothing was watched: neither a Trainer nor an optimizer of torch was at work"
+    r"|this loop is not watched any more \(several threads train at once\))\n",
+    re.M,
 )
-"""What is said, and true, of a loop that updates its weights by hand."""
+"""What is said, and true, of a loop that updates its weights by hand, and of threads that share
+a model: the page counts them apart.
+"""
 _END = re.compile(r"^nanstop: \d+ steps? watched.*\n", re.M)
 """The last line of a watched run."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|Thread-\d+")
@@ -211,6 +215,7 @@ def _left_in(folder: Path) -> Left:
     ended = json.loads((folder / "ended.json").read_text())
     texts = [(folder / name).read_text(errors="replace") for name in ("stdout", "stderr")]
     out, err = (_NUMBERS.sub("", text.replace(str(folder), ".")) for text in texts)
+    err, unwatched = _UNWATCHED.subn("", err)
     record = folder / "left.jsonl"
     lines = (
         [json.loads(line) for line in record.read_text().splitlines()] if record.is_file() else []
@@ -227,8 +232,8 @@ def _left_in(folder: Path) -> Left:
             re.findall(r"^nanstop: .*(?:not (?:watched|investigated|read)|bug).*$", err, re.M)
         ),
         stdout=out,
-        stderr=_END.sub("", err.replace(_UNWATCHED, "")),
-        unwatched=_UNWATCHED in err,
+        stderr=_END.sub("", err),
+        unwatched=bool(unwatched),
         seconds=ended["seconds"],
     )
 

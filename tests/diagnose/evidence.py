@@ -152,9 +152,7 @@ def coarse_row(op, error):
 
 
 def logit_gap(logprob_mean):
-    return LogitGap(
-        num_tokens=8, logit_max=1.0, logit_mean=0.5, logprob_max=1.0, logprob_mean=logprob_mean
-    )
+    return LogitGap(num_tokens=8, logit_max=1.0, logprob_max=1.0, logprob_mean=logprob_mean)
 
 
 def setup(**fields):

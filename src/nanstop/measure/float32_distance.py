@@ -83,7 +83,6 @@ def logit_gap(own: WindowOutputs, reference: WindowOutputs) -> LogitGap | None:
     return LogitGap(
         num_tokens=logits.numel(),
         logit_max=float(logits.max()),
-        logit_mean=float(logits.mean()),
         logprob_max=float(logprobs.max()),
         logprob_mean=float(logprobs.mean()),
     )

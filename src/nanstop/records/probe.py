@@ -38,7 +38,6 @@ class LogitGap:
 
     num_tokens: int
     logit_max: float
-    logit_mean: float
     logprob_max: float
     logprob_mean: float
 

@@ -5,6 +5,7 @@ Modes leave the stack by its top, whoever is there; nanstop's come and go wherev
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +18,34 @@ class OwnMode(TorchFunctionMode):
     """A mode of nanstop's, in which the script's calls are what they are without it."""
 
 
+class _ThreadEnd:
+    """Empties the stack of a thread that ends, while the interpreter still knows the thread.
+
+    What torch holds for a thread it lets go of after Python has joined it; a Python object there
+    needs the interpreter's lock once more, and a process that ends meanwhile is aborted
+    ("terminate called without an active exception").
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __del__(self) -> None:
+        if threading.get_ident() != self._thread:  # a daemon, when the process ends
+            return
+        for mode in _modes():
+            if isinstance(mode, OwnMode):
+                take_off(mode)
+
+
+_of_thread = threading.local()
+
+
 def put_on(mode: OwnMode) -> None:
-    """Put a mode on top of the stack."""
+    """Put a mode on top of the stack of the calling thread."""
     _push_mode(mode)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main and not hasattr(_of_thread, "end"):
+        _of_thread.end = _ThreadEnd()
 
 
 def take_off(mode: OwnMode) -> bool:

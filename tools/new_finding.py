@@ -92,12 +92,14 @@ CHINESE = "# {code} {slug}: 尚未翻译\n\n{untranslated}\n"
 LEFT = """
 what is left, and the tests that are red until it is done (pytest tests/diagnose tests/faults):
   the page and the check   {rule}
-      test_page_is_written, test_page_gives_numbers_costs_and_sources
+      test_page_is_written, test_page_gives_numbers_costs_and_sources,
+      test_an_example_gives_what_it_says
   the fault and its twin   src/nanstop/faults/{family}.py
       test_fault_shows_its_sign_and_the_twin_does_not, test_fault_fails_in_plain_torch,
       test_fault_is_found
   the two pieces of evidence, and more of them   tests/diagnose/test_checks.py
       test_rule_fires, test_finding_speaks_plainly_and_names_known_remedies
+  what `loss` and `grad_norm` log of it   src/nanstop/diagnose/symptoms.py
   may come later: the Chinese page   src/nanstop/diagnose/zh/{code}.md
 where it applies: role, yields_to, beside in RULE; quiet=True where plain torch notices nothing
 then: python tools/generate_docs.py"""
@@ -124,6 +126,7 @@ def main() -> int:
     _plant(family, code, _name(slug))
     _add_evidence(code)
     _enter_in_surface(code)
+    _enter_in_symptoms(code)
     fragment = f"Finding {code} (`{slug}`): {given.title}.\n"
     (ROOT / "changes" / f"{slug}.added.md").write_text(fragment, encoding="utf-8")
     written = [str(each) for each in (rule, _catalogue(), family)]
@@ -206,6 +209,14 @@ def _enter_in_surface(code: str) -> None:
     before, codes, after = re.split(r"(?<=CODES = \[\n)((?:    \"NS\d{3}\",\n)+)", text)
     lines = sorted({*codes.splitlines(keepends=True), f'    "{code}",\n'})
     path.write_text(before + "".join(lines) + after, encoding="utf-8")
+
+
+def _enter_in_symptoms(code: str) -> None:
+    path = PACKAGE / "diagnose" / "symptoms.py"
+    text = path.read_text(encoding="utf-8")
+    last = '        "NS000": '
+    row = f'        "{code}": "finite/finite",  # TODO: what loss and grad_norm log\n{last}'
+    path.write_text(text.replace(last, row, 1), encoding="utf-8")
 
 
 def _write_chinese(words: dict[str, str]) -> None:

@@ -120,7 +120,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "3e0cf82efd2d0910")
+REPORT_FORM = (1, "ce1752214f561159")
 
 
 def test_names():

@@ -61,6 +61,15 @@ def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
     return alarm(step.view, step.id, (first, *others), "backward")
 
 
+def arrived(step: Step) -> Alarm:
+    """Return the alarm that a window of finite losses is whose gradients another process, or the
+    exchange with it, has spoilt. Synchronises the device.
+    """
+    gradients = {name: p.grad for name, p in parameters_of(step.view).items()}
+    signals = _named("grad", nonfinite(gradients), step.id)
+    return alarm(step.view, step.id, signals, "backward")
+
+
 def micros_read(step: Step) -> tuple[int, ...]:
     """Return the micro-batches that the losses of a window's reading are of, in order."""
     return tuple(micro for micro, loss in enumerate(step.losses) if loss is not None)

@@ -111,11 +111,15 @@ def world_size(trainer: Any) -> int:
 
 
 def is_plain(trainer: Any) -> bool:
-    """Return whether gradients are ordinary tensors on one device, clipped by torch itself."""
+    """Return whether gradients are ordinary tensors on one device, clipped by torch itself:
+    in one process, or in several that have a copy of the model each.
+    """
     kind = getattr(
         trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type
     )
-    return str(kind) in ("NO", "DistributedType.NO") and trainer.args.n_gpu <= 1
+    copies = type(trainer.model_wrapped).__name__ == "DistributedDataParallel"
+    alone = str(kind) in ("NO", "DistributedType.NO")
+    return (alone or copies) and trainer.args.n_gpu <= 1
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim import Optimizer
 
+from nanstop.decide.agreement import ONE_RANK, Ranks, on_every_rank
 from nanstop.decide.decision import Decision
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import Reading
@@ -19,12 +21,14 @@ from nanstop.detect.signals import (
     Alarm,
     alarm_of_exception,
     alarm_of_weights,
+    arrived,
     micros_read,
 )
+from nanstop.errors import NanstopError
 from nanstop.hosts import compat
-from nanstop.hosts.window_remedies import WindowRemedies
+from nanstop.hosts.window_host import HostStep, WindowHost
 from nanstop.numerics.weights import odd_weights
-from nanstop.records import Atom, RunFacts, Signal, StepId, TensorStats
+from nanstop.records import Signal, StepId, TensorStats
 from nanstop.replay.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.step import ModelView, Step, trainable_of
 from nanstop.replay.untouched import versions_kept
@@ -37,59 +41,6 @@ _MAX_ROUNDS = 3
 _AGAIN = "failed: the window fails again"
 _IN_USE = "its gradients are in use already"
 _log = logging.getLogger("nanstop")
-
-
-class HostStep(Step, Protocol):
-    """A window of a host."""
-
-    @property
-    def remedies(self) -> WindowRemedies: ...
-
-    @property
-    def past(self) -> str:
-        """What becomes of leaving its update out where that cannot be done as a whole, or ""."""
-        ...
-
-    def obstacle(self) -> str:
-        """Return why it cannot be run again as a whole, or ""."""
-        ...
-
-    def set_rates(self) -> None:
-        """Give the optimizer the learning rates that this window had."""
-        ...
-
-
-class WindowHost(Protocol):
-    """What only a host knows to do about its windows."""
-
-    @property
-    def session(self) -> Any: ...
-
-    @property
-    def facts(self) -> RunFacts: ...
-
-    def alarm_of(self, step: Any, reading: Reading) -> Alarm | None:
-        """Return what a reading says is wrong, its loss scaler's everyday work excepted."""
-        ...
-
-    def redo(self, step: Any, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
-        """Make the window's gradients anew, each micro-batch under its remedies.
-
-        Raises what stands in the way.
-        """
-        ...
-
-    def update_anew(self, steps: Sequence[Any]) -> None:
-        """Apply the updates of some windows again, for good."""
-        ...
-
-    def leave_out(self, step: Any) -> None:
-        """Have the host go on without this update."""
-        ...
-
-    def stop(self, decision: Decision) -> None:
-        """Have the host end the training, by its own door or by ``TrainingStopped``."""
-        ...
 
 
 @dataclass(slots=True)
@@ -139,6 +90,8 @@ class WindowEnds:
         self._expected: HostStep | None = None
         self._reported: tuple[str, ...] = ()
         """Weights that are bad, as a report has said."""
+        self._together: Ranks = ONE_RANK
+        """Those that have met over the present window."""
 
     def close(
         self,
@@ -156,10 +109,13 @@ class WindowEnds:
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
         self._expected = None
-        self._settle(step, read, ending, can_redo=can_redo)
+        try:
+            self._settle(step, read, ending, can_redo=can_redo)
+        finally:
+            self._together = ONE_RANK
         if not ending.apply:
             self._host.leave_out(step)
-        elif not can_redo:
+        elif not can_redo or self._host.facts.world_size > 1:  # ranks have no way back together
             self.keeper.forget()
         else:
             self.keeper.before_update(lambda: trainable_of(step.view), step)
@@ -208,10 +164,9 @@ class WindowEnds:
         if alarm.error is not None:
             before = type(alarm.error).__name__
         if decision.kind in ("redo", "rollback"):
-            problem = step.obstacle() if can_redo else _IN_USE
-            problem = problem or self._made_anew(step, decision, rewind)
+            problem = self._made_anew(step, decision, rewind, "" if can_redo else _IN_USE)
             ending.redone = not problem
-            ending.apply = ending.redone and len(step.remedies.left_out) < len(step.batches)
+            ending.apply = ending.redone and self._leaves_some(step)
             if ending.apply:
                 self._redone = _Redone(decision, micro, before)
             else:
@@ -232,16 +187,21 @@ class WindowEnds:
         self._reported = alarm.bad_params
         try:
             told = replace(alarm, signals=(*alarm.signals, *self._beside()))
-            decision = self._host.session.failed(step, told, rewind=self.way_back())
+            decision = self._host.session.failed(
+                step, told, rewind=self.way_back(), ranks=self._together
+            )
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: the failure was not investigated (%s)", _named(error))
-            return None
+            if self._together.size == 1:
+                return None
+            self._together.leave(f"rank {self._together.rank} could not do as the others")
+            return Decision(kind="skip")  # what all others come to, one of them having left
         if decision.kind == "stop" and alarm.error is None:
             self._tell(decision, "done")
             self._host.stop(decision)
         facts = self._host.facts
-        powerless = step is None or facts.world_size > 1 or facts.veto != "yes"
-        return None if powerless else decision
+        alone = facts.world_size > self._together.size
+        return None if step is None or alone or facts.veto != "yes" else decision
 
     def way_back(self) -> Rewind | None:
         """Return the way back, if every window since the snapshot can be run again, with what
@@ -320,7 +280,7 @@ class WindowEnds:
             alarm: Alarm | None = alarm_of_exception(step.view, step.id, error, "optimizer")
         else:
             self._note(step, ending, reading)
-            alarm = self._host.alarm_of(step, reading)
+            alarm = self._agreed(step, reading, self._host.alarm_of(step, reading))
         after = _shown(step, reading, self._redone.micro) if self._redone is not None else ""
         self._tell_redone("done" if alarm is None else _AGAIN, after)
         return alarm
@@ -345,16 +305,51 @@ class WindowEnds:
         if scale is not None:
             series.add("scale", step.id.step, scale)
 
-    def _made_anew(self, step: HostStep, decision: Decision, rewind: Rewind | None) -> str:
+    def _agreed(self, step: HostStep, reading: Reading, alarm: Alarm | None) -> Alarm | None:
+        """Return what is wrong with a window where other ranks have the same gradients: what one
+        of them raises is raised by all.
+
+        They are asked where the gradients are bad, which each sees for itself.
+        """
+        replicas, self._together = step.replicas, ONE_RANK
+        if reading.quiet or not replicas.failed():
+            return alarm
+        try:
+            raised = replicas.ranks.gather("alarm", "raised" if alarm is not None else "")
+        except NanstopError:  # it is observed only
+            return alarm
+        self._together = replicas.ranks
+        return alarm or (arrived(step) if any(raised) else None)
+
+    def _leaves_some(self, step: HostStep) -> bool:
+        """Return whether a micro-batch is left of a window, on any of its ranks."""
+        left = "some" if len(step.remedies.left_out) < len(step.batches) else ""
+        with suppress(NanstopError):
+            return any(self._together.gather("left", left))
+        return False
+
+    def _made_anew(
+        self, step: HostStep, decision: Decision, rewind: Rewind | None, problem: str
+    ) -> str:
         """Redo the window, before it every update since the snapshot where that was resolved.
 
-        Return what went wrong.
+        Return what went wrong, on this rank or another; ``problem``: what is known to stand in the
+        way.
         """
+
+        def ask() -> None:
+            found = problem or step.obstacle() or step.replicas.obstacle()
+            if found:
+                raise NanstopError(found)
+
         try:
+            on_every_rank(self._together, "redo", ask)
             if decision.kind == "rollback" and rewind is not None:
                 self._go_back(decision, rewind, rewind.steps)
                 step.set_rates()
             self._host.redo(step, decision.atoms)
+        except NanstopError as error:
+            return error.message
         except Exception as error:  # a remedy that fails must not end the run that it was to save
             _log.warning("nanstop: the window could not be redone (%s)", _named(error))
             return _named(error)

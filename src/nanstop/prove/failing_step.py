@@ -35,12 +35,13 @@ class Rewind(Protocol):
 @dataclass(frozen=True, slots=True)
 class FailurePoint:
     """Where a failure was met. ``step``: None where nothing can be run again;
-    ``can_skip``: an update is at stake.
+    ``can_skip``: an update is at stake; ``agreed``: several ranks act on it as one.
     """
 
     at: StepId
     step: Step | None
     can_skip: bool
+    agreed: bool = False
 
     @property
     def optimizer(self) -> int:
@@ -48,10 +49,17 @@ class FailurePoint:
         return id(self.step.view.optimizer) if self.step is not None else 0
 
     @classmethod
-    def of(cls, step: Step | None, signals: Sequence[Signal], *, can_skip: bool) -> FailurePoint:
+    def of(
+        cls,
+        step: Step | None,
+        signals: Sequence[Signal],
+        *,
+        can_skip: bool,
+        agreed: bool = False,
+    ) -> FailurePoint:
         """Return the occasion of a step, or else of what the signals say of it."""
         if step is not None:
-            return cls(step.id, step, can_skip=True)
+            return cls(step.id, step, can_skip=True, agreed=agreed)
         at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))
         return cls(at, None, can_skip)
 

@@ -203,6 +203,8 @@ class RunFacts:
     zero_loss_by_design: str | None = None
     """Why a logged loss of exactly 0 is no failure here (on-policy GRPO), else None."""
     world_size: int = 1
+    ranks_agree: bool = False
+    """Whether the processes that train together can act as one: each has a copy of the model."""
     device: str = "cpu"
     veto: str = "yes"
     precision: PrecisionFacts | None = None

@@ -62,6 +62,10 @@ class Incident:
     bad_params: tuple[str, ...] = ()
     """Parameters that were not finite before this step's forward."""
     bad_state: tuple[str, ...] = ()
+    born_on: tuple[int, ...] | None = None
+    """Ranks whose own part of the step fails; () where none does, so that what they exchanged is
+    bad; None where they were not asked.
+    """
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were far too large when the step failed."""
     lost_moments: tuple[StateRow, ...] = ()

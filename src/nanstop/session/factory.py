@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanstop.decide.policy import Policy
-from nanstop.ranks import is_first
+from nanstop.ranks import is_first, num_launched
 from nanstop.records import PrecisionPlan, RunFacts
 from nanstop.store.incidents import Store
 
@@ -35,12 +35,13 @@ def incident_folder(out: str | os.PathLike[str] | None = None) -> Path:
 
 def run_store(out: str | os.PathLike[str] | None = None) -> Store:
     """Return the store of this run, begun anew unless ``nanstop run`` has begun it in a process
-    above.
+    above, or the first of several ranks does.
     """
-    run_id = os.environ.get("NANSTOP_RUN")
+    begun = os.environ.get("NANSTOP_RUN")
+    run_id = begun or ("ranks" if num_launched() > 1 else None)
     keeps_series = os.environ.get(SERIES_VARIABLE) == "1" and is_first()
     store = Store(incident_folder(out), run_id, keeps_series=keeps_series)
-    if run_id is None:
+    if begun is None and is_first():
         store.reset()
     return store
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanstop.decide import policy as policies
+from nanstop.decide.agreement import Ranks
 from nanstop.decide.repeats import Repeats, left_alone, names_samples
 from nanstop.numerics.weights import param_groups
 from nanstop.prove.bad_samples import atoms_for
@@ -38,6 +39,8 @@ from nanstop.remedies.apply import applied
 from nanstop.replay.collectives import communicates
 from nanstop.session.investigation import Investigation
 from nanstop.session.run_state import RunState
+from nanstop.session.shared.conclusion import Conclusion
+from nanstop.session.shared.meeting import ALONE, Meeting
 
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
@@ -49,46 +52,6 @@ _EACH_LOOKED_INTO = 3
 """Failures of a row whose updates are left out;
 of those that follow each one whose number is a power of two.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
-    """What a failure comes to: its report, whose last entry says what to do, to be kept under
-    ``key``.
-
-    A new one has no id yet. ``atoms``: remedies by micro-batch of a window that is redone.
-    ``like_the_last``: it was folded unseen into one that was left alone. ``interrupt``: to be
-    raised once it is written down.
-    """
-
-    report: Report
-    key: FailureKey
-    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict[int, tuple[Atom, ...]])
-    like_the_last: bool = False
-    interrupt: KeyboardInterrupt | None = None
-
-    @property
-    def action(self) -> Action:
-        return self.report.audit[-1].action
-
-    @property
-    def is_new(self) -> bool:
-        return not self.report.incident.id
-
-    def named(self, incident: str) -> Conclusion:
-        """Return it with the id that a new incident was given, wherever records name it."""
-        report, action = self.report, self.action
-        action = replace(action, proof=incident if action.proof is not None else None)
-        return replace(
-            self,
-            report=replace(
-                report,
-                incident=replace(report.incident, id=incident),
-                replay=report.replay and replace(report.replay, incident=incident),
-                proof=report.proof and replace(report.proof, incident=incident),
-                audit=(replace(report.audit[-1], action=action, incident=incident),),
-            ),
-        )
 
 
 class Failures:
@@ -121,15 +84,50 @@ class Failures:
         self._state = policies.begun(self._state)
         self._last_signature = None
 
+    def concluded(
+        self,
+        named: Callable[[Conclusion], Conclusion],
+        ranks: Ranks,
+        step: Step | None,
+        alarm: Alarm,
+        *,
+        rewind: Rewind | None,
+        can_skip: bool,
+    ) -> Conclusion | None:
+        """Return what a failure comes to, on each of the ``ranks`` that have met over it: one of
+        them investigates it, and gives it a name where it is new. None: see ``met``.
+        """
+        meeting = Meeting.over(ranks, step, self._run.policy)
+
+        def own() -> Conclusion | None:
+            end = self.met(step, alarm, rewind=rewind, can_skip=can_skip, meeting=meeting)
+            return named(end) if end is not None else None
+
+        return meeting.conclusion(own, lambda told: self._follow(told, step))
+
+    def _follow(self, end: Conclusion, step: Step | None) -> None:
+        """Remember what another rank has come to, for ``step`` as this one has it."""
+        mine = FailurePoint.of(step, (), can_skip=True).optimizer
+        lost = replace(end.state.losses(end.optimizer), optimizer=mine)
+        others = tuple(one for one in self._state.lost if one.optimizer != mine)
+        self._state = replace(end.state, lost=(*others, lost) if lost.num else others)
+        self._last_signature = None
+
     def met(
-        self, step: Step | None, alarm: Alarm, *, rewind: Rewind | None, can_skip: bool
+        self,
+        step: Step | None,
+        alarm: Alarm,
+        *,
+        rewind: Rewind | None,
+        can_skip: bool,
+        meeting: Meeting = ALONE,
     ) -> Conclusion | None:
         """Investigate a failure, as ``WatchedRun.failed`` says.
 
         None: it is explained, and there is nothing left to decide.
         """
         first = alarm.signals[0]
-        now = FailurePoint.of(step, alarm.signals, can_skip=can_skip)
+        now = FailurePoint.of(step, alarm.signals, can_skip=can_skip, agreed=meeting.agreed)
         known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
             return self._again(known, now) if now.can_skip else None
@@ -151,6 +149,7 @@ class Failures:
             raised=alarm.error is not None,
             bad_params=alarm.bad_params,
             bad_state=alarm.bad_state,
+            born_on=meeting.born_on,
         )
         return self._settled(found, now, lambda: self._captured(found, step, rewind))
 
@@ -215,7 +214,7 @@ class Failures:
                 return self._again(known, now, failing)
             found.explain(self._run.series)
             found.confirm(failing)
-            if self._run.facts.world_size == 1:  # the others wait, and nothing would come of it
+            if self._num_apart(now) == 1:  # else nothing would come of it
                 found.prove(failing, self._run.policy)
             if known is not None and names_samples(known):
                 # The samples are new, the failure is not.
@@ -248,7 +247,9 @@ class Failures:
     ) -> Conclusion:
         nothing = Proof(incident="", verdict="none_found", minimal=())
         proof, clean = found.proof or nothing, found.may_pass
-        action = self._choose(found.key, now, failing, proof, replays_clean=clean)
+        # Ranks that have agreed have no way back to weights of before: see ``_captured``.
+        lost = now.agreed and bool(found.bad_params)
+        action = self._choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)
         return self._new(found, action, now, failing)
 
     def _new(
@@ -261,7 +262,7 @@ class Failures:
         if found.incident is None:
             found.explain(self._run.series)
         report = found.report(AuditEntry(at=now.at, action=action))
-        return Conclusion(report=report, key=found.key, atoms=_redone(action, failing))
+        return self._conclusion(report, found.key, now, failing)
 
     def _again(
         self,
@@ -281,7 +282,23 @@ class Failures:
         action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes)
         entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
-        return Conclusion(report=report, key=key, atoms=_redone(action, failing))
+        return self._conclusion(report, key, now, failing)
+
+    def _conclusion(
+        self, report: Report, key: FailureKey, now: FailurePoint, failing: FailingStep | None
+    ) -> Conclusion:
+        return Conclusion(
+            report=report,
+            key=key,
+            state=self._state,
+            optimizer=now.optimizer,
+            atoms=_redone(report.audit[-1].action, failing),
+            is_new=not report.incident.id,
+        )
+
+    def _num_apart(self, now: FailurePoint) -> int:
+        """Return how many processes train together that have not agreed to act as one."""
+        return 1 if now.agreed else self._run.facts.world_size
 
     def _choose(
         self,
@@ -291,6 +308,7 @@ class Failures:
         proof: Proof | None,
         *,
         replays_clean: bool = False,
+        lost: bool = False,
     ) -> Action:
         policy, facts = self._run.policy, self._run.facts
         action, self._state = policies.decide(
@@ -300,9 +318,9 @@ class Failures:
             proof=proof,
             at_step=now.at.step,
             optimizer=now.optimizer,
-            world_size=facts.world_size,
+            world_size=self._num_apart(now),
             can_veto=facts.veto == "yes" and now.can_skip,
-            weights_broken=failing is not None and failing.update and not failing.pending,
+            weights_broken=lost or (failing is not None and failing.update and not failing.pending),
             update_pending=failing is not None and failing.pending,
             replays_clean=replays_clean,
         )

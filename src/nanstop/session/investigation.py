@@ -72,6 +72,7 @@ class Investigation:
     raised: bool = False
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
+    born_on: tuple[int, ...] | None = None
     batch: tuple[BatchFact, ...] = ()
     rows: BatchRows | None = None
     text: tuple[str, ...] = ()
@@ -175,6 +176,7 @@ class Investigation:
             text=self.text,
             bad_params=self.bad_params,
             bad_state=self.bad_state,
+            born_on=self.born_on,
             odd_weights=self.odd_weights,
             lost_moments=self.lost_moments,
             # On a device whose context is gone, not even a number can be read any more.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanstop.decide.agreement import ONE_RANK, Ranks
 from nanstop.decide.decision import STOPPED, Decision
 from nanstop.decide.policy import Policy
 from nanstop.detect.foresight import Foresight
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
     from nanstop.remedies.saved_models import SavedModels
     from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.run_report import RunReport
-    from nanstop.session.failures import Conclusion, Failures
+    from nanstop.session.failures import Failures
+    from nanstop.session.shared.conclusion import Conclusion
 
 Announce = Callable[[News], None]
 
@@ -138,11 +140,8 @@ class Session(WatchedRun):
                 f"an earlier training in this process left {len(left)} weights not finite or far "
                 f"too large: {names}{' and more' if len(left) > 3 else ''}"
             )
-        if self.facts.world_size > 1 and self.policy.on_failure != "observe":
-            self.announce(
-                f"{self.facts.world_size} processes train together: failures are observed, "
-                "nothing is changed"
-            )
+        if self.facts.world_size > 1 and not self.facts.ranks_agree:
+            self.announce(f"{self.facts.world_size} processes train together: observed only")
         if self.facts.veto not in ("yes", BY_HAND):
             self.announce(f"the update cannot be held back here: {self.facts.veto}")
         self._write_summary()
@@ -154,10 +153,17 @@ class Session(WatchedRun):
         *,
         rewind: Rewind | None = None,
         can_skip: bool = False,
+        ranks: Ranks = ONE_RANK,
     ) -> Decision:
         failures = self._met_failures()
-        end = failures and failures.met(step, alarm, rewind=rewind, can_skip=can_skip)
+        if failures is None:
+            ranks.leave("a rank could not look at its failure")
+            return Decision(kind="proceed")
+        end = failures.concluded(self._named, ranks, step, alarm, rewind=rewind, can_skip=can_skip)
         return self._concluded(end) if end is not None else Decision(kind="proceed")
+
+    def _named(self, end: Conclusion) -> Conclusion:
+        return end if end.report.incident.id else end.named(self.store.open_incident()[0])
 
     def _met_failures(self) -> Failures | None:
         self._looks.drop()
@@ -174,9 +180,6 @@ class Session(WatchedRun):
         """Write, tell and put in force what a failure has come to, and return it.
         Nowhere else has one an effect.
         """
-        is_new = end.is_new
-        if is_new:
-            end = end.named(self.store.open_incident()[0])
         incident, action = end.report.incident.id, end.action
         self._keep(end.report, end.key)
         times = self._end.failures[incident] = self._end.failures.get(incident, 0) + 1
@@ -184,7 +187,7 @@ class Session(WatchedRun):
             raise end.interrupt
         if end.like_the_last:
             self.logged()
-        if is_new:
+        if end.is_new and incident in self.store.own:
             self.announce(end.report)
         elif action.kind == "adopt":
             self.announce(f"{incident}: adopted for the rest: {describe(action.atoms)}")
@@ -211,7 +214,8 @@ class Session(WatchedRun):
     def _keep(self, report: Report, key: FailureKey) -> None:
         assert self._failures is not None
         self._failures.known.put(report, key)
-        self.store.write_report(report)
+        if report.incident.id in self.store.own:  # else the rank that looked into it writes it
+            self.store.write_report(report)
         self._write_summary()
 
     def completed(self, step: int, *, optimizer: int | None = None) -> None:
@@ -261,7 +265,7 @@ class Session(WatchedRun):
             for line in end:
                 self.announce(f"an update could not be judged ({line})")
         else:
-            decision = self._concluded(end)
+            decision = self._concluded(self._named(end))
         if decision is not None and decision.kind == "skip":
             self._foresight.left_out()
         else:  # cured, left alone, or no more than a sample's: not asked again
@@ -383,9 +387,10 @@ class Session(WatchedRun):
         self._write_summary()
 
     def _write_summary(self) -> None:
+        own = self.store.own
         self.store.write_summary(
             Summary(
-                incidents=tuple(summary_row(report) for report in self.reports),
+                incidents=tuple(summary_row(r) for r in self.reports if r.incident.id in own),
                 findings=tuple(finding_row(one) for one in self.findings),
                 exit=self._exit,
                 steps=self._steps,

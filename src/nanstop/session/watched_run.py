@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nanstop.decide.agreement import ONE_RANK, Ranks
 from nanstop.decide.decision import Decision
 from nanstop.records import (
     Atom,
@@ -83,10 +84,12 @@ class WatchedRun(Protocol):
         *,
         rewind: Rewind | None = None,
         can_skip: bool = False,
+        ranks: Ranks = ONE_RANK,
     ) -> Decision:
         """Investigate a failure and return what to do; everything tried is undone.
 
         ``can_skip``: without a ``step`` there is an update that can be left out all the same.
+        ``ranks``: those that have met the same failure, and call this for it too.
         Synchronises the device.
         """
         ...

@@ -60,6 +60,8 @@ class Store:
         self.run_id = run_id
         self.keeps_series = keeps_series
         self.problem: str | None = None
+        self.own: set[str] = set()
+        """Ids that were given here: those of others are written by who opened them."""
         self.reports: dict[str, Report] = {}
         self.summary = Summary()
         self._on_disk = Summary()
@@ -74,6 +76,7 @@ class Store:
         number = self._guarded(self._make_folder)
         self._last_number = self._last_number + 1 if number is None else number
         incident_id = f"{self._last_number:04d}"
+        self.own.add(incident_id)
         return incident_id, self.folder / incident_id
 
     def write_report(self, report: Report) -> None:

@@ -57,7 +57,7 @@ dist.destroy_process_group()
 """
 
 
-def incidents(folder, fault):
+def incidents(folder, fault, action):
     """Run the two ranks to their end and return the best code of each rank's incident."""
     (folder / "ranks.py").write_text(RANKS)
     command = ("torchrun", "--nproc-per-node", "2", "ranks.py", fault)
@@ -71,21 +71,24 @@ def incidents(folder, fault):
     )
     assert (done.returncode, done.stdout) == (0, "done\n" * 2), done.stderr
     rows = json.loads(Path(folder, "incidents", "summary.json").read_text())["incidents"]
-    assert all(row["action"] == "observe" for row in rows)
+    assert all(row["action"] == action for row in rows)
     return {row["rank"]: (row["code"], row["confidence"], row["step"]) for row in rows}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "codes"),
+    ("fault", "action", "codes"),
     [
-        ("race", {0: ("NS606", "possible", 2), 1: ("NS606", "possible", 2)}),
-        ("rank", {0: ("NS606", "possible", 2), 1: ("NS504", "likely", 2)}),
-        ("collective", {0: ("NS000", "possible", 2), 1: ("NS000", "possible", 2)}),
+        ("race", "redo", {0: ("NS606", "possible", 2)}),
+        ("rank", "skip", {1: ("NS504", "likely", 2)}),
+        ("collective", "skip", {1: ("NS000", "possible", 2)}),
     ],
 )
-def test_what_each_rank_says(tmp_path, fault, codes):
-    assert incidents(tmp_path, fault) == codes
+def test_what_the_ranks_say(tmp_path, fault, action, codes):
+    """Where only the exchange is bad the step is to be run again, which a hook stands in the way
+    of: it is left out.
+    """
+    assert incidents(tmp_path, fault, action) == codes
 
 
 def test_a_step_without_collectives_runs_alone():

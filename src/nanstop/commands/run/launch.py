@@ -28,6 +28,7 @@ from nanstop.errors import NanstopError
 from nanstop.process.children.command import resolve_command
 from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.inject.variables import watching
+from nanstop.ranks import is_first
 from nanstop.records.codec import to_json
 from nanstop.report.announce import announcer
 from nanstop.report.page_file import write_folder_page
@@ -76,7 +77,8 @@ def launch(
     folder = incident_folder(out or given.get("NANSTOP_DIR")).absolute()
     run_id = secrets.token_hex(8)
     store = Store(folder, run_id)
-    store.reset()
+    if is_first(given):  # of several that a launcher has started, each under a `nanstop run`
+        store.reset()
     began = time.monotonic()
     watched = given | watching(policy, folder, run_id, given.get("PYTHONPATH", ""))
     if series:

@@ -21,7 +21,7 @@ from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.data_rows import DataRows
-from nanstop.hosts.loop.facts import facts_of_loop
+from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.step import LoopStep, learning_rates
 from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
@@ -29,7 +29,6 @@ from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.window_end import Ending, WindowEnds
 from nanstop.numerics.tensors import nonfinite
-from nanstop.ranks import rank
 from nanstop.records import Atom, RunFacts, Signal, StepId
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import ModelView, parameters_of
@@ -68,7 +67,7 @@ class LoopController:
 
     def step_id(self, micro: int | None = None) -> StepId:
         """Return which step this is; ``step`` counts the updates that were seen, from 0."""
-        return StepId(run="loop", step=self.num_updates, micro=micro, rank=rank())
+        return StepId(run="loop", step=self.num_updates, micro=micro, rank=present_rank())
 
     def note_rates(self, optimizer: Optimizer | None) -> tuple[Any, ...]:
         """Return the present learning rates and remember them as the run's own."""

@@ -10,6 +10,7 @@ from nanstop.hosts import compat
 from nanstop.hosts.accelerate.precision import precision_of_accelerate
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.view import PlainView
+from nanstop.ranks import rank
 from nanstop.records import RunFacts
 
 
@@ -21,6 +22,14 @@ def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
         "world_size": _world_size(),
     }
     return RunFacts(**(asked | structure(view, compat.base_model(view.model)) | known))
+
+
+def present_rank() -> int:
+    """Return which process of a group this is; of none, what a launcher says of it."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return rank()
 
 
 def _world_size() -> int:

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.decide.agreement import on_every_rank
 from nanstop.errors import NanstopError
+from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.records import Atom, RunFacts, StepId
@@ -34,6 +37,8 @@ class Micro(Protocol):
     """
 
     loss: Tensor | None
+    reduced: bool
+    """Whether its backward ended with every rank's gradients."""
 
     @property
     def batch(self) -> Batch: ...
@@ -68,6 +73,7 @@ class UnseenMicro:
     """
 
     calls_script = False
+    reduced = False
 
     def __init__(self, reason: str, loss: Tensor | None = None) -> None:
         self.batch: Batch = {}
@@ -107,6 +113,7 @@ class LoopStep:
     usual: Collection[tuple[Any, ...]] = ()
     past: str = ""
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
+    replicas: Replicas = ONE_COPY
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -144,6 +151,7 @@ class LoopStep:
             self.remedies.under(self.view, micro),
             torch.enable_grad(),  # sinks such as clip_grad_norm_ run without
             run_again(root, self._leaves(), compiled=compiled),
+            self.replicas.alone(),
         ):
             return noted.rerun(given)
 
@@ -184,22 +192,30 @@ class LoopStep:
     def redo(self, atoms: Mapping[int, tuple[Atom, ...]], until_update: ExitStack) -> None:
         """Make the window's gradients again, each micro-batch under its remedies.
 
-        The random state stays as it is. Where it goes wrong, gradients and buffers are as before.
-        Gradients keep their storage. Remedies that act on the update are entered on
+        The random state stays as it is. Where it goes wrong, on any rank, gradients and buffers are
+        as before. Gradients keep their storage. Remedies that act on the update are entered on
         ``until_update``, which the caller closes after it.
         """
+
+        def enter() -> None:
+            until_update.enter_context(under(self.view, self.remedies.add(atoms)))
+
+        ranks = self.replicas.ranks
         before = [(p, p.grad) for p in self._leaves()]
         tensors = [t for pair in before for t in pair]
         with versions_kept(tensors), self.buffers.rewritten(self.start):
             state, present = note_rng(), self.buffers.note()
             self.buffers.restore(self.start)
             try:
-                until_update.enter_context(under(self.view, self.remedies.add(atoms)))
+                on_every_rank(ranks, "remedies", enter)
                 for leaf, _ in before:
                     leaf.grad = None
+                self.replicas.begin()
                 for place, micro in enumerate(self.micros):
-                    loss = self.run(place)
+                    loss = on_every_rank(ranks, f"micro-batch {place}", partial(self.run, place))
                     micro.loss = loss if place not in self.remedies.left_out else None
+                    if micro.reduced:
+                        self.replicas.average()
             except Exception:  # the loop's own code: anything may come out of it
                 until_update.close()
                 for leaf, gradient in before:

@@ -35,6 +35,7 @@ class TapedMicro:
         self.tape = tape
         self.rng = rng
         self.loss: Tensor | None = None
+        self.reduced = False
         self.reason = ""
         self._marks = marks or WeightMarks()
         self._at_backward: list[Any] = []

@@ -23,6 +23,7 @@ from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.tensors import autocast_state, total
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.sharded.ddp import SharedModels, reduces
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import note_rng
@@ -43,6 +44,7 @@ class FunctionMicro:
 
     def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
         self.loss: Tensor | None = None
+        self.reduced = reduces(watch.view.root)
         self.rng = note_rng()
         self.batch = named_batch(batch)
         self._watch = watch
@@ -123,6 +125,7 @@ class LoopWatch:
         self._accounts = GradientAccounts()
         self._accounts.made(optimizer)
         self._is_live = False
+        self._shared = SharedModels("watch")
 
     @property
     def session(self) -> Any:
@@ -267,6 +270,7 @@ class LoopWatch:
             autocast=self._autocast,
             clip=self._clip,
             num_micro=max(1, len(self._micros)),
+            ranks_agree=self._shared.agree((self.view.root,)),
             accumulation=accumulation_of(self.view.root) if split else None,
         )
 
@@ -281,6 +285,7 @@ class LoopWatch:
             apply=self._update_again,
             rates=self.controller.note_rates(self.view.optimizer),
             usual=self.controller.usual_rates,
+            replicas=self._shared.of_window(self._micros, (self.view.root,), self.view.optimizer),
         )
 
     def _settle(self, scaler: Any) -> None:

@@ -26,6 +26,7 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.evaluations import Evaluations
 from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
+from nanstop.hosts.sharded.ddp import reduces
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.replay.rng import note_rng
 from nanstop.tracebacks import passes_through
@@ -212,6 +213,7 @@ class LoopState:
             self.drop()
         self.evaluations.clear()
         window, inner = self.begin_window(), inner_module(module)
+        window.called[id(inner)] = module
         if id(inner) not in window.roots:
             window.roots[id(inner)] = inner
             noted = self.buffers.add(inner)
@@ -222,6 +224,7 @@ class LoopState:
                 self.drop()
             self.budget.begun()
             self.micro = TapedMicro(self._begun_tape(device_of(module)), note_rng(), self._marks)
+        self.micro.reduced |= reduces(module)
         return self.micro
 
     def begin_without_model(self, losses: list[Tensor]) -> TapedMicro | None:

@@ -24,6 +24,7 @@ from nanstop.hosts.script.window import (
     parameters_of,
     update_again,
 )
+from nanstop.hosts.sharded.ddp import SharedModels
 from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 
@@ -48,6 +49,7 @@ class Steps:
         self.updates = updates
         self._restored = restored
         self._buffers = buffers
+        self._shared = SharedModels("script")
         self._views: dict[tuple[int, ...], PlainView] = {}
 
     def step(
@@ -70,6 +72,7 @@ class Steps:
             rates=self.controller.note_rates(optimizer),
             usual=self.controller.usual_rates,
             past=_PAST if window.is_past else "",
+            replicas=self._shared.of_window(window.micros, window.called.values(), optimizer),
         )
 
     def open(self, window: ScriptWindow, view: PlainView) -> None:
@@ -89,6 +92,7 @@ class Steps:
             accumulation=accumulation_in(window, view),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
+            ranks_agree=self._shared.agree(window.called.values()),
             **restored,
             **({"veto": INSIDE} if window.updated_inside else {}),
             **({"veto": BY_HAND} if window.by_hand else {}),

@@ -92,7 +92,7 @@ class Held:
 class ScriptWindow:
     """``judged``: ids of parameters whose gradients were looked at.
 
-    ``closed``: an update has ended it.
+    ``closed``: an update has ended it. ``called``: the roots as the script calls them, wrapped.
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
     script, without an optimizer. ``sinks``: see
@@ -102,6 +102,7 @@ class ScriptWindow:
 
     micros: list[Micro] = field(default_factory=list)
     roots: dict[int, nn.Module] = field(default_factory=dict)
+    called: dict[int, nn.Module] = field(default_factory=dict)
     start: list[Any] = field(default_factory=list)
     judged: set[int] = field(default_factory=set)
     scaler: Any = None

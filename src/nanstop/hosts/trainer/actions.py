@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
+from nanstop.decide.agreement import on_every_rank
 from nanstop.hosts import compat
 from nanstop.hosts.trainer.step import (
     HfStep,
@@ -63,12 +65,21 @@ class Carrier:
         clear_gradients(parameters_of(step.view).values())
         ready_scaler(step.view.scaler)
         self.host.position = None
-        standing = step.remedies.add(atoms)
+        replicas, ranks = step.replicas, step.replicas.ranks
         with ExitStack() as stack:
-            stack.enter_context(under(step.view, standing))
+
+            def enter() -> bool:
+                standing = step.remedies.add(atoms)
+                stack.enter_context(under(step.view, standing))
+                return bool(standing)
+
+            stands = on_every_rank(ranks, "remedies", enter)
+            replicas.begin()
             for index, micro in enumerate(step.window.micros):
-                micro.loss = step.run(index)
-            if standing:
+                micro.loss = on_every_rank(ranks, f"micro-batch {index}", partial(step.run, index))
+                if micro.reduced:
+                    replicas.average()
+            if stands:
                 self.after_update(stack.pop_all().close)
 
     def skip(self, step: HfStep) -> None:

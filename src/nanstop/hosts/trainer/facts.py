@@ -12,6 +12,7 @@ from nanstop.detect.rates import planned
 from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from
+from nanstop.hosts.sharded.ddp import can_agree
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
 from nanstop.records import RateFacts, RunFacts, TextFacts
@@ -51,6 +52,7 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
         "logging_steps": int(trainer.state.logging_steps or 0),
         "zero_loss_by_design": _zero_loss(args),
         "world_size": compat.world_size(trainer),
+        "ranks_agree": can_agree(trainer.model_wrapped),
         "device": args.device.type,
         "padding_side": getattr(processor, "padding_side", None),
         "veto": _veto(trainer),

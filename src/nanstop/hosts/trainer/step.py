@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
+from nanstop.hosts.replicas import Replicas
 from nanstop.hosts.run_again import run_again
+from nanstop.hosts.sharded.ddp import SharedModels, reduces
 from nanstop.hosts.window_end import Ending
 from nanstop.hosts.window_remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
@@ -50,6 +52,11 @@ class Micro:
     after: state_diff.Notes = field(default_factory=dict)
     buffers: Any = ()
     loss: Tensor | None = None
+
+    @property
+    def reduced(self) -> bool:
+        """See ``hosts.loop.step.Micro``."""
+        return self.sync and reduces(self.model)
 
 
 @dataclass(slots=True)
@@ -100,6 +107,7 @@ class Reentry:
         self.prepare_inputs = trainer._prepare_inputs
         self.root: nn.Module = compat.unwrapped(trainer.model)
         self.buffers = BufferNotes(self.root)
+        self.shared = SharedModels("trainer")
         self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
         self.position: tuple[TrainerWindow, int] | None = None
         self._python_rng: tuple[Any, ...] = ()
@@ -247,7 +255,13 @@ class HfStep:
 
     @property
     def is_local(self) -> bool:
-        return self.facts.world_size == 1
+        return self.facts.world_size == 1 or self.facts.ranks_agree
+
+    @property
+    def replicas(self) -> Replicas:
+        """See ``hosts.window_host.HostStep``."""
+        micros = self.window.micros
+        return self.host.shared.of_window(micros, {m.model for m in micros}, self.view.optimizer)
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -278,6 +292,7 @@ class HfStep:
             with (
                 self.remedies.under(self.view, micro),
                 run_again(host.root, leaves, compiled=compiled, own=kept),
+                self.replicas.alone(),
             ):
                 given = self.remedies.rebatched(self.batches[micro], micro)
                 return host.replay(noted, given if batch is None else batch)

@@ -166,6 +166,7 @@ def _row(role: str, stats: TensorStats) -> tuple[str, ...]:
 def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
     texts = [best.cause, *best.lines]
     texts += _positions(report.localization, report.incident)
+    texts += _ranks(report.incident)
     texts += _replayed(report.replay)
     texts += _certainty(best)
     texts += _place_certainty(report.localization)
@@ -178,6 +179,19 @@ def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
         outcome = f"; {done.outcome}" if done.outcome.startswith("failed") else ""
         texts.append(f"action: {done.action.kind}{reason}{outcome}")
     return tuple(Block("evidence", "  = ", (text,)) for text in texts if text)
+
+
+def _ranks(incident: Incident) -> list[str]:
+    """Return on which of several ranks the failure was born, and that the others have it of it."""
+    born_on, num = incident.born_on, incident.facts.world_size
+    if born_on is None:
+        return []
+    if not born_on:
+        return [f"none of the {num} ranks fails by itself: it came with the exchange of gradients"]
+    if len(born_on) == num:
+        return [f"each of the {num} ranks fails by itself"]
+    named = f"{'ranks' if len(born_on) > 1 else 'rank'} {', '.join(map(str, born_on))}"
+    return [f"born on {named} of {num}; it reached the others with the exchange of gradients"]
 
 
 def _certainty(diagnosis: Diagnosis) -> list[str]:

@@ -23,8 +23,9 @@ work.wait()
 ```
 
 ## Fix
-1. Look at the reports of the other ranks for the same step: one that names an operation is the
-   cause, and this one only its echo. Cost: none.
+1. Look whether the report says that none of the ranks fails by itself: then only the exchange is
+   left. Where the ranks were not asked, look at the reports of the others for the same step: one
+   that names an operation is the cause, and this one only its echo. Cost: none.
 2. Run without overlapped communication (DeepSpeed `overlap_comm: false`, FSDP without prefetching)
    and see whether it comes back. Cost: speed.
 3. Switch off one of two features that share buffers (`contiguous_gradients`, custom streams, CUDA
@@ -32,7 +33,8 @@ work.wait()
 4. Update the library that reduces. Cost: none; the known defects have fixes of their own.
 
 ## Fix safety
-Nothing is changed in the training: nanstop only observes runs of several processes.
+Under DistributedDataParallel the step is run again as it is, on every rank; elsewhere nothing is
+changed: nanstop only observes.
 
 ## Not to be confused with
 NS603: one process, or a loss of this rank's own that does not come back. One observation never
@@ -49,7 +51,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import after_reduction, counted, machine_of, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, Incident
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -66,11 +68,16 @@ def check(evidence: Evidence) -> Diagnosis | None:
         f"{incident.at.rank}",
         cause=f"{counted(replay.runs, 'replay')} of this rank's own micro-batches: clean",
         confidence="possible",
-        lines=(
-            f"another rank failed: see its report of step {incident.at.step}",
-            "or the reduction read a buffer too early, if no rank's report names an operation",
-            *_overlap(evidence),
-        ),
+        lines=(*_what_is_left(incident), *_overlap(evidence)),
+    )
+
+
+def _what_is_left(incident: Incident) -> tuple[str, ...]:
+    if incident.born_on == ():
+        return ("the reduction read a buffer too early, or what is run again is not what was run",)
+    return (
+        f"another rank failed: see its report of step {incident.at.step}",
+        "or the reduction read a buffer too early, if no rank's report names an operation",
     )
 
 

@@ -1,0 +1,1 @@
+"""Trainings of several processes: what they share, and how they agree."""

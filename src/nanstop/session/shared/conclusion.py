@@ -1,0 +1,100 @@
+"""What a failure comes to, on the rank that looked into it and on those that it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from nanstop.decide.policy import PolicyState
+from nanstop.records import Action, Atom, FailureKey, Report, codec
+from nanstop.records.record import record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What a failure comes to: its report, whose last entry says what to do, to be kept under
+    ``key``.
+
+    A new one has no id until it is ``named``. ``atoms``: remedies by micro-batch of a window that
+    is redone, of this rank. ``like_the_last``: it was folded unseen into one that was left alone.
+    ``interrupt``: to be raised once it is written down. ``state``: what the policy remembers by
+    now; ``optimizer``: the number that stands in it for the one that failed.
+    """
+
+    report: Report
+    key: FailureKey
+    state: PolicyState
+    optimizer: int = 0
+    atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict[int, tuple[Atom, ...]])
+    like_the_last: bool = False
+    is_new: bool = False
+    interrupt: KeyboardInterrupt | None = None
+
+    @property
+    def action(self) -> Action:
+        return self.report.audit[-1].action
+
+    def named(self, incident: str) -> Conclusion:
+        """Return it with the id that a new incident was given, wherever records name it."""
+        report, action = self.report, self.action
+        action = replace(action, proof=incident if action.proof is not None else None)
+        return replace(
+            self,
+            report=replace(
+                report,
+                incident=replace(report.incident, id=incident),
+                replay=report.replay and replace(report.replay, incident=incident),
+                proof=report.proof and replace(report.proof, incident=incident),
+                audit=(replace(report.audit[-1], action=action, incident=incident),),
+            ),
+        )
+
+    def observed(self, reason: str) -> Conclusion:
+        """Return it with nothing to be done, for a ``reason``."""
+        latest = replace(self.report.audit[-1], action=Action(kind="observe", reason=reason))
+        report = replace(self.report, audit=(*self.report.audit[:-1], latest))
+        return replace(self, report=report, atoms={})
+
+
+@record
+class _Told:
+    report: Report
+    key: FailureKey
+    state: PolicyState
+    optimizer: int
+    like_the_last: bool
+    is_new: bool
+
+
+def as_text(end: Conclusion | None) -> str:
+    """Return what other ranks must know of a conclusion, "" for none."""
+    if end is None:
+        return ""
+    return codec.to_json(
+        _Told(
+            report=end.report,
+            key=end.key,
+            state=end.state,
+            optimizer=end.optimizer,
+            like_the_last=end.like_the_last,
+            is_new=end.is_new,
+        )
+    )
+
+
+def from_text(text: str) -> Conclusion | None:
+    """Return what another rank has concluded: remedies of its own micro-batches are left out.
+
+    Errors: ``NanstopError`` for text of another version.
+    """
+    if not text:
+        return None
+    told = codec.from_json(_Told, text)
+    return Conclusion(
+        report=told.report,
+        key=told.key,
+        state=told.state,
+        optimizer=told.optimizer,
+        like_the_last=told.like_the_last,
+        is_new=told.is_new,
+    )

@@ -1,0 +1,124 @@
+"""Starts the ranks of a small run, watched or not, and ends them all after a time.
+
+``python two_ranks.py JOB.json``: torch is imported once, each rank is a fork of that process.
+"""
+
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SECONDS = 100
+"""After which ranks that have not ended are killed, and told as hung."""
+
+
+def run(folder, program, *args, world=2, watched=True, seconds=SECONDS, **variables):
+    """Run a program of ``rank_programs`` on ``world`` ranks.
+
+    Return the exit code of each ("hung" for one that was killed), what each has put into its
+    ``result``, and what was written on stderr.
+    """
+    folder.mkdir()
+    job = {
+        "program": program,
+        "args": args,
+        "world": world,
+        "watched": watched,
+        "seconds": seconds,
+        "folder": str(folder),
+        "variables": variables,
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    with (folder / "stderr").open("w") as stderr:
+        subprocess.run(
+            [sys.executable, __file__, str(folder / "job.json")],
+            check=True,
+            timeout=seconds + 60,
+            stdout=stderr,
+            stderr=stderr,
+            cwd=folder,
+        )
+    codes = json.loads((folder / "codes.json").read_text())
+    files = [folder / f"result-{rank}.json" for rank in range(world)]
+    results = [json.loads(file.read_text()) if file.exists() else None for file in files]
+    return codes, results, (folder / "stderr").read_text()
+
+
+def incidents(folder):
+    """Return the rows of the summary and the reports of a run."""
+    rows = json.loads((folder / "out" / "summary.json").read_text())["incidents"]
+    reports = [
+        json.loads((folder / "out" / row["folder"] / "report.json").read_text()) for row in rows
+    ]
+    return rows, reports
+
+
+def _rank(job, rank, port):
+    """Be one rank: never returns."""
+    code = 70
+    try:
+        os.environ.update(job["variables"])
+        if job["world"] > 1:
+            known = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
+            known |= {"WORLD_SIZE": job["world"], "LOCAL_WORLD_SIZE": job["world"]}
+            os.environ.update({name: str(value) for name, value in known.items()})
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ["NANSTOP_DIR"] = str(Path(job["folder"], "out"))
+        if job["watched"]:
+            from nanstop.process.inject.start import start
+
+            start()
+        sys.argv = [str(HERE / "rank_programs.py"), job["program"], *job["args"]]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            code = 0
+        except BaseException as error:
+            traceback.print_exc()
+            code = 3 if type(error).__name__ == "TrainingStopped" else 1
+        if job["watched"]:
+            from nanstop.hosts.script import autowatch
+
+            autowatch.unwatch()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main():
+    """Be the parent of the ranks of a job."""
+    import torch.distributed
+
+    torch.set_num_threads(1)
+    job = json.loads(Path(sys.argv[1]).read_text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = {}
+    for rank in range(job["world"]):
+        pid = os.fork()
+        if pid == 0:
+            _rank(job, rank, port)
+        children[pid] = rank
+    codes, until = ["hung"] * job["world"], time.monotonic() + job["seconds"]
+    while children and time.monotonic() < until:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes[children.pop(pid)] = os.waitstatus_to_exitcode(status)
+        else:
+            time.sleep(0.02)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    Path(job["folder"], "codes.json").write_text(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -120,7 +120,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "ce1752214f561159")
+REPORT_FORM = (1, "bf5dd646d7a3374e")
 
 
 def test_names():

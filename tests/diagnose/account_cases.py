@@ -2,7 +2,18 @@
 
 import math
 
-from nanstop.records import Contribution, Evidence, GradientAccount, RunFacts, StepId
+from nanstop.records import (
+    Contribution,
+    Evidence,
+    GradientAccount,
+    RunFacts,
+    SourceLine,
+    StepId,
+)
+
+LINE = SourceLine(file="train.py", line=3, function="f", text="p = p - lr * p.grad")
+OWN = {"is_own": True}
+"""Of a script that makes its updates by itself."""
 
 
 def accounts(*given, given_by=({},), clip=None, told=(), **fields):
@@ -51,6 +62,13 @@ FIRES = [
     ("NS112", accounts({}, {}, scale=1024.0), "certain"),
     ("NS112", clipped_scaled(norms=(1.0, 1.0)), "certain"),
     ("NS307", accounts({}, {}, is_put_back=True), "certain"),
+    ("NS307", accounts({}, {}, {}, elsewhere_at=(LINE,), **OWN), "likely"),
+    ("NS113", accounts({}, {}, {}, {}, {}, asked=0.0, **OWN), "likely"),
+    ("NS113", accounts({"share_moved": 1.0}, {}, {}, asked=0.0, **OWN), "likely"),
+    ("NS113", accounts({}, {}, {}, {}, shrunk=0.4), "likely"),
+    ("NS111", accounts({}, {}, {}, asked=1e-5, share_lost=0.97, **OWN), "certain"),
+    ("NS114", accounts(*[{}] * 6, num_still=1, **OWN), "likely"),
+    ("NS114", accounts(*[{}] * 9, num_with_gradient=0), "likely"),
 ]  # fmt: skip
 
 SILENT = [
@@ -74,4 +92,16 @@ SILENT = [
     ("NS112", accounts({}, {}, scale=1024.0, until_unscale=0.25, norm_at_unscale=1.0, factor=1e-4)),
     ("NS112", clipped_scaled(norms=(1.0, 2.0))),
     ("NS307", accounts({"is_put_back": True}, {})),
+    ("NS307", accounts({}, {}, {}, **OWN)),
+    ("NS307", accounts({}, {}, {"share_moved": 1.0}, elsewhere_at=(LINE,), **OWN)),
+    ("NS113", accounts({}, {}, {}, {}, asked=0.0, **OWN)),
+    ("NS113", accounts({}, {}, {}, {}, {}, asked=None, **OWN)),
+    ("NS113", accounts({}, {}, {}, shrunk=0.4)),
+    ("NS113", accounts({"shrunk": 0.0}, {}, {}, {}, shrunk=0.4)),
+    ("NS111", accounts({}, {}, {}, asked=1e-5, share_lost=0.9, **OWN)),
+    ("NS111", accounts({}, {}, {}, asked=0.0, share_lost=1.0, **OWN)),
+    ("NS114", accounts(*[{}] * 5, num_still=1, **OWN)),
+    ("NS114", accounts(*[{}] * 5, {"num_still": 0}, num_still=1, **OWN)),
+    ("NS114", accounts(*[{}] * 5, num_with_gradient=0)),
+    ("NS114", accounts(*[{}] * 8, {"num_with_gradient": 1}, num_with_gradient=0)),
 ]  # fmt: skip

@@ -23,6 +23,7 @@ from nanstop.detect.stale_weights import keeps_casts
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
 from nanstop.numerics.tensors import HALF, floats
 from nanstop.records import Probe, RunFacts, StepId, formats
+from nanstop.records.facts import BY_HAND
 from nanstop.replay.step import ModelView, Step, gradients_of, scale_of
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class EarlySteps:
 
     def due(self, step: int, facts: RunFacts) -> bool:
         """Return whether a micro-batch of this healthy window may be run again."""
-        if not _is_time(step) or not is_whole(facts):
+        if not _is_time(step) or not (is_whole(facts) or _is_by_hand(facts)):
             return False
         return self._flushed or bool(self._wanted(step, facts))
 
@@ -124,7 +125,7 @@ class EarlySteps:
         if "objective" in wanted:
             self._open.discard("objective")
             with suppress(Exception):  # a healthy run that cannot be run again is none to speak of
-                found |= at_once(step)
+                found = at_once(step) | found
         if "casts" in wanted:
             from nanstop.detect.stale_weights import stale_losses
 
@@ -217,13 +218,24 @@ def _gradients(step: Step) -> tuple[GradientRow, ...]:
 
 
 def at_once(step: Step) -> dict[str, Any]:
-    """Return what the objective reads and which differences are lost, from one run of both."""
-    from nanstop.detect.objective_inputs import objective_rows
+    """Return what the objective reads, which differences are lost and what is counted in half
+    precision, from one run of all three.
+    """
+    from nanstop.detect.label_alignment import Picks, misaligned_rows
+    from nanstop.detect.objective_inputs import Ratios, objective_rows, ratio_rows
     from nanstop.measure.cancellation import Cancellations, cancelled_rows
+    from nanstop.measure.pooled_token import Pooling, pooled_rows
+    from nanstop.measure.position_rounding import WholeNumbersInHalf, coarse_rows
 
-    differences = Cancellations()
-    rows = objective_rows(step, 0, differences)
+    differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
+    ratios, pooling = Ratios(), Pooling()
+    rows = objective_rows(step, 0, differences, counts, picks, ratios, pooling)
+    rows += misaligned_rows(step, picks)
+    coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
+        **coarse,
+        **pooled_rows(step, pooling),
+        "ratios": ratio_rows(step, ratios),
         "objective": rows,
         "are_all_zero": bool(rows) and _are_zero(step.view),
         "cancelled": cancelled_rows(step, differences.found),
@@ -234,6 +246,13 @@ def _are_zero(view: ModelView) -> bool:
     """Return whether every gradient that arrived is exactly 0. Synchronises the device."""
     gradients = gradients_of(view.root).values()
     return all(not bool(part.any()) for gradient in gradients for part in floats(gradient))
+
+
+def _is_by_hand(facts: RunFacts) -> bool:
+    """Return whether the script itself makes an update of each window that is over, in one
+    process.
+    """
+    return facts.world_size == 1 and facts.veto == BY_HAND
 
 
 def _is_time(step: int) -> bool:

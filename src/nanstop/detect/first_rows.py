@@ -121,11 +121,14 @@ def _starts_and_ends(ids: Tensor, batch: Batch, text: TextFacts) -> tuple[int, i
     masked = isinstance(mask, Tensor) and mask.shape == ids.shape
     real = mask.bool() if masked and isinstance(mask, Tensor) else torch.ones_like(ids).bool()
     twice = 0
-    if length > 1 and text.bos is not None and (masked or text.bos not in (text.pad, *text.eos)):
-        first = real.int().argmax(1).clamp(max=length - 2)
+    if length > 2 and text.bos is not None:
+        first = real.int().argmax(1).clamp(max=length - 3)
         places = torch.arange(num_rows, device=ids.device)
-        both = (ids[places, first] == text.bos) & (ids[places, first + 1] == text.bos)
-        twice = int((both & real[places, first] & real[places, first + 1]).sum())
+        begin = [(ids[places, first + n] == text.bos) & real[places, first + n] for n in range(3)]
+        both = begin[0] & begin[1]
+        if not masked and text.bos in (text.pad, *text.eos):
+            both &= ~begin[2]  # the longest row of a batch has no padding, others have more of it
+        twice = int(both.sum())
     if length != text.most_tokens:
         return twice, 0
     ends = torch.tensor(text.eos, device=ids.device, dtype=ids.dtype)

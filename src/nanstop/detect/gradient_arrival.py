@@ -7,17 +7,19 @@ gradients and write them back. That is told here by what tensors hold and are he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 
 from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
+from nanstop.numerics.tensors import version
 from nanstop.records import GradientPath, RunFacts
 from nanstop.tracing.module_ranges import WHOLE
+from nanstop.tracing.places import line_text
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from nanstop.replay.step import ModelView, Step
 
 MOST_TENSORS, MOST_COMPARED_ELEMENTS = 16, 4096
+UPDATES = 8
+"""Updates without a gradient after which a parameter is asked about: some take turns."""
+MOST_UPDATES = 33
+"""Updates of an optimizer that are looked at."""
+_SAME = 1e-6
 
 
 class GradientArrival:
@@ -152,3 +159,80 @@ def _held(view: ModelView) -> dict[int, Tensor]:
 
 def _start(weight: Tensor) -> Tensor:
     return weight.detach().reshape(-1)[:MOST_COMPARED_ELEMENTS]
+
+
+class NeverReached:
+    """Follows what an optimizer holds and no update so far has had a gradient of.
+
+    That is usual where nothing hangs on it: a pooler, experts that are not asked. It is told where
+    the loss is another one with other values of it, in a micro-batch that is run again, undone, or
+    where its module is run without a graph, update after update. What changes all the same is
+    somebody else's: an average of other weights.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: WeakKeyDictionary[Optimizer, list[tuple[Tensor, int]]] = WeakKeyDictionary()
+        self._num: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._due: list[Tensor] = []
+        self._told = False
+
+    def note(self, step: Step) -> None:
+        """Note an update that is near. No device work; after the first update of an optimizer
+        none for what has had a gradient, after ``MOST_UPDATES`` none at all.
+        """
+        optimizer, self._due = step.view.optimizer, []
+        if optimizer is None or self._told:
+            return
+        known = self._waiting.get(optimizer)
+        if known is None:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            known = [(p, version(p)) for p in held]
+            self._held[optimizer] = len(held)
+        if not known:
+            return
+        number = self._num[optimizer] = self._num.get(optimizer, 0) + 1
+        waiting = [
+            (p, was) for p, was in known if p.requires_grad and p.grad is None and version(p) == was
+        ]
+        self._waiting[optimizer] = waiting if number <= MOST_UPDATES else []
+        is_time = number > UPDATES and (number - 1) & (number - 2) == 0
+        if is_time and 0 < len(waiting) < self._held[optimizer] and not step.calls_script:
+            self._due = [p for p, _ in waiting]
+
+    @property
+    def due(self) -> bool:
+        """Return whether the present window should be run again."""
+        return bool(self._due)
+
+    def take(self, step: Step) -> tuple[tuple[str, ...], str]:
+        """Return the names of what is cut off, and the line that does it as far as it is known.
+
+        Undone bitwise; raises what the step raises. Synchronises the device.
+        """
+        names = {id(p): name for name, p in step.view.root.named_parameters()}
+        due, line = self._due, ""
+        mine = [p for p in due if id(p) in names]
+        found = [p for p in mine if _matters(step, [p])] if _matters(step, mine) else []
+        outside: Any = getattr(step, "without_graph", {})
+        for module, (num, at) in outside.items():
+            own = list(module.parameters())
+            if num >= UPDATES and own and all(any(p is one for one in due) for p in own):
+                found += [p for p in own if not any(p is one for one in found)]
+                line = line_text(at)
+                names |= {id(p): name for name, p in module.named_parameters()}
+        self._told |= bool(found)
+        return tuple(names.get(id(p), "?") for p in found), line
+
+
+def _matters(step: Step, parameters: Sequence[Tensor]) -> bool:
+    """Return whether other values of some parameters change the loss of a micro-batch."""
+    from nanstop.detect.standstill import moved
+
+    if not parameters:
+        return False
+    with step.isolated():
+        plain = float(step.run(0).detach())
+    with step.isolated(), moved(parameters):
+        other = float(step.run(0).detach())
+    return abs(other - plain) > _SAME * abs(plain)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor
 from nanstop.detect.standstill import moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
-from nanstop.records import ObjectiveRow, op_kind, op_name
+from nanstop.records import ObjectiveRow, RatioRow, op_kind, op_name
 from nanstop.tracing.op_patches import Look, SecondRun
-from nanstop.tracing.places import source_line
+from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import look_again, record
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ MOST_ROWS = 64
 """Rows of an operand that are read: all of them are to be alike."""
 TOLERANCE = 1e-2
 """Of a sum of probabilities: those of bfloat16 sum to 1 within it."""
+LARGE_RATIO = 1e6
+"""Of the probabilities that two models give to one token: 14 nats apart. Clipping is at 1.2."""
 FAR = 10.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
 _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
@@ -101,6 +102,8 @@ def _reader(base: str) -> Callable[[Any], Given | None] | None:
     """Return what reads the operand of an op, None for ops that end no objective."""
     if base in _NORMALISE:
         return lambda args: _normalised(args[0], _dim(args[1]))
+    if base == "exp":  # of probabilities: a softmax of them that is spelled out
+        return lambda args: _exponents(args[0])
     if base in _LIKELIHOODS:
         return lambda args: _likelihood(args[0], 1 if args[0].dim() > 1 else 0)
     if base in _ALIGNMENTS:
@@ -127,6 +130,14 @@ def _normalised(values: Tensor, dim: int | None) -> Given | None:
     if values.shape[dim] == 1:
         return "one_class" if values.dim() > 1 else None
     return "probabilities" if _are_probabilities(_rows(values, dim)) else None
+
+
+def _exponents(values: Tensor) -> Given | None:
+    """Return what is odd about the exponents of a softmax. Probabilities of one class are 1."""
+    if values.dim() < 2 or values.shape[-1] < 2 or not values.requires_grad:
+        return None
+    rows = _rows(values, -1)
+    return "probabilities" if len(rows) > 1 and _are_probabilities(rows) else None
 
 
 def _likelihood(values: Tensor, dim: int) -> Given | None:
@@ -162,8 +173,7 @@ def _row(trace: Trace, op: Op, given: Given) -> ObjectiveRow | None:
     if given == "scores" and (maker is None or _base(maker) not in _PRODUCTS):
         return None
     place = op if maker is None or given in ("one_class", "scores") else maker
-    source = source_line(place.line)
-    line = f"{Path(source.file).name}:{source.line}: {source.text}" if source is not None else ""
+    line = line_text(place.line)
     classes = 1 if _base(op) in _LIKELIHOODS and len(value.shape) > 1 else -1
     return ObjectiveRow(
         op=op.name, module=place.module, given=given, width=value.shape[classes], line=line
@@ -198,3 +208,67 @@ def _size(shape: tuple[int, ...]) -> int:
     for length in shape:
         size *= length
     return size
+
+
+class Ratios:
+    """Called with each op; keeps the largest exponential of a difference of log-probabilities, by
+    the op's index.
+
+    Two tensors without a number above 0 are such where a gradient comes to one alone: a policy, and
+    what it is compared with. Synchronises the device at differences and their exponentials.
+    """
+
+    def __init__(self) -> None:
+        self.largest: dict[int, float] = {}
+        self._differences: set[tuple[int, torch.Size]] = set()
+
+    def __call__(
+        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        base = op_name(str(func))
+        if base not in ("sub", "exp") or torch._C._current_graph_task_id() != -1:
+            return None
+
+        def done(result: Any) -> None:
+            if base == "sub":
+                if _are_of_two(*args[:2]):
+                    self._differences.add(_place(result))
+            elif _place(args[0]) in self._differences:
+                self.largest[index] = float(result.detach().amax())
+
+        return done
+
+
+def _are_of_two(first: Any, second: Any) -> bool:
+    """Return whether two operands are log-probabilities of two models."""
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    if first.shape != second.shape or first.numel() < 2 or not first.is_floating_point():
+        return False
+    if first.requires_grad == second.requires_grad:
+        return False
+    both = torch.stack([first.detach().float().flatten(), second.detach().float().flatten()])
+    return bool((both <= TOLERANCE).all()) and bool((both < 0.0).any(1).all())
+
+
+def _place(tensor: Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
+
+
+def ratio_rows(step: Step, ratios: Ratios, micro: int = 0) -> tuple[RatioRow, ...]:
+    """Return the ratios of single tokens that are beyond reason. Undone bitwise; runs the
+    micro-batch once more where there is one.
+    """
+    found = {index: value for index, value in ratios.largest.items() if value >= LARGE_RATIO}
+    if not found:
+        return ()
+    ops = record(step, micro).whole_trace().ops
+    return tuple(
+        RatioRow(
+            op=ops[index].name,
+            module=ops[index].module,
+            largest=value,
+            line=line_text(ops[index].line),
+        )
+        for index, value in found.items()
+    )

@@ -4,9 +4,12 @@ watched where an account does not balance.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from nanstop.measure.gradient_accounts import GradientAccounts
@@ -20,6 +23,10 @@ __tracebackhide__ = passes_through
 _GRAD: Any = cast("Any", Tensor).grad
 _ALIASES = frozenset((cast("Any", Tensor).data.__get__, Tensor.detach))
 """What gives the same values as another tensor, whose writes no version of the first one counts."""
+_ADDS = {"add_": 1.0, "sub_": -1.0, "__iadd__": 1.0, "__isub__": -1.0, "_foreach_add_": 1.0}
+_SUMS = frozenset({"add", "sub", "rsub", "__add__", "__sub__", "__radd__", "__rsub__"})
+MOST_MADE = 64
+"""Tensors made of gradients that are known at a time."""
 
 
 class GradientWrites(OwnMode):
@@ -38,10 +45,13 @@ class GradientWrites(OwnMode):
         super().__init__()
         self._accounts = accounts
         self._is_shown = is_shown
-        self._parameters: set[int] = set()
+        self._parameters: dict[int, Tensor] = {}
         self._gradients: set[int] = set()
         self._alias: Tensor | None = None
-        self._of_weight: Tensor | None = None
+        self._of_weight: tuple[Tensor, Tensor] | None = None
+        self._made: deque[Tensor] = deque(maxlen=MOST_MADE)
+        self._copies: list[Tensor] = []
+        """Of weights, as the first update of the script's own found them."""
 
     def start(self) -> None:
         """Watch from here on; nothing where the script has a function mode of its own."""
@@ -49,13 +59,14 @@ class GradientWrites(OwnMode):
             if not is_crowded():
                 put_on(self)
                 parameters = self._accounts.watched()
-                self._parameters = {id(p) for p in parameters}
+                self._parameters = {id(p): p for p in parameters}
                 self._gradients = {id(p.grad) for p in parameters if p.grad is not None}
 
     def stop(self) -> bool:
         """Watch no longer; return whether it was on."""
         self._alias = self._of_weight = None
         self._gradients.clear()
+        self._made.clear()
         return take_off(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,7 +74,11 @@ class GradientWrites(OwnMode):
         with by_torch_alone():
             given = list(tensors((args, kwargs)))
             held = [(t, version(t)) for t in given if self._is_known(t)]
-            weights = [(t, version(t)) for t in given if self._is_weight(t)]
+            weights = [(t, version(t)) for t in given if self._weight(t) is not None]
+            name = getattr(func, "__name__", "")
+            if weights or held:
+                self._before(name, given, kwargs)
+            is_copy = self._is_copy_of_weight(name, given)
         result = func(*args, **kwargs)
         with by_torch_alone():
             if func == _GRAD.__set__ and id(args[0]) in self._parameters:
@@ -74,14 +89,63 @@ class GradientWrites(OwnMode):
             elif func in _ALIASES and held:
                 self._alias = result
             elif func in _ALIASES and weights:
-                self._of_weight = result
+                weight = self._weight(weights[0][0])
+                self._of_weight = (result, weight) if weight is not None else None
             elif any(version(tensor) != before for tensor, before in weights):
                 self._told(self._accounts.rewrote)
+                self._told(self._accounts.moved_by)
             elif any(version(tensor) != before for tensor, before in held):
                 self._changed()
-            elif held and getattr(func, "__name__", "") != "__get__":
+            elif held and name != "__get__":
                 self._accounts.read()
+            self._after(name, given, result, is_copy=is_copy)
         return result
+
+    def _before(self, name: str, given: list[Tensor], kwargs: Any) -> None:
+        """Tell what is about to be added to a weight."""
+        weight = self._weight(given[0])
+        if weight is None or not _is_write(name):
+            return
+        factor = _ADDS.get(name)
+        if factor is not None:
+            factor *= float(kwargs.get("alpha", 1.0))
+        self._accounts.guarded(self._accounts.moving, weight, given[1:], factor)
+
+    def _after(self, name: str, given: list[Tensor], result: Any, *, is_copy: bool) -> None:
+        """Follow what is made of gradients, and tell a line that makes another tensor of it and a
+        weight.
+        """
+        is_of_gradient = any(self._is_known(t) or self._is_made(t) for t in given)
+        if not is_of_gradient or not isinstance(result, Tensor) or name == "__get__":
+            return
+        has_weight = any(
+            self._weight(t) is not None and t.shape == result.shape and t is not result
+            for t in given
+        )
+        if is_copy or (has_weight and name in _SUMS):
+            self._told(partial(self._accounts.moved_by, is_elsewhere=True))
+        self._made.append(result)
+
+    def _is_copy_of_weight(self, name: str, given: list[Tensor]) -> bool:
+        """Return whether what is about to be written to is no weight and equal to one: asked in
+        the first window alone. Synchronises the device.
+        """
+        if not _is_write(name) or len(given) < 2:
+            return False
+        into = given[0]
+        if any(into is copy for copy in self._copies):
+            return True
+        if (
+            not self._accounts.is_first_own
+            or self._weight(into) is not None
+            or self._is_known(into)
+            or self._is_made(into)
+        ):
+            return False
+        alike = (p for p in self._parameters.values() if p.shape == into.shape)
+        is_copy = any(torch.equal(p.detach(), into.detach()) for p in alike)
+        self._copies += [into] * is_copy
+        return is_copy
 
     def _changed(self) -> None:
         self._accounts.guarded(self._accounts.changed)
@@ -92,8 +156,18 @@ class GradientWrites(OwnMode):
         if line is not None and self._is_shown(line[0].co_filename):
             tell(line)
 
-    def _is_weight(self, tensor: Tensor) -> bool:
-        return tensor is self._of_weight or id(tensor) in self._parameters
+    def _weight(self, tensor: Tensor) -> Tensor | None:
+        """Return the weight that a tensor is, or is an alias of."""
+        if self._of_weight is not None and tensor is self._of_weight[0]:
+            return self._of_weight[1]
+        return self._parameters.get(id(tensor))
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        return any(tensor is one for one in self._made)
 
     def _is_known(self, tensor: Tensor) -> bool:
         return tensor is self._alias or id(tensor) in self._gradients
+
+
+def _is_write(name: str) -> bool:
+    return name.startswith("__i") or (name.endswith("_") and not name.startswith("__"))

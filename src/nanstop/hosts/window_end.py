@@ -29,6 +29,7 @@ from nanstop.hosts import compat
 from nanstop.hosts.window_host import HostStep, WindowHost
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import Signal, StepId, TensorStats
+from nanstop.records.facts import BY_HAND
 from nanstop.replay.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.step import ModelView, Step, trainable_of
 from nanstop.replay.untouched import versions_kept
@@ -131,7 +132,8 @@ class WindowEnds:
             if alarm is None:
                 self._reported = ()
                 self._host.session.before_update(step)
-                if can_redo and self._host.session.gauge_due(step.id.step) and not step.obstacle():
+                may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
+                if may_look and self._host.session.gauge_due(step.id.step) and not step.obstacle():
                     self._host.session.gauge(step)
                 return
             if num_redone == _MAX_ROUNDS:
@@ -204,9 +206,7 @@ class WindowEnds:
         return None if step is None or alone or facts.veto != "yes" else decision
 
     def way_back(self) -> Rewind | None:
-        """Return the way back, if every window since the snapshot can be run again, with what
-        the snapshot holds.
-        """
+        """Return the way back, if every window since its snapshot can be run again."""
         rewind = self.keeper.rewind()
         steps: Any = rewind.steps if rewind is not None else ()
         if rewind is None or any(step.obstacle() for step in steps):

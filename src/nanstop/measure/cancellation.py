@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nanstop.records import CancelledRow, op_name
 from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import record
 
 if TYPE_CHECKING:
@@ -75,7 +76,13 @@ def cancelled_rows(step: Step, found: list[int], micro: int = 0) -> tuple[Cancel
         if abs(plain) >= LEAST_LOSS and change >= LEAST_CHANGE * abs(plain):
             op = record(step, micro).whole_trace().ops[index]
             rows.append(
-                CancelledRow(module=op.module, op=op.name, loss=plain, change=change / abs(plain))
+                CancelledRow(
+                    module=op.module,
+                    op=op.name,
+                    loss=plain,
+                    change=change / abs(plain),
+                    line=line_text(op.line),
+                )
             )
             break  # what comes after it is made of it
     return tuple(rows)

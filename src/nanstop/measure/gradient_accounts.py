@@ -8,10 +8,8 @@ whatever the script called to do it.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -19,32 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.measure.gradient_balance import (
-    LEAST_SCALE,
-    Backward,
-    Samples,
-    balance,
-    is_even,
-    on_host,
-)
-from nanstop.measure.hook_stations import HookStations
-from nanstop.measure.loss_graph import LossMark, leaves, loss_factor
-from nanstop.numerics.tensors import by_torch_alone, is_measurable
+from nanstop.measure.followed import Followed, Line, OwnUpdate
+from nanstop.measure.gradient_balance import LEAST_SCALE, Samples, balance, is_even, on_host
+from nanstop.measure.loss_graph import leaves
+from nanstop.numerics.tensors import by_torch_alone
 from nanstop.records import GradientAccount, StepId
 from nanstop.replay.conditions import unrecorded
 from nanstop.tracing.places import source_line
 
-MOST_TENSORS, MOST_ELEMENTS = 16, 256
-MORE_WINDOWS = 8
-"""Windows in a row that are looked at after one in which something was hidden: bad batches are
-rare, and the line that hides them is told by one.
-"""
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""
-MOST_BACKWARDS = 64
-"""Backwards of a window that are followed; one of more has no account."""
+MOST_OWN = 16
+"""Updates of a script's own, without an optimizer, that are followed."""
 
-Line = tuple[CodeType, int] | None
 _log = logging.getLogger("nanstop")
 
 
@@ -55,7 +40,9 @@ class GradientAccounts:
     """
 
     def __init__(self) -> None:
-        self._followed: WeakKeyDictionary[Optimizer, _Followed] = WeakKeyDictionary()
+        self._followed: WeakKeyDictionary[Optimizer | OwnUpdate, Followed] = WeakKeyDictionary()
+        self._own: OwnUpdate | None = None
+        self._may_be_own = True
         self._scaler: Any = None
         self._is_uneven = False
         self.is_looking = False
@@ -63,15 +50,49 @@ class GradientAccounts:
 
     def made(self, optimizer: Optimizer, line: Line = None) -> None:
         """Follow an optimizer, which ``line`` made, from its first update on."""
-        self._followed.setdefault(optimizer, _Followed(optimizer, line))
+        self._leave_own()
+        self._followed.setdefault(optimizer, Followed(optimizer, line))
         self.is_looking = True
+
+    def by_hand(self, losses: Sequence[Tensor], at: StepId) -> GradientAccount | None:
+        """Return the account of an update that a script without an optimizer has made since its
+        last backward, and follow what a backward of ``losses`` is about to give gradients to.
+
+        Synchronises the device, for the first ``MOST_OWN`` such updates.
+        """
+        return self._safely(self._by_hand, losses, at) if self._may_be_own else None
+
+    def _by_hand(self, losses: Sequence[Tensor], at: StepId) -> GradientAccount | None:
+        reached, own, account = leaves(losses) or [], self._own, None
+        if own is not None:
+            one = self._followed[own]
+            if own.is_made(one.weights()):
+                at = replace(at, step=one.num_updates)
+                own.close(one)
+                account = self._updated(own, at)
+                account = own.told(account) if account is not None else None
+            are_others = not any(p is leaf for leaf in reached for p in one.parameters())
+            if are_others or one.num_updates > MOST_OWN:
+                self._leave_own()
+        elif reached and len({isinstance(leaf, nn.Parameter) for leaf in reached}) == 1:
+            self._own = OwnUpdate(reached)
+            self._followed[self._own] = Followed(self._own, None)
+            self.is_looking = True
+        return account
+
+    def _leave_own(self) -> None:
+        """Follow no update of the script's own any more."""
+        self._may_be_own = False
+        if self._own is not None:
+            self._followed.pop(self._own, None)
+            self._own = None
 
     @property
     def wants_lines(self) -> bool:
         """Whether the last account did not balance, so that the lines that write are worth
         their cost.
         """
-        return self._is_uneven and self.is_looking
+        return self._own is not None or (self._is_uneven and self.is_looking)
 
     def guarded(self, look: Callable[..., Any], *given: Any) -> Any:
         """Return what a look of these accounts gives, None where nothing is looked at."""
@@ -96,6 +117,7 @@ class GradientAccounts:
         for one in self._followed.values():
             if one.samples is not None:
                 one.samples.was_read = bool(one.samples.was_read)
+            if one.samples is not None or one.is_own:
                 found += one.chosen()
         return found
 
@@ -124,6 +146,8 @@ class GradientAccounts:
         """Look at what the backward has made of them; ``line`` called it."""
         for one in self._followed.values():
             one.end_backward(line)
+        if self._own is not None:
+            self._own.begin(self._followed[self._own].weights())
 
     def wrote(self, line: Line) -> None:
         """Note a line that changed gradients outside of any backward."""
@@ -147,6 +171,26 @@ class GradientAccounts:
             if samples is not None and source is not None and samples.awaits_forward:
                 samples.rewritten_at.append(source)
 
+    def moving(self, weight: Tensor, given: Sequence[Tensor], factor: float | None) -> None:
+        """Note a write to a weight that is at hand: what it adds, times ``factor``, None where it
+        adds nothing that is known.
+        """
+        if self._own is not None:
+            self._own.moving(weight, given, factor)
+
+    def moved_by(self, line: Line, *, is_elsewhere: bool = False) -> None:
+        """Note a line that has made an update of a weight; ``is_elsewhere``: of a copy of it, or
+        as a new tensor.
+        """
+        source = source_line(line)
+        if self._own is not None and source is not None:
+            (self._own.elsewhere_at if is_elsewhere else self._own.written_at).append(source)
+
+    @property
+    def is_first_own(self) -> bool:
+        """Whether the present window is to end in the first update of the script's own."""
+        return self._own is not None and not self._followed[self._own].num_updates
+
     def read(self) -> None:
         """Note that a line computed with gradients outside of any backward."""
         for one in self._followed.values():
@@ -160,14 +204,18 @@ class GradientAccounts:
             one.samples.at_unscale = one.gradients()
             one.samples.norm_at_unscale = one.norm()
 
-    def updating(self, optimizer: Optimizer) -> None:
-        """Look at the gradients that an update takes and the weights that it will change."""
+    def updating(self, optimizer: Optimizer, line: Line = None) -> None:
+        """Look at the gradients that an update takes and the weights that it will change; ``line``
+        asked for it.
+        """
         one = self._followed.get(optimizer)
         if one is None or one.samples is None:
             return
         samples = one.samples
         samples.consumed, samples.weights = one.gradients(), one.weights()
         samples.num_replaced = one.num_replaced()
+        samples.num_with_gradient = sum(p.grad is not None for p in one.parameters())
+        samples.updated_at = source_line(line)
         if (samples.loss_factor or 1.0) >= LEAST_SCALE:
             samples.norm_consumed = one.norm()
         scaler = self._scaler() if self._scaler is not None else None
@@ -182,7 +230,7 @@ class GradientAccounts:
         """
         return self._safely(self._updated, optimizer, at)
 
-    def _updated(self, optimizer: Optimizer, at: StepId) -> GradientAccount | None:
+    def _updated(self, optimizer: Optimizer | OwnUpdate, at: StepId) -> GradientAccount | None:
         one = self._followed.get(optimizer)
         if one is None:
             return None
@@ -190,7 +238,8 @@ class GradientAccounts:
             one.samples = Samples()  # the update was left out: the next one is looked at instead
             return None
         samples, self._scaler = one.close(), None
-        self.is_looking = any(each.samples is not None for each in self._followed.values())
+        are_open = any(each.samples is not None for each in self._followed.values())
+        self.is_looking = are_open or self._own is not None
         if samples is None or not samples.backwards:
             return None
         others = sum(bool(each.num_updates) for each in self._followed.values())
@@ -214,159 +263,7 @@ class GradientAccounts:
                 one.samples = Samples()
 
 
-class _Followed:
-    """An optimizer's sample. ``samples``: of the present window, None where it is not looked at."""
-
-    def __init__(self, optimizer: Optimizer, line: Line) -> None:
-        self._optimizer = ref(optimizer)
-        self.line = line
-        self._unheld: list[Tensor] | None = None
-        self._chosen: list[Tensor] | None = None
-        self._last_loss = LossMark()
-        self._begun: Backward | None = None
-        self._hooks: HookStations | None = None
-        self.num_updates = 0
-        self._num_more = 0
-        self.was_read = False
-        """Whether what the last backward left was computed with."""
-        self.samples: Samples | None = Samples()
-
-    @property
-    def looks_on(self) -> bool:
-        """Whether the present window is looked at whatever its number."""
-        return self._num_more > 0
-
-    def look_on(self) -> None:
-        """Look at the next windows, each."""
-        self._num_more = MORE_WINDOWS
-        if self.samples is None:
-            self.samples = Samples()
-
-    def chosen(self) -> list[Tensor]:
-        """Return evenly spread parameters, matrices alone where there are any."""
-        if self._chosen is None:
-            fit = [p for p in self.parameters() if is_measurable(p)]  # frozen ones may wake later
-            fit = [p for p in fit if p.device == fit[0].device]
-            fit = [p for p in fit if p.dim() > 1] or fit
-            self._chosen = fit[:: -(-len(fit) // MOST_TENSORS) or 1][:MOST_TENSORS]
-        return self._chosen
-
-    def gradients(self, known: Mapping[int, Tensor] | None = None) -> Tensor:
-        """Return a copy of the sampled gradients, zeros where there is none or a sparse one;
-        ``known``: samples, by the parameter's id, that count in the place of what is there.
-        """
-        return _joined([(known or {}).get(id(p), _sampled_gradient(p)) for p in self.chosen()])
-
-    def parameters(self) -> list[Tensor]:
-        optimizer = self._optimizer()
-        groups = optimizer.param_groups if optimizer is not None else ()
-        return [p for group in groups for p in group["params"]]
-
-    def first_gradient(self) -> Tensor:
-        """Return a copy of the sampled gradient of one parameter."""
-        return _joined([_sampled_gradient(p) for p in self.chosen()[:1]])
-
-    def weights(self) -> Tensor:
-        return _joined([_spread(p) for p in self.chosen()])
-
-    def norm(self) -> Tensor | None:
-        found = [_dense(p.grad) for p in self.parameters()]
-        present = [g for g in found if g is not None]
-        return torch.nn.utils.get_total_norm(present) if present else None
-
-    def place(self, among: Any) -> int:
-        kind = type(self._optimizer())
-        same = [one for one in among.values() if type(one._optimizer()) is kind]
-        return next(place for place, one in enumerate(same, start=1) if one is self)
-
-    def begin_backward(
-        self,
-        losses: Sequence[Tensor],
-        reached: list[Tensor] | None,
-        held: set[int],
-        *,
-        is_again: bool,
-    ) -> None:
-        samples = self.samples
-        if samples is None or not self.chosen():
-            return
-        if len(samples.backwards) >= MOST_BACKWARDS:
-            self.samples = None
-            return
-        samples.was_read = self.was_read or samples.was_read
-        again = self._last_loss.move(losses) or is_again
-        others = reached is None or any(not isinstance(leaf, nn.Parameter) for leaf in reached)
-        self._unheld = [p for p in reached or () if id(p) not in held and not others]
-        self.detach()
-        before = self.gradients()
-        self._begun = Backward(before, before, self.weights(), None, again, others)
-        self._begun.loss_factor = loss_factor(losses)
-        self._hooks = HookStations(self.chosen(), _spread)
-
-    def end_backward(self, line: Line) -> None:
-        hooks, computed = self._hooks, self.detach()
-        if self.samples is None or self._begun is None:
-            return
-        begun, self._begun, self.was_read = self._begun, None, False
-        ended = replace(begun, after=self.gradients(), source=source_line(line))
-        if computed and hooks is not None:
-            ended.computed, ended.hooks = self.gradients(computed), hooks
-        self.samples.backwards.append(ended)
-
-    def detach(self) -> dict[int, Tensor]:
-        """Take the probes of a backward away, also of one that has raised."""
-        hooks, self._hooks = self._hooks, None
-        return hooks.detach() if hooks is not None else {}
-
-    def num_replaced(self) -> int:
-        """Return how many parameters got gradients of the last backward and are in no optimizer,
-        where as many of the same shapes are held that never got one.
-        """
-        wanted = Counter(p.shape for p in self._unheld or ())
-        idle = Counter(p.shape for p in self.parameters() if p.requires_grad and p.grad is None)
-        return sum(wanted.values()) if wanted <= idle else 0
-
-    def close(self) -> Samples | None:
-        """Return what was copied since the last update, and begin anew."""
-        closed, self.samples = self.samples, None
-        self.num_updates += 1
-        if closed is not None and closed.consumed is not None:
-            closed.updated = self.weights()
-        self._num_more -= self.looks_on
-        if self.looks_on or not self.num_updates & (self.num_updates - 1):
-            self.samples = Samples()
-            if closed is not None and closed.updated is not None:
-                self.samples.was, self.samples.became = closed.weights, closed.updated
-                self.samples.left = self.gradients()
-        return closed
-
-
 def _is_open(account: GradientAccount) -> bool:
     """Return whether the next windows are to tell the line of what this one has shown."""
     hidden, put_back = account.num_hidden, account.is_put_back
     return bool(hidden and not account.changed_at) or (put_back and not account.rewritten_at)
-
-
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    return gradient if gradient is not None and is_measurable(gradient) else None
-
-
-def _sampled_gradient(parameter: Tensor) -> Tensor:
-    gradient = _dense(parameter.grad)
-    return _spread(parameter if gradient is None else gradient, zero=gradient is None)
-
-
-def _spread(tensor: Tensor, *, zero: bool = False) -> Tensor:
-    """Return evenly spread elements of a tensor, as a view where it is contiguous."""
-    flat = tensor.detach()
-    flat = (torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat).reshape(-1)
-    # An odd distance: an even one may meet the same column of every row.
-    each = 1 if flat.numel() <= MOST_ELEMENTS else -(-flat.numel() // MOST_ELEMENTS) | 1
-    return torch.zeros_like(flat[::each]) if zero else flat[::each]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    if not parts:
-        return torch.zeros(0)
-    wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
-    return torch.cat([part.to(wide) for part in parts])

@@ -15,7 +15,8 @@ from nanstop.records import Contribution, GradientAccount, SourceLine, StepId
 
 _COLLINEAR = 0.01
 """Share of a vector that may be off a multiple of another: half precision rounds by 0.004."""
-
+_APART = 0.9
+"""Cosine above which gradients and weights point the same way."""
 
 LEAST_SCALE = 8.0
 """Factor from which a loss is scaled, not weighted."""
@@ -68,10 +69,12 @@ class Samples:
     changed_at: list[SourceLine] = field(default_factory=list)
     norm_consumed: Tensor | None = None
     num_replaced: int = 0
+    num_with_gradient: int | None = None
     stages: list[Tensor] = field(default_factory=list)
     hooked_at: list[SourceLine] = field(default_factory=list)
     rewritten_at: list[SourceLine] = field(default_factory=list)
     was_read: bool | None = None
+    updated_at: SourceLine | None = None
 
     @property
     def loss_factor(self) -> float | None:
@@ -161,12 +164,16 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         stages=_stages(arrived, samples.stages),
         norm_consumed=_number(samples.norm_consumed),
         num_replaced=samples.num_replaced,
+        num_with_gradient=samples.num_with_gradient,
         rate=factor_between(taken, weights - updated),
         is_carried=_is_carried(samples, is_lost),
         num_hidden=int((~arrived.isfinite() & taken.isfinite()).sum()),
         until_unscale=factor_between(arrived, until_unscale) if until_unscale is not None else None,
         norm_at_unscale=_number(samples.norm_at_unscale),
         share_moved=float((updated != weights).double().mean()),
+        share_lost=_share_lost(taken, weights, updated),
+        shrunk=_shrunk(taken, weights, updated),
+        updated_at=(samples.updated_at,) if samples.updated_at is not None else (),
         is_put_back=_is_put_back(samples),
         rewritten_at=tuple(dict.fromkeys(reversed(samples.rewritten_at)))[::-1],
         were_weights_still=still,
@@ -174,6 +181,27 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         was_read=samples.was_read,
         **known,
     )
+
+
+def _share_lost(taken: Tensor, weights: Tensor, updated: Tensor) -> float:
+    """Return how many of the weights with a gradient an update left as they were."""
+    should = taken != 0.0
+    return float(((updated == weights) & should).sum() / should.sum().clamp(min=1))
+
+
+def _shrunk(taken: Tensor, weights: Tensor, updated: Tensor) -> float:
+    """Return by which share of themselves an update made the weights smaller beyond what it made of
+    their gradients; 0.0 where the two cannot be told apart.
+    """
+    both = torch.stack([weights, taken], dim=1)
+    sizes = both.norm(dim=0)
+    if not bool(both.isfinite().all()) or not bool((sizes > 0.0).all()):
+        return 0.0
+    scaled = both / sizes
+    if abs(float(scaled[:, 0] @ scaled[:, 1])) > _APART:
+        return 0.0
+    found = torch.linalg.lstsq(scaled, (weights - updated)[:, None]).solution[:, 0] / sizes
+    return float(found[0])
 
 
 def _stages(arrived: Tensor, stages: Sequence[Tensor]) -> tuple[float | None, ...]:

@@ -14,12 +14,14 @@ from nanstop.numerics.tensors import HALF, format_name, in_float64
 from nanstop.records import CoarseRow, op_name
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
+from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import record
 from nanstop.tracing.recorder import Op, Trace, Value
 
 LEAST_ANGLE = 0.05
 """Radians from which an error of an angle is told."""
 _ANGLES = frozenset({"sin", "cos", "sin_", "cos_"})
+_WRITE_COUNTS = frozenset({"arange", "copy_", "cumsum"}) | operators.CASTS
 _REACH = 8
 """How many ops before a sine its angle is followed back."""
 
@@ -44,6 +46,26 @@ def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[Coa
                     worse = known is None or row.error > known.error
                     found[row.module, row.op, row.dtype] = row if worse or known is None else known
     return tuple(sorted(found.values(), key=lambda row: -row.error))
+
+
+class WholeNumbersInHalf:
+    """Called with each op; notes whether any writes whole numbers in half precision."""
+
+    def __init__(self) -> None:
+        self.are_there = False
+
+    def __call__(
+        self, _index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        base = operators.traits(func).base
+        if self.are_there or base not in _WRITE_COUNTS:
+            return None
+
+        def done(result: Any) -> None:
+            is_half = isinstance(result, Tensor) and result.dtype in HALF
+            self.are_there |= is_half and _exact(base, args) is not None
+
+        return done
 
 
 class _Counts:
@@ -105,7 +127,10 @@ def _count_row(op: Op, look: _Counts) -> CoarseRow | None:
         return None
     absmax, error = look.seen[op.index]
     dtype = format_name(op.outputs[0].dtype)
-    return CoarseRow(module=op.module, op=op.name, dtype=dtype, absmax=absmax, error=error)
+    line = line_text(op.line)
+    return CoarseRow(
+        module=op.module, op=op.name, dtype=dtype, absmax=absmax, error=error, line=line
+    )
 
 
 def _angle_row(op: Op, trace: Trace, exact: Set[int]) -> CoarseRow | None:
@@ -120,7 +145,12 @@ def _angle_row(op: Op, trace: Trace, exact: Set[int]) -> CoarseRow | None:
     if not error >= LEAST_ANGLE:  # a NaN is no angle
         return None
     return CoarseRow(
-        module=op.module, op=op.name, dtype=format_name(half), absmax=absmax, error=error
+        module=op.module,
+        op=op.name,
+        dtype=format_name(half),
+        absmax=absmax,
+        error=error,
+        line=line_text(op.line),
     )
 
 

@@ -52,6 +52,7 @@ from nanstop.records.probe import (
     LogitGap,
     ObjectiveRow,
     Probe,
+    RatioRow,
     StateRow,
 )
 from nanstop.records.setup import (
@@ -168,6 +169,7 @@ __all__ = [
     "QuantizedFacts",
     "RangeRow",
     "RateFacts",
+    "RatioRow",
     "Reference",
     "Region",
     "Replay",

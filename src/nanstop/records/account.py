@@ -54,6 +54,9 @@ class GradientAccount:
     scale."""
     rate: float | None = None
     """The number by which the update followed what was consumed, None where no single one did."""
+    num_with_gradient: int | None = None
+    """Parameters of the optimizer that had a gradient at the update, None where it was not
+    counted."""
     num_replaced: int = 0
     """Parameters that got gradients and are in no optimizer, each of the shape of one that this
     optimizer holds and that got none; 0 where some have no such counterpart."""
@@ -71,6 +74,21 @@ class GradientAccount:
     """The norm of all gradients then, where they were not as the last backward had left them."""
     share_moved: float = 0.0
     """How many of the sampled weights the update changed."""
+    share_lost: float = 0.0
+    """How many of those that have a gradient it left as they were."""
+    shrunk: float = 0.0
+    """By which share of themselves it made the weights smaller, beside what it made of their
+    gradients."""
+    updated_at: tuple[SourceLine, ...] = ()
+    """The line that asked the optimizer for the update, or those that wrote to the weights."""
+    is_own: bool = False
+    """Whether the script makes its updates by itself, with no optimizer."""
+    asked: float | None = None
+    """The largest number that such an update was to add to a weight, None where it was not seen."""
+    elsewhere_at: tuple[SourceLine, ...] = ()
+    """Lines that made an update of a weight into another tensor: of a copy of it, or a new one."""
+    num_still: int = 0
+    """Sampled tensors that no such update has changed since the first, where it changes others."""
     is_put_back: bool = False
     """Whether the next forward after the update before found the weights as they had been ahead
     of that update, which had changed them."""

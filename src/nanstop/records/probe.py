@@ -51,6 +51,7 @@ class CoarseRow:
     dtype: str
     absmax: float
     error: float
+    line: str = ""
 
 
 @record
@@ -72,6 +73,7 @@ class CancelledRow:
     op: str
     loss: float
     change: float
+    line: str = ""
 
 
 @record
@@ -89,13 +91,28 @@ class ObjectiveRow:
     """What an objective read that is no logits, or no log-probabilities, whatever the weights are.
 
     ``op``: the operation that read it, of ``width`` classes. ``given``: rows that sum to 1, values
-    between 0 and 1, scores without a normalisation, or one class alone. ``line``: FILE:LINE.
+    between 0 and 1, scores without a normalisation, one class alone, or labels that are the last
+    token that each row reads, or one after the next. ``line``: FILE:LINE.
     """
 
     op: str
     module: str
-    given: Literal["probabilities", "between_0_and_1", "scores", "one_class"]
+    given: Literal[
+        "probabilities", "between_0_and_1", "scores", "one_class", "own_token", "later_token"
+    ]
     width: int
+    line: str = ""
+
+
+@record
+class RatioRow:
+    """An exponential of the difference of two models' log-probabilities. ``largest``: of one
+    element.
+    """
+
+    op: str
+    module: str
+    largest: float
     line: str = ""
 
 
@@ -128,6 +145,9 @@ class Probe:
     coarse: tuple[CoarseRow, ...] = ()
     drift: tuple[DriftRow, ...] = ()
     num_rows_pooled_at_padding: int = 0
+    pooled_at: str = ""
+    """FILE:LINE of what reads them, where that is known."""
+    ratios: tuple[RatioRow, ...] = ()
     objective: tuple[ObjectiveRow, ...] = ()
     cancelled: tuple[CancelledRow, ...] = ()
     stale: tuple[float, float] | None = None

@@ -131,7 +131,9 @@ class GradientPath:
     blocks are recomputed by reentrant checkpointing, through which only inputs that require
     gradients carry any. ``inputs_require_grad``: of the embedding's output; None where it was not
     asked. ``num_reached``: tensors that one backward gave a gradient, of ``num_tensors``; None
-    where none was run.
+    where none was run. ``cut``: tensors that an optimizer holds and that got no gradient in its
+    first updates although the loss depends on them, or whose module is only run without a graph;
+    ``cut_at``: FILE:LINE of that.
     """
 
     num_trainable: int
@@ -142,3 +144,5 @@ class GradientPath:
     num_reached: int | None = None
     unreached: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
+    cut_at: str = ""

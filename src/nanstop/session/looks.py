@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nanstop.detect.early_steps import EarlySteps
 from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
+from nanstop.detect.gradient_arrival import NeverReached
 from nanstop.detect.rates import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
@@ -60,6 +61,7 @@ class Looks:
         self._standstill = Standstill()
         self._rates = Rates()
         self._rows = FirstRows(run.view)
+        self._never = NeverReached()
         self._ranges = SampledRanges(wanted=keeps_ranges)
         self._accounts: defaultdict[str, deque[GradientAccount]] = defaultdict(
             lambda: deque(maxlen=_ACCOUNTS)
@@ -71,6 +73,7 @@ class Looks:
         self._window = step.id
         self._standstill.note(self._run.series.last("grad_norm"))
         self._arrived(self._early.arrival.arrived(self._run.facts, step))
+        self._never.note(step)
         rates = self._rates.note(step)
         if rates is not None:
             self._learned(at=self._window, rates=rates)
@@ -100,7 +103,7 @@ class Looks:
     def due(self, step: int) -> bool:
         """Return whether ``again`` has something to look at in a step."""
         facts = self._run.facts
-        due = self._ranges.due(step) or self._gauge.wide_due(facts)
+        due = self._ranges.due(step) or self._gauge.wide_due(facts) or self._never.due
         return due or self._standstill.due(facts) or self._early.due(step, facts)
 
     def again(self, step: Step) -> None:
@@ -117,6 +120,10 @@ class Looks:
                 path, zeros = facts.gradient_path, stuck(step) if elsewhere > 0.0 else ()
                 if path is not None and zeros:
                     self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
+            if self._never.due and facts.gradient_path is not None:
+                cut, line = self._never.take(step)
+                path = replace(facts.gradient_path, cut=cut, cut_at=line)
+                self._learned(at=step.id, **({"gradient_path": path} if cut else {}))
             if self._early.due(step.id.step, facts):
                 self._look(lambda: self._early.again(step, facts))
         except Exception as error:  # an instrument must not end a healthy run
@@ -164,7 +171,8 @@ class Looks:
             self._announce(f"a look was left out ({type(error).__name__}: {error})")
             return
         if found is not None:
-            evidence = Evidence(facts=self._run.facts, probe=found, at=found.at)
+            latest = tuple(known[-1] for known in self._accounts.values())
+            evidence = Evidence(facts=self._run.facts, probe=found, at=found.at, accounts=latest)
             for finding in examine(evidence, "gauge").diagnoses:
                 self._findings.measured(finding)
 

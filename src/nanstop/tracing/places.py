@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import sys
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
@@ -195,6 +196,12 @@ def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:
     code, number = line
     text = linecache.getline(code.co_filename, number).strip()
     return SourceLine(file=code.co_filename, line=number, function=code.co_name, text=text)
+
+
+def line_text(line: tuple[CodeType, int] | None) -> str:
+    """Return ``train.py:31: TEXT`` of a (code, line) pair, "" where there is none."""
+    source = source_line(line)
+    return f"{PurePath(source.file).name}:{source.line}: {source.text}" if source else ""
 
 
 def user_line() -> tuple[CodeType, int] | None:

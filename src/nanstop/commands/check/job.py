@@ -72,7 +72,8 @@ def _probe(step: Any) -> Probe:
 
     found = probe(step)
     try:
-        return replace(found, **at_once(step))
+        seen = at_once(step)
+        return replace(found, **(seen | ({"coarse": found.coarse} if found.coarse else {})))
     except Exception as error:  # the user's own code runs in there
         said = str(error).partition("\n")[0] or type(error).__name__
         return replace(found, problems=(*found.problems, f"the objective: {said}"))

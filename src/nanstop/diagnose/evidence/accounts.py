@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from nanstop.records import Contribution, GradientAccount, SourceLine
+from nanstop.records import Contribution, Evidence, GradientAccount, SourceLine
 
 NOTHING = 1e-8
 """Share of the gradients from which nothing is left of them:
@@ -118,6 +118,12 @@ def shown(source: SourceLine | None) -> str:
 def quoted(source: SourceLine | None) -> str:
     """Return a line with its text, "" where there is none."""
     return f"{shown(source)}  {source.text}" if source is not None else ""
+
+
+def update_line(evidence: Evidence) -> SourceLine | None:
+    """Return the line that asked for the latest update, as far as one was seen."""
+    seen = [account.updated_at[-1] for account in evidence.accounts if account.updated_at]
+    return seen[-1] if seen else None
 
 
 def changed_last(accounts: tuple[GradientAccount, ...]) -> SourceLine | None:

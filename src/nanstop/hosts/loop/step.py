@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.decide.agreement import on_every_rank
@@ -20,6 +20,7 @@ from nanstop.errors import NanstopError
 from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.window_remedies import WindowRemedies, under
+from nanstop.measure.followed import Line
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
@@ -99,7 +100,8 @@ class LoopStep:
 
     ``start``: the buffers as they were when the window began. ``apply``: the update as the loop
     makes it. ``rates``: the learning rates of this window, one for each group; ``usual``: those
-    that windows of the run have had. ``past``: see ``HostStep``.
+    that windows of the run have had. ``past``: see ``HostStep``. ``without_graph``: modules that
+    the script has called under no_grad, how often, and the first line that did.
     """
 
     id: StepId
@@ -112,6 +114,7 @@ class LoopStep:
     rates: tuple[Any, ...] = ()
     usual: Collection[tuple[Any, ...]] = ()
     past: str = ""
+    without_graph: Mapping[nn.Module, tuple[int, Line]] = field(default_factory=dict)
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     replicas: Replicas = ONE_COPY
 

@@ -94,6 +94,7 @@ class Calls:
         self._state.ignore_writes()
         self._state.account(self._state.accounts.forward)
         if not torch.is_grad_enabled():
+            self._judge.called_without_graph(module, user_line())
             with self._state.untaped():
                 if self._state.micro is None and isinstance(again, nn.Module):
                     self._state.evaluations.note(again, args, kwargs)
@@ -200,7 +201,10 @@ class Calls:
             return original(loss, *args, **kwargs)
         accounts = self._state.accounts
         self._state.ignore_writes()
-        self._state.account(accounts.before_backward, list(tensors(loss)))
+        losses = list(tensors(loss))
+        if self._state.by_hand:
+            self._judge.account_by_hand(losses)
+        self._state.account(accounts.before_backward, losses)
         try:
             result = self._backward(original, loss, *args, **kwargs)
         except BaseException:

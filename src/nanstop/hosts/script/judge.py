@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.detect.numeric_errors import is_numeric
@@ -23,6 +23,7 @@ from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
 from nanstop.hosts.script.window import ScriptWindow, inner_module, norm_of, parameters_of
 from nanstop.hosts.window_end import Ending
+from nanstop.measure.followed import Line
 from nanstop.numerics.weights import param_groups
 from nanstop.tracebacks import passes_through
 
@@ -249,6 +250,19 @@ class Judge:
         self._state.roots.end()
         self.controller.completed()
         self._state.expect_micro()
+
+    def account_by_hand(self, losses: Sequence[Tensor]) -> None:
+        """Account for the update that a script without an optimizer has made since its last
+        backward.
+        """
+        account = self._state.accounts.by_hand(losses, self.controller.step_id())
+        if account is not None and self.controller.session is not None:
+            self.controller.session.accounted(account)
+
+    def called_without_graph(self, module: nn.Module, line: Line) -> None:
+        """Note a model call of the script that no backward can come to."""
+        num, first = self._steps.without_graph.get(module, (0, line))
+        self._steps.without_graph[module] = num + 1, first
 
     def died(self) -> None:
         """Look at gradients that no sink has seen, if the script raises while it has them.

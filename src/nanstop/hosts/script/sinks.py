@@ -177,7 +177,7 @@ class Sinks:
         if window.vetoed or self._judge.is_settled(optimizer):
             update.held.take(parameters_of(optimizer))
         elif not window.failed:
-            self._state.account(self._state.accounts.updating, optimizer)
+            self._state.account(self._state.accounts.updating, optimizer, user_line())
         return None
 
     def after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

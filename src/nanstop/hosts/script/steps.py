@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.hosts.loop.controller import LoopController
@@ -25,6 +25,7 @@ from nanstop.hosts.script.window import (
     update_again,
 )
 from nanstop.hosts.sharded.ddp import SharedModels
+from nanstop.measure.followed import Line
 from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 
@@ -50,6 +51,8 @@ class Steps:
         self._restored = restored
         self._buffers = buffers
         self._shared = SharedModels("script")
+        self.without_graph: WeakKeyDictionary[nn.Module, tuple[int, Line]] = WeakKeyDictionary()
+        """How often a module with what could be trained was called without one, and where."""
         self._views: dict[tuple[int, ...], PlainView] = {}
 
     def step(
@@ -72,6 +75,7 @@ class Steps:
             rates=self.controller.note_rates(optimizer),
             usual=self.controller.usual_rates,
             past=_PAST if window.is_past else "",
+            without_graph=self.without_graph,
             replicas=self._shared.of_window(window.micros, window.called.values(), optimizer),
         )
 

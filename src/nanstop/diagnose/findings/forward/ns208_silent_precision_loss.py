@@ -12,7 +12,9 @@ cosine is any number. When `model.to(torch.bfloat16)` has rounded `inv_freq`, th
 4096 is off by up to half a unit of the last place, 4096 / 512 = 8 radians, even if sine and cosine
 are computed in float32: 5.0 for a base of 10000 and 7.3 for one of 500000, at heads of 128. The
 mean of x^2 less the square of the mean: 10000.5 - 10000 is 0 in float16. A classifier whose config
-names another padding token than the tokenizer pads with pools a padding token. In float32 the same
+names another padding token than the tokenizer pads with pools a padding token, and so does
+`states[:, -1]` of rows that are padded on the right: told where the loss changes with what is read
+there. In float32 the same
 difference is lost where the numbers are around 4000: 16000000 has neighbours 1 apart. Autocast
 keeps the bfloat16 copies of weights that it has made until it is left: entered once around a loop
 of 1000 steps, it computes all of them with the first weights.
@@ -107,6 +109,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=causes[0],
         confidence=_confidence(probe, coarse),
         lines=(
+            *filter(None, (probe.pooled_at, *(row.line for row in met[:1]))),
             *causes[1:],
             *map(_advice, coarse[:1]),
             *(("enter autocast anew for each forward, or with cache_enabled=False",) * stale),

@@ -22,7 +22,9 @@ where that is known (NS105, NS404, NS504) it is said alone.
 
 An update can also be made and taken back. A copy of the best weights that is loaded in every step,
 and is that of the start, leaves each forward with the weights that the update before it had
-replaced: said where two forwards in a row find them so.
+replaced: said where two forwards in a row find them so. Or it is made of something else: `p = p -
+lr * p.grad` binds a name, and `w -= lr * p.grad` moves a copy; said of scripts without an
+optimizer, where such a line is seen, gradients arrive and no weight moves in three looks in a row.
 
 ## Example
 ```python
@@ -62,7 +64,7 @@ finite makes the others zero. NS112: the loss scale is divided out twice.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.accounts import is_swallowed, quoted, repeated, shown
+from nanstop.diagnose.evidence.accounts import has_signal, is_swallowed, quoted, repeated, shown
 from nanstop.diagnose.evidence.reading import number, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, GradientAccount
@@ -83,7 +85,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if updates in a row consumed next to nothing of what arrived: a few where
     the clip or a norm beyond float32 says how, many where the script may mean it.
     """
-    if (found := _put_back(evidence)) is not None:
+    if (found := _put_back(evidence) or _made_elsewhere(evidence)) is not None:
         return found
     accounts = repeated(evidence.accounts, _FEW)
     is_clipped = _clips_to_nothing(evidence)
@@ -129,6 +131,30 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
         ),
         where=shown(source) or standing(evidence).host,
         seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
+    )
+
+
+def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if a script without an optimizer makes its updates of copies of weights,
+    or of tensors that it drops.
+    """
+    accounts = repeated(evidence.accounts, _FEW)
+    if not accounts or not all(one.share_moved == 0.0 and has_signal(one) for one in accounts):
+        return None
+    seen = [one.elsewhere_at[-1] for one in evidence.accounts if one.elsewhere_at]
+    if not all(one.is_own for one in accounts) or not seen:
+        return None
+    return Diagnosis(
+        code="NS307",
+        title="updates are made, and never of the weights",
+        cause=(
+            f"a line makes a weight's update into another tensor, and {len(accounts)} looks in a "
+            "row show weights that stay as they are while gradients arrive"
+        ),
+        confidence="likely",
+        lines=(quoted(seen[-1]), "write to the weight itself, in place and under no_grad"),
+        where=shown(seen[-1]),
+        seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
 
 

@@ -11,6 +11,9 @@ float32 ends at 88.72 nats, float16 at 11.09. Over a sequence differences add up
 are 0.3 nats off each are exp(30) = 1e13. The k3 estimate of the KL divergence, exp(d) - d - 1 with
 d = ref_logp - logp, has the same exponential: one token that the policy has unlearned (logp = -100)
 against a reference that likes it (-1) gives exp(99) = Inf, where the plain estimate -d gives -99.
+A coefficient of 1e-10 hides that: a ratio of 1e6 adds 1e-4 to the loss. Where one token's ratio of
+two models' log-probabilities is 1e6 or more in the first step, 14 nats, it is said whatever the
+loss is.
 
 ## Example
 ```python
@@ -63,6 +66,7 @@ from nanstop.diagnose.evidence.reading import (
     limit,
     number,
     series_values,
+    sighting,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence
@@ -76,7 +80,29 @@ OVERFLOWS = ("exp", "exp2", "expm1")
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return an overflowed exp of a log-ratio, or a KL or ratio that is far too large."""
-    return _overflow(evidence) if evidence.incident is not None else _drift(evidence)
+    if evidence.incident is not None:
+        return _overflow(evidence)
+    return _tokens(evidence) or _drift(evidence)
+
+
+def _tokens(evidence: Evidence) -> Diagnosis | None:
+    """Return ratios of single tokens beyond reason, which a small coefficient may hide."""
+    rows = evidence.probe.ratios if evidence.probe is not None else ()
+    if not rows:
+        return None
+    worst = max(rows, key=lambda row: row.largest)
+    return Diagnosis(
+        code="NS702",
+        title="the ratio of a single token is beyond reason",
+        cause=(
+            f"two models give a token probabilities that differ by a factor of "
+            f"{number(worst.largest)}, {math.log(worst.largest):.3g} nats"
+        ),
+        confidence="likely",
+        lines=tuple(filter(None, (worst.line, "look whether both are what they are said to be"))),
+        where=worst.module or "loss",
+        seen=sighting(evidence, "loss", op=worst.op),
+    )
 
 
 def _overflow(evidence: Evidence) -> Diagnosis | None:

@@ -61,6 +61,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nanstop.diagnose.evidence.accounts import quoted, update_line
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables
 from nanstop.diagnose.evidence.reading import has_masters, listed, percent, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -85,7 +86,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"the optimizer's {'eps' if dtypes else 'second moment'} vanishes in its own format",
         cause=_cause(facts, dtypes, vanished),
         confidence=_confidence(facts, dtypes, vanished),
-        lines=(f"second moments at 0: {listed(names)}",) if names else (),
+        lines=(
+            *((f"second moments at 0: {listed(names)}",) if names else ()),
+            *filter(None, (quoted(update_line(evidence)),)),
+        ),
         remedies=_remedies(facts, vanished),
         where=names[0] if names else "",
         seen=sighting(evidence, "optimizer") if vanished else None,

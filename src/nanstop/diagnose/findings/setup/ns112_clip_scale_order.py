@@ -65,6 +65,7 @@ from nanstop.diagnose.evidence.accounts import (
     same,
     shown,
     since,
+    update_line,
 )
 from nanstop.diagnose.evidence.reading import has_masters, number, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -86,7 +87,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if reason is None:
         return None
     confidence, title, cause, fix = reason
-    source = changed_last(evidence.accounts)
+    source = changed_last(evidence.accounts) or update_line(evidence)
     if clipped_by_hand(repeated(evidence.accounts, 2)):
         source = next(iter(evidence.accounts[-1].changed_at), source)
     return Diagnosis(

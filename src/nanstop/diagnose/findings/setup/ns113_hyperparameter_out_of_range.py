@@ -17,7 +17,10 @@ elements have a size of c / sqrt(N); far below the optimizer's eps the update is
 place of its size, and vanishes. A window longer than an epoch is cut short at its end. A group of 1
 generation has an advantage of r - mean(r) = 0; TRL 1.16 refuses it with a ValueError. The gradient
 of the DPO loss is a multiple of beta: 0 learns nothing, a negative one prefers what was rejected; a
-negative weight of the KL term drives the policy away.
+negative weight of the KL term drives the policy away. Decoupled weight decay takes rate x decay of
+each weight: 0.01 x 50 takes half of it away in one update. That is measured: the part of an update
+that points along the weights, beside what follows the gradients, in four looks in a row. So is an
+update that a script without an optimizer makes by itself, and that adds 0 to every weight.
 
 ## Example
 ```python
@@ -36,7 +39,7 @@ round(first_step(2e-1), 4)          # -0.18
 ## Fix
 1. Take the published value: LoRA 1e-5 to 5e-4, full fine-tuning 1e-6 to 5e-5, DPO 5e-7 to 5e-6;
    clipping at 1.0; a warm-up of 3 to 10 % of the steps; beta 0.1 for DPO, 0 to 0.05 for GRPO; 4 to
-   16 generations. Cost: none.
+   16 generations; a weight decay of 0 to 0.1. Cost: none.
 2. Measure the rate: `nanstop lr-range train.py`. Cost: about a hundred steps, thrown away.
 3. Step the schedule once an update, beside `optimizer.step()`, and make it for as many steps as
    there are updates. Cost: none.
@@ -63,6 +66,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nanstop.diagnose.evidence.accounts import has_signal, quoted, repeated, shown
 from nanstop.diagnose.evidence.reading import (
     VERY_LONG,
     counted,
@@ -75,6 +79,7 @@ from nanstop.records import (
     Confidence,
     Diagnosis,
     Evidence,
+    GradientAccount,
     OptimizerFacts,
     RateFacts,
     RunFacts,
@@ -92,6 +97,14 @@ DEAD = 1e-9
 """Share of the highest rate from which downwards an update moves nothing."""
 
 TIMES_PUBLISHED = 10.0
+TAKEN = 0.15
+"""Share of the weights that an update takes away from which little of them stays: usual decays
+take 1e-6 to 1e-3.
+"""
+_TWO, _FOUR, _FIVE = 2, 4, 5
+"""Looks in a row: at a rate that was none and is 0, at a decay, and at one of 0 from the start,
+which may be that of a warm-up.
+"""
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
 
@@ -109,6 +122,8 @@ class Oddity:
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return every setting that is out of range, the most certain first."""
+    if evidence.accounts:
+        return _by_updates(evidence)
     facts = standing(evidence)
     found = [*_rate(facts), *_schedule(facts), *_window(facts), *_objective(facts)]
     if not found:
@@ -123,6 +138,57 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=facts.host,
         seen=_seen(evidence, facts),
     )
+
+
+def _by_updates(evidence: Evidence) -> Diagnosis | None:
+    """Return what updates themselves show of a setting: a rate of 0, or a decay that takes away
+    what is learned.
+    """
+    accounts = evidence.accounts
+    found = _own_rate(accounts) or _decay(repeated(accounts, _FOUR))
+    if found is None:
+        return None
+    setting, effect, seen = found
+    source = next(iter(seen[-1].updated_at), None)
+    return Diagnosis(
+        code="NS113",
+        title=f"out of range: {setting}",
+        cause=effect,
+        confidence="likely",
+        lines=tuple(filter(None, (quoted(source),))),
+        where=shown(source) or standing(evidence).host,
+        seen=sighting(evidence, "optimizer", since=seen[0].at.step),
+    )
+
+
+Shown = tuple[str, str, tuple[GradientAccount, ...]]
+
+
+def _own_rate(accounts: tuple[GradientAccount, ...]) -> Shown | None:
+    """Return that an update which a script makes by itself adds 0 to every weight: since the first,
+    or where earlier ones did not.
+    """
+    if not accounts or not all(one.is_own and has_signal(one) for one in accounts):
+        return None
+    still = [one.asked == 0.0 and one.share_moved == 0.0 for one in accounts]
+    num = next((n for n, stands in enumerate(reversed(still)) if not stands), len(still))
+    seen = accounts[len(accounts) - num :]
+    if num == len(still) and num >= _FIVE:
+        every = f"the script's own update adds 0 to every sampled weight, {num} looks in a row"
+        return "a rate of 0 in the script's own update", every, seen
+    if num < _TWO or num == len(still):
+        return None
+    since = seen[0].at.step
+    effect = f"from update {since} at the latest the script's own update adds 0 to every weight"
+    return "a rate that has come to 0", f"{effect}, and gradients still arrive", seen
+
+
+def _decay(accounts: tuple[GradientAccount, ...]) -> Shown | None:
+    if not accounts or not all(one.shrunk >= TAKEN for one in accounts):
+        return None
+    least = 100 * min(one.shrunk for one in accounts)
+    effect = f"each update takes {least:.2g} % or more of every weight away, beside its gradient"
+    return "weight decay", f"{effect}: what is learned does not stay", accounts
 
 
 def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
@@ -284,5 +350,9 @@ def _objective(facts: RunFacts) -> Iterator[Oddity]:
 
 
 RULE = Rule(
-    "NS113", "hyperparameter-out-of-range", "a setting that no recipe has", check, ("static",)
+    "NS113",
+    "hyperparameter-out-of-range",
+    "a setting that no recipe has",
+    check,
+    ("static", "account"),
 )

@@ -20,6 +20,12 @@ an earlier `model` keeps the old tensors: it updates 0 of the parameters that ar
 zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well as B (a
 model initialised after its adapters): 0 times something, each.
 
+A part that is cut off alone is told after 8 updates without a gradient of it, where the loss is
+another one with other values of it, in a micro-batch that is run again, or where its module is only
+run under `no_grad`; what nothing hangs on (a pooler) or somebody else moves (an average) is not. So
+is an optimizer none of whose parameters ever had a gradient, up to update 8: that of a generator
+whose samples were detached.
+
 ## Example
 ```python
 import torch
@@ -76,6 +82,10 @@ from nanstop.records import (
 
 Reason = tuple[Confidence, str, str, str]
 
+_FIVE, _LATE = 5, 8
+"""Looks of an optimizer that never has a gradient, and the update of the last of them."""
+_SIX = 6
+"""Looks, up to update 16: scripts take turns with what they train."""
 _REFUSAL = "does not require grad and does not have a grad_fn"
 
 
@@ -83,7 +93,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return why no gradient or no update comes to what is to be trained."""
     facts = standing(evidence)
     if evidence.accounts:
-        return _replaced(evidence)
+        return _replaced(evidence) or _never_moved(evidence) or _never_reached(evidence)
     reason = (
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
@@ -124,6 +134,50 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def _never_moved(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if a script's own updates leave tensors with gradients as they are, and
+    change others.
+    """
+    looks = repeated(evidence.accounts, _SIX)
+    if not looks or not all(one.is_own and one.num_still for one in looks[1:]):
+        return None
+    source = looks[-1].updated_at[-1] if looks[-1].updated_at else None
+    num = counted(looks[-1].num_still, "sampled tensor")
+    return Diagnosis(
+        code="NS114",
+        title="the script's own update leaves out what has gradients",
+        cause=f"{num} with gradients hold the values of the start at update {looks[-1].at.step}",
+        confidence="likely",
+        lines=tuple(filter(None, (quoted(source), "update all that is to be trained"))),
+        where=shown(source) or standing(evidence).host,
+        seen=sighting(evidence, "optimizer", since=looks[0].at.step),
+    )
+
+
+def _never_reached(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if nothing that an optimizer holds ever had a gradient when it made an
+    update.
+    """
+    looks = repeated(evidence.accounts, _FIVE)
+    if not looks or not all(one.num_with_gradient == 0 for one in looks):
+        return None
+    if looks[-1].at.step < _LATE:
+        return None
+    made = looks[-1].made_at
+    return Diagnosis(
+        code="NS114",
+        title="an optimizer never has a gradient",
+        cause=(
+            f"{looks[-1].optimizer} has made updates up to {looks[-1].at.step}, and in no look did "
+            "any of its parameters have a gradient: it changes nothing"
+        ),
+        confidence="likely",
+        lines=tuple(filter(None, (quoted(made), "look for detach or no_grad before its loss"))),
+        where=shown(made) or standing(evidence).host,
+        seen=sighting(evidence, "optimizer", since=looks[0].at.step),
+    )
+
+
 def is_mostly_unreached(path: GradientPath) -> bool:
     """Return whether one backward reached few of the trainables; experts take turns."""
     return path.num_reached is not None and path.num_reached < path.num_tensors / 3
@@ -138,7 +192,7 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
         return None
     if _held_elsewhere(facts) is not None:
         return sighting(evidence, "optimizer")
-    met = is_mostly_unreached(path) or bool(path.stuck)
+    met = is_mostly_unreached(path) or bool(path.stuck) or bool(path.cut)
     return sighting(evidence, "backward") if met else None
 
 
@@ -193,6 +247,14 @@ def _cut_off(facts: RunFacts) -> Reason | None:
             cause,
             "look for detach, item or no_grad before the loss",
         )
+    if path.cut:
+        cause = (
+            f"{counted(len(path.cut), 'tensor')} that the optimizer holds got no gradient in its "
+            f"first updates: {listed(path.cut)}"
+        )
+        why = "it is run without a graph" if path.cut_at else "the loss is another with other ones"
+        advice = "look for detach, .data, item or no_grad, or leave them out of the optimizer"
+        return "likely", "a part is cut off", f"{cause}; {why}", f"{path.cut_at}  {advice}".strip()
     if path.stuck:
         cause = f"{counted(len(path.stuck), 'tensor')} hold only zeros: {listed(path.stuck)}"
         return (

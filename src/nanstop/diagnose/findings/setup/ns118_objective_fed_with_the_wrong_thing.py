@@ -15,6 +15,12 @@ gradient passes through two softmaxes, of which the first is saturated. A sigmoi
 between -1 and 0, and of plain scores it has no lower bound, since a score may grow for ever.
 `log_softmax` before `cross_entropy` is harmless: log-probabilities are their own log-softmax.
 
+Labels can be the wrong thing as well. Row i of a language model has read tokens 0 to i, and is to
+be asked for token i + 1. Asked for token i it learns to repeat it, with a loss that falls to 0;
+shifted twice it is asked for i + 2, and a text of it leaves out every other token. Where labels
+stand is seen in their numbers, what a row has read by an experiment: other embeddings from one
+place on, in a micro-batch that is run again.
+
 ## Example
 ```python
 import torch
@@ -57,6 +63,19 @@ from nanstop.diagnose.evidence.reading import sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ObjectiveRow, op_name
 
+_TOKENS = {
+    "own_token": (
+        "labels are not shifted",
+        "every label is the last token that its row has read: the model learns to repeat it",
+        "logits[:, :-1] against labels[:, 1:], or leave the shift to a model that makes one",
+    ),
+    "later_token": (
+        "labels are shifted twice",
+        "every label stands two places or more after the last token that its row has read",
+        "shift once: models of transformers shift labels themselves",
+    ),
+}
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an objective read what it should not, also with other weights."""
@@ -65,6 +84,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if not odd:
         return None
     first, *others = odd
+    if first.given in _TOKENS:
+        return _misaligned(evidence, first)
     return Diagnosis(
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",
@@ -78,6 +99,21 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         where=first.module,
         seen=sighting(evidence, "loss", op=first.op),
+    )
+
+
+def _misaligned(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
+    """Return the finding of labels that are not the next token."""
+    title, cause, advice = _TOKENS[row.given]
+    return Diagnosis(
+        code="NS118",
+        title=title,
+        cause=cause,
+        confidence="likely",
+        confirmed="other embeddings from one place on change the rows that read it",
+        lines=tuple(filter(None, (row.line, advice))),
+        where=row.module or "loss",
+        seen=sighting(evidence, "loss", op=row.op),
     )
 
 

@@ -1,0 +1,158 @@
+"""Whether the rows of an objective are asked for the token after the last that they read.
+
+A language model whose labels are not shifted learns to repeat what it reads, one whose labels are
+shifted twice to skip a token: both losses are finite and fall. Which token a row is asked for is
+seen in the numbers of the labels; which ones it reads, by an experiment: the micro-batch run again,
+undone, with other embeddings from one place on. How labels are shifted, and where, plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nanstop.records import ObjectiveRow, op_name
+from nanstop.records.vocabulary import IGNORED_LABEL
+from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.places import line_text
+from nanstop.tracing.record_step import record
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import Step
+
+MOST_LABELS = 1 << 16
+LEAST_LABELS = 8
+FURTHEST = 3
+"""Places by which labels are looked for beyond their own."""
+_LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+
+
+class Picks:
+    """Called with each op; keeps the tokens of each table and the labels by which rows are picked
+    from, by the op's index.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, Tensor] = {}
+        self.labels: dict[int, Tensor] = {}
+
+    def __call__(
+        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        base = op_name(str(func))
+        if torch._C._current_graph_task_id() != -1:
+            return None
+        if base == "embedding" and args[1].dim() == 2 and args[1].numel() <= MOST_LABELS:
+            self.tokens[index] = args[1].detach().clone()
+        labels = _labels(base, args)
+        if labels is not None and args[0].requires_grad and labels.numel() <= MOST_LABELS:
+            self.labels[index] = labels.detach().clone()
+        return None
+
+
+def _labels(base: str, args: Any) -> Tensor | None:
+    """Return which class of each row an op takes, None where it takes no such thing."""
+    if base in _LIKELIHOODS:
+        return args[1]
+    if base == "gather" and args[1] in (-1, args[0].dim() - 1) and args[2].shape[-1:] == (1,):
+        return args[2]
+    return None
+
+
+def misaligned_rows(step: Step, picks: Picks, micro: int = 0) -> tuple[ObjectiveRow, ...]:
+    """Return the picks of a micro-batch whose every label is the last token that its row reads, or
+    one further away than the next.
+
+    None where any pick is of the next token: further heads may be asked for later ones. Undone
+    bitwise; runs the micro-batch four times where labels stand in an odd place, and not at all
+    elsewhere. Synchronises the device.
+    """
+    placed = {
+        pick: (table, shift)
+        for pick, labels in picks.labels.items()
+        for table, tokens in picks.tokens.items()
+        if (shift := _shift(labels, tokens)) is not None
+    }
+    if not placed or any(shift == 1 for _, shift in placed.values()):
+        return ()
+    rows: list[ObjectiveRow] = []
+    for pick, (table, shift) in placed.items():
+        ahead = _reads_ahead(step, micro, table, pick, picks.tokens[table])
+        if ahead is None or shift - ahead == 1:
+            return ()
+        op = record(step, micro).whole_trace().ops[pick]
+        given = "own_token" if shift - ahead < 1 else "later_token"
+        width = op.inputs[0].shape[-1] if op.inputs else 0
+        line = line_text(op.line)
+        rows.append(ObjectiveRow(op=op.name, module=op.module, given=given, width=width, line=line))
+    return tuple(rows)
+
+
+def _shift(labels: Tensor, tokens: Tensor) -> int | None:
+    """Return how many places after its row each label stands among the tokens, None where that is
+    not one number, or more than one.
+    """
+    num_texts, length = tokens.shape
+    if labels.numel() % num_texts:
+        return None
+    placed = labels.reshape(num_texts, -1).to(tokens.device)
+    found = [shift for shift in range(FURTHEST) if _stand(placed, tokens, shift, length)]
+    return found[0] if len(found) == 1 else None
+
+
+def _stand(labels: Tensor, tokens: Tensor, shift: int, length: int) -> bool:
+    num = min(labels.shape[1], length - shift)
+    read, meant = labels[:, :num], tokens[:, shift : shift + num]
+    known = read != IGNORED_LABEL
+    return int(known.sum()) >= LEAST_LABELS and bool((read == meant)[known].all())
+
+
+def _reads_ahead(step: Step, micro: int, table: int, pick: int, tokens: Tensor) -> int | None:
+    """Return how many places after its own is the last token that a row reads, None where rows
+    read what comes after any.
+    """
+    half = tokens.shape[1] // 2
+    plain = _rows(step, micro, _Moved(table, pick, None), len(tokens))
+    found = []
+    for place in (half, half + 1):
+        moved = _rows(step, micro, _Moved(table, pick, place), len(tokens))
+        if plain is None or moved is None or plain.shape != moved.shape:
+            return None
+        changed = (plain != moved).flatten(2).any(-1).any(0).nonzero()
+        if not len(changed):
+            return None
+        found.append(place - int(changed[0]))
+    return found[0] if found[0] == found[1] else None
+
+
+def _rows(step: Step, micro: int, mode: _Moved, num_texts: int) -> Tensor | None:
+    """Return what a pick reads, [texts, rows, classes]."""
+    with step.isolated(), mode:
+        step.run(micro)
+    read = mode.read
+    if read is None or read.dim() < 2:
+        return None
+    read = read.movedim(1, -1) if mode.has_classes_second else read
+    return read.reshape(num_texts, -1, read.shape[-1])
+
+
+class _Moved(SecondRun):
+    """Keeps what one op reads while another gives other numbers from a place on."""
+
+    def __init__(self, table: int, pick: int, place: int | None) -> None:
+        super().__init__()
+        self.read: Tensor | None = None
+        self.has_classes_second = False
+        self._table, self._pick, self._place = table, pick, place
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if index == self._pick:
+            self.read = args[0].detach().clone()
+            self.has_classes_second = op_name(str(func)) in _LIKELIHOODS and args[0].dim() > 2
+        result = func(*args, **kwargs)
+        if index == self._table and self._place is not None:
+            result[:, self._place :] += 1.0 + result.detach().abs().amax()
+        return result

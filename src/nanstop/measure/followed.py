@@ -1,0 +1,271 @@
+"""What is copied of the gradients and weights of one optimizer, or of a script's own update."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import CodeType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nanstop.measure.gradient_balance import Backward, Samples
+from nanstop.measure.hook_stations import HookStations
+from nanstop.measure.loss_graph import LossMark, loss_factor
+from nanstop.numerics.tensors import is_measurable
+from nanstop.records import GradientAccount, SourceLine
+from nanstop.tracing.places import source_line
+
+MOST_TENSORS, MOST_ELEMENTS = 16, 256
+MORE_WINDOWS = 8
+"""Windows in a row that are looked at after one in which something was hidden: bad batches are
+rare, and the line that hides them is told by one.
+"""
+MOST_BACKWARDS = 64
+"""Backwards of a window that are followed; one of more has no account."""
+
+Line = tuple[CodeType, int] | None
+
+
+class OwnUpdate:
+    """What a script's own update does to the tensors that it trains, from one backward to the next:
+    there is no optimizer, ``param_groups`` are as one's.
+
+    ``written_at``: lines that wrote to weights. ``elsewhere_at``: lines that made an update of a
+    weight into another tensor.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters)}]
+        self._first: Tensor | None = None
+        self._latest: dict[str, Any] = {}
+        self._written: set[int] = set()
+        self.begin(None)
+
+    def begin(self, weights: Tensor | None) -> None:
+        """Forget what there was: a backward has left the sample ``weights``."""
+        self._weights = weights
+        self._gradients: dict[int, Tensor] = {}
+        self._asked: list[Tensor] = []
+        self._is_known = True
+        self.written_at: list[SourceLine] = []
+        self.elsewhere_at: list[SourceLine] = []
+
+    def moving(self, weight: Tensor, given: Sequence[Tensor], factor: float | None) -> None:
+        """Note the gradient that a weight has when it is written to, and the size of what is
+        added to it.
+        """
+        self._written.add(id(weight))
+        self._gradients.setdefault(id(weight), _sampled_gradient(weight).clone())
+        self._is_known &= factor is not None
+        sizes = [one.detach().abs().amax() for one in given if one.numel()]
+        self._asked += [size.float() * abs(factor or 0.0) for size in sizes]
+
+    def is_made(self, weights: Tensor) -> bool:
+        """Return whether an update was made since the last backward, or was to be."""
+        if self._weights is None:
+            return False
+        is_told = bool(self.written_at or self.elsewhere_at)
+        return is_told or not torch.equal(weights, self._weights)
+
+    def close(self, one: Followed) -> None:
+        """Have the samples of its window hold what the update took."""
+        weights, samples = one.weights(), one.samples
+        self._first = self._weights if self._first is None else self._first
+        if samples is None or not samples.backwards or self._first is None:
+            return
+        known = {id(p): part for p, part in zip(one.chosen(), one.parts(samples), strict=True)}
+        samples.consumed, samples.weights = one.gradients(known | self._gradients), self._weights
+        moved = zip(one.split(weights), one.split(self._first), strict=True)
+        are_still = [torch.equal(now, first) for now, first in moved]
+        have = [bool(part.any()) for part in one.split(samples.consumed)]
+        left_out = [id(p) not in self._written for p in one.chosen()]
+        asked = torch.stack([size.cpu() for size in self._asked]).amax() if self._asked else None
+        self._latest = {
+            "is_own": True,
+            "asked": float(asked) if asked is not None and self._is_known else None,
+            "updated_at": _once(self.written_at),
+            "elsewhere_at": _once(self.elsewhere_at),
+            "num_still": 0
+            if all(are_still)
+            else sum(map(all, zip(are_still, have, left_out, strict=True))),
+        }
+
+    def told(self, account: GradientAccount) -> GradientAccount:
+        """Return the account of that window with what is known of the update."""
+        return replace(account, **self._latest)
+
+
+def _once(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
+    return tuple(dict.fromkeys(lines))
+
+
+class Followed:
+    """An optimizer's sample. ``samples``: of the present window, None where it is not looked at."""
+
+    def __init__(self, optimizer: Optimizer | OwnUpdate, line: Line) -> None:
+        self._optimizer = ref(optimizer)
+        self.line = line
+        self._unheld: list[Tensor] | None = None
+        self._chosen: list[Tensor] | None = None
+        self._last_loss = LossMark()
+        self._begun: Backward | None = None
+        self._hooks: HookStations | None = None
+        self.num_updates = 0
+        self._num_more = 0
+        self.was_read = False
+        """Whether what the last backward left was computed with."""
+        self.samples: Samples | None = Samples()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a script's own update that is followed."""
+        return isinstance(self._optimizer(), OwnUpdate)
+
+    @property
+    def looks_on(self) -> bool:
+        """Whether the present window is looked at whatever its number."""
+        return self._num_more > 0
+
+    def look_on(self) -> None:
+        """Look at the next windows, each."""
+        self._num_more = MORE_WINDOWS
+        if self.samples is None:
+            self.samples = Samples()
+
+    def chosen(self) -> list[Tensor]:
+        """Return evenly spread parameters, matrices alone where there are any."""
+        if self._chosen is None:
+            fit = [p for p in self.parameters() if is_measurable(p)]  # frozen ones may wake later
+            fit = [p for p in fit if p.device == fit[0].device]
+            fit = [p for p in fit if p.dim() > 1] or fit
+            self._chosen = fit[:: -(-len(fit) // MOST_TENSORS) or 1][:MOST_TENSORS]
+        return self._chosen
+
+    def gradients(self, known: Mapping[int, Tensor] | None = None) -> Tensor:
+        """Return a copy of the sampled gradients, zeros where there is none or a sparse one;
+        ``known``: samples, by the parameter's id, that count in the place of what is there.
+        """
+        return _joined([(known or {}).get(id(p), _sampled_gradient(p)) for p in self.chosen()])
+
+    def parameters(self) -> list[Tensor]:
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups if optimizer is not None else ()
+        return [p for group in groups for p in group["params"]]
+
+    def first_gradient(self) -> Tensor:
+        """Return a copy of the sampled gradient of one parameter."""
+        return _joined([_sampled_gradient(p) for p in self.chosen()[:1]])
+
+    def weights(self) -> Tensor:
+        return _joined([_spread(p) for p in self.chosen()])
+
+    def split(self, sample: Tensor) -> list[Tensor]:
+        """Return the parts of a sample, one for each chosen parameter."""
+        return list(sample.split([_spread(p).numel() for p in self.chosen()]))
+
+    def parts(self, samples: Samples) -> list[Tensor]:
+        """Return the gradients that the last backward left, one for each chosen parameter."""
+        return self.split(samples.backwards[-1].after)
+
+    def norm(self) -> Tensor | None:
+        found = [_dense(p.grad) for p in self.parameters()]
+        present = [g for g in found if g is not None]
+        return torch.nn.utils.get_total_norm(present) if present else None
+
+    def place(self, among: Any) -> int:
+        kind = type(self._optimizer())
+        same = [one for one in among.values() if type(one._optimizer()) is kind]
+        return next(place for place, one in enumerate(same, start=1) if one is self)
+
+    def begin_backward(
+        self,
+        losses: Sequence[Tensor],
+        reached: list[Tensor] | None,
+        held: set[int],
+        *,
+        is_again: bool,
+    ) -> None:
+        samples = self.samples
+        if samples is None or not self.chosen():
+            return
+        if len(samples.backwards) >= MOST_BACKWARDS:
+            self.samples = None
+            return
+        samples.was_read = self.was_read or samples.was_read
+        again = self._last_loss.move(losses) or is_again
+        others = reached is None or any(not isinstance(leaf, nn.Parameter) for leaf in reached)
+        self._unheld = [p for p in reached or () if id(p) not in held and not others]
+        self.detach()
+        before = self.gradients()
+        self._begun = Backward(before, before, self.weights(), None, again, others)
+        self._begun.loss_factor = loss_factor(losses)
+        self._hooks = HookStations(self.chosen(), _spread)
+
+    def end_backward(self, line: Line) -> None:
+        hooks, computed = self._hooks, self.detach()
+        if self.samples is None or self._begun is None:
+            return
+        begun, self._begun, self.was_read = self._begun, None, False
+        ended = replace(begun, after=self.gradients(), source=source_line(line))
+        if computed and hooks is not None:
+            ended.computed, ended.hooks = self.gradients(computed), hooks
+        self.samples.backwards.append(ended)
+
+    def detach(self) -> dict[int, Tensor]:
+        """Take the probes of a backward away, also of one that has raised."""
+        hooks, self._hooks = self._hooks, None
+        return hooks.detach() if hooks is not None else {}
+
+    def num_replaced(self) -> int:
+        """Return how many parameters got gradients of the last backward and are in no optimizer,
+        where as many of the same shapes are held that never got one.
+        """
+        wanted = Counter(p.shape for p in self._unheld or ())
+        idle = Counter(p.shape for p in self.parameters() if p.requires_grad and p.grad is None)
+        return sum(wanted.values()) if wanted <= idle else 0
+
+    def close(self) -> Samples | None:
+        """Return what was copied since the last update, and begin anew."""
+        closed, self.samples = self.samples, None
+        self.num_updates += 1
+        if closed is not None and closed.consumed is not None:
+            closed.updated = self.weights()
+        self._num_more -= self.looks_on
+        if self.looks_on or not self.num_updates & (self.num_updates - 1):
+            self.samples = Samples()
+            if closed is not None and closed.updated is not None:
+                self.samples.was, self.samples.became = closed.weights, closed.updated
+                self.samples.left = self.gradients()
+                if self.is_own:  # by now cleared, or written to
+                    self.samples.left = closed.consumed
+        return closed
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    return gradient if gradient is not None and is_measurable(gradient) else None
+
+
+def _sampled_gradient(parameter: Tensor) -> Tensor:
+    gradient = _dense(parameter.grad)
+    return _spread(parameter if gradient is None else gradient, zero=gradient is None)
+
+
+def _spread(tensor: Tensor, *, zero: bool = False) -> Tensor:
+    """Return evenly spread elements of a tensor, as a view where it is contiguous."""
+    flat = tensor.detach()
+    flat = (torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat).reshape(-1)
+    # An odd distance: an even one may meet the same column of every row.
+    each = 1 if flat.numel() <= MOST_ELEMENTS else -(-flat.numel() // MOST_ELEMENTS) | 1
+    return torch.zeros_like(flat[::each]) if zero else flat[::each]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    if not parts:
+        return torch.zeros(0)
+    wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
+    return torch.cat([part.to(wide) for part in parts])

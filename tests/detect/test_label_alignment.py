@@ -1,0 +1,110 @@
+"""Rows that are asked for the token that they read, or for one after the next, are told however the
+labels were shifted; rows that are asked for what they are meant to say are not.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fnstep import FnStep
+from nanstop.detect.early_steps import at_once
+
+torch.set_num_threads(1)
+
+
+class Causal(nn.Module):
+    """Reads the mean of all tokens so far; ``whole``: of all tokens."""
+
+    def __init__(self, *, whole=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.whole = whole
+        self.table, self.head = nn.Embedding(32, 8), nn.Linear(16, 32)
+
+    def forward(self, ids):
+        h = self.table(ids)
+        count = torch.arange(1, ids.shape[1] + 1)[:, None]
+        mean = h.mean(1, keepdim=True).expand_as(h) if self.whole else h.cumsum(1) / count
+        return self.head(torch.cat([h, mean], dim=-1))
+
+
+def shifted(by):
+    """Each row against the token ``by`` places after the last that it reads."""
+
+    def loss(m, b):
+        ids = b["ids"]
+        logits, labels = m(ids), ids[:, by:]
+        return F.cross_entropy(logits[:, : labels.shape[1]].flatten(0, 1), labels.flatten())
+
+    return loss
+
+
+def by_hand(m, b):
+    logits, labels = m(b["ids"][:, :-1])[:, :-1], b["ids"][:, 2:]
+    return -logits.log_softmax(-1).gather(-1, labels[..., None]).mean()
+
+
+def classes_second(m, b):
+    return F.cross_entropy(m(b["ids"]).transpose(1, 2), b["ids"])
+
+
+def masked_part(m, b):
+    labels = b["ids"].clone()
+    labels[:, :4] = -100
+    return F.cross_entropy(m(b["ids"]).flatten(0, 1), labels.flatten())
+
+
+def shifted_inside(m, b):
+    """A decoder whose inputs are its labels, shifted to the right."""
+    begun = torch.cat([torch.zeros_like(b["ids"][:, :1]), b["ids"][:, :-1]], dim=1)
+    return F.cross_entropy(m(begun).flatten(0, 1), b["ids"].flatten())
+
+
+def masked_language(m, b):
+    hidden = torch.arange(12) % 3 == 0
+    return F.cross_entropy(
+        m(b["ids"].masked_fill(hidden, 1)).flatten(0, 1),
+        b["ids"].masked_fill(~hidden, -100).flatten(),
+    )
+
+
+def further_head(m, b):
+    return shifted(1)(m, b) + shifted(2)(m, b)
+
+
+def tags(m, b):
+    return F.cross_entropy(m(b["ids"]).flatten(0, 1), (b["ids"] % 5).flatten())
+
+
+def given(loss, model=None):
+    ids = torch.randint(2, 32, (3, 12), generator=torch.Generator().manual_seed(1))
+    step = FnStep(model or Causal(), loss, [{"ids": ids}])
+    return [row.given for row in at_once(step)["objective"]]
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (shifted(0), "own_token"),
+        (classes_second, "own_token"),
+        (masked_part, "own_token"),
+        (shifted(2), "later_token"),
+        (by_hand, "later_token"),
+    ],
+)
+def test_labels_in_the_wrong_place_are_told(loss, said):
+    assert given(loss) == [said]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [shifted(1), shifted_inside, masked_language, further_head, tags],
+    ids=lambda f: f.__name__,
+)
+def test_labels_that_are_meant_are_left_in_peace(loss):
+    assert given(loss) == []
+
+
+def test_a_model_that_reads_all_tokens_may_be_asked_for_its_own():
+    assert given(shifted(0), Causal(whole=True)) == []

@@ -1,0 +1,288 @@
+"""Loops that change their weights by themselves, without an optimizer: what becomes of their
+gradients is told as it is of an optimizer's.
+"""
+
+import textwrap
+
+import pytest
+import torch
+
+from loop_scripts import run_script, same, weights
+from nanstop.decide.policy import Policy
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
+
+torch.set_num_threads(1)
+
+HEAD = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+data = [torch.randn(8, 8) for _ in range(80)]
+
+
+def loss_of(x):
+    return (net(x) - x[:, :4]).pow(2).mean()
+
+
+def move(lr=0.05, parameters=None):
+    with torch.no_grad():
+        for p in parameters or net.parameters():
+            p -= lr * p.grad
+            p.grad = None
+"""
+
+
+def loop(body, *, before="", num_updates=20):
+    body = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+    begin = f"for step, x in enumerate(data[:{num_updates}]):"
+    return f"{HEAD}{textwrap.dedent(before)}\n{begin}\n{body}\n"
+
+
+FAULTS = {
+    "never cleared": (
+        "NS306",
+        "loss.backward()",
+        loop("""
+        loss = loss_of(x)
+        loss.backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.05 * p.grad
+        """),
+    ),
+    "cleared in the window": (
+        "NS306",
+        "p.grad = None",
+        loop(
+            """
+        for p in net.parameters():
+            p.grad = None
+        (loss_of(x) / 4).backward()
+        if step % 4 == 3:
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.add_(p.grad, alpha=-0.05)
+        """,
+            num_updates=40,
+        ),
+    ),
+    "bound to a name": (
+        "NS307",
+        "p = p - 0.05 * p.grad",
+        loop("""
+        loss_of(x).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p = p - 0.05 * p.grad
+        net.zero_grad()
+        """),
+    ),
+    "copies": (
+        "NS307",
+        "copy.sub_(p.grad, alpha=0.05)",
+        loop(
+            """
+        loss_of(x).backward()
+        for copy, p in zip(copies, net.parameters()):
+            copy.sub_(p.grad, alpha=0.05)
+            p.grad = None
+        """,
+            before="copies = [p.detach().clone() for p in net.parameters()]",
+        ),
+    ),
+    "rate of 0": (
+        "NS113",
+        "p.data -= rate * p.grad",
+        loop("""
+        loss_of(x).backward()
+        rate = 0.1 * (step // 1000)
+        for p in net.parameters():
+            p.data -= rate * p.grad
+            p.grad = None
+        """),
+    ),
+    "rate that comes to 0": (
+        "NS113",
+        "p -= lr * p.grad",
+        loop("""
+        loss_of(x).backward()
+        move(0.05 * max(0.0, 1 - step / 5))
+        """),
+    ),
+    "lost to rounding": (
+        "NS111",
+        "p -= lr * p.grad",
+        loop(
+            """
+        (net(x.bfloat16()).float() - x[:, :4]).pow(2).mean().backward()
+        move(1e-4)
+        """,
+            before="net.bfloat16()",
+        ),
+    ),
+    "a tensor left out": (
+        "NS114",
+        "p -= lr * p.grad",
+        loop(
+            """
+        loss_of(x).backward()
+        move(parameters=held)
+        net.zero_grad()
+        """,
+            before="held = list(net.parameters())[:2]",
+        ),
+    ),
+    "decay": (
+        "NS113",
+        "p -= 0.05 * (p.grad + 8 * p)",
+        loop("""
+        loss_of(x).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.05 * (p.grad + 8 * p)
+                p.grad = None
+        """),
+    ),
+}
+
+HEALTHY = {
+    "plain": loop("loss_of(x).backward()\nmove()"),
+    "foreach": loop(
+        """
+        loss_of(x).backward()
+        with torch.no_grad():
+            torch._foreach_add_(params, [p.grad for p in params], alpha=-0.05)
+        net.zero_grad()
+        """,
+        before="params = list(net.parameters())",
+    ),
+    "window": loop(
+        """
+        (loss_of(x) / 4).backward()
+        if step % 4 == 3:
+            move()
+        """,
+        num_updates=80,
+    ),
+    "momentum that lives in the gradients": loop("""
+        loss_of(x).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.02 * p.grad
+                p.grad.mul_(0.9)
+        """),
+    "momentum": loop(
+        """
+        loss_of(x).backward()
+        with torch.no_grad():
+            for p, m in zip(net.parameters(), momenta):
+                m.mul_(0.9).add_(p.grad + 1e-2 * p)
+                p -= 0.02 * m
+        net.zero_grad()
+        """,
+        before="momenta = [torch.zeros_like(p) for p in net.parameters()]",
+    ),
+    "warm-up": loop("loss_of(x).backward()\nmove(0.05 * min(1.0, step / 6))"),
+    "Fisher information": loop(
+        """
+        net.zero_grad()
+        loss_of(x).backward()
+        for f, p in zip(fisher, net.parameters()):
+            f += p.grad.detach() ** 2
+        """,
+        before="fisher = [torch.zeros_like(p) for p in net.parameters()]",
+    ),
+    "importance of weights": loop("""
+        net.zero_grad()
+        loss_of(x).backward()
+        scores = [(p.detach() * p.grad).abs() for p in net.parameters()]
+        """),
+    "saliency": loop("""
+        net.zero_grad()
+        x.requires_grad_()
+        loss_of(x).backward()
+        with torch.no_grad():
+            moved = x + 0.1 * x.grad.sign()
+        """),
+    "an attack": loop(
+        """
+        loss_of(image).backward()
+        with torch.no_grad():
+            image += 0.05 * image.grad.sign()
+        image.grad = None
+        net.zero_grad()
+        """,
+        before="image = torch.randn(8, 8, requires_grad=True)",
+    ),
+    "a bare tensor that is bound anew": loop(
+        """
+        ((x @ w) - x[:, :4]).pow(2).mean().backward()
+        w = (w - 0.1 * w.grad).detach().requires_grad_()
+        """,
+        before="w = torch.randn(8, 4, requires_grad=True)",
+    ),
+    "turns": loop("""
+        loss_of(x).backward()
+        move(parameters=net[0 if step % 6 == 5 else 2].parameters())
+        net.zero_grad()
+        """),
+    "towards 0": loop(
+        """
+        (w ** 2).sum().backward()
+        with torch.no_grad():
+            w -= 0.1 * w.grad
+        w.grad = None
+        """,
+        before="w = torch.randn(8, 4, requires_grad=True)",
+    ),
+    "average of the weights": loop(
+        """
+        loss_of(x).backward()
+        move()
+        with torch.no_grad():
+            for mean, p in zip(means, net.parameters()):
+                mean += 0.1 * (p - mean)
+        """,
+        before="means = [p.detach().clone() for p in net.parameters()]",
+    ),
+    "a rate that ends with the training": loop(
+        """
+        loss_of(x).backward()
+        move(0.05 * (1 - step / 16))
+        """,
+        num_updates=17,
+    ),
+}
+
+
+def watched(folder, source):
+    said = []
+    store = Store(folder / "out")
+    store.reset()
+    session = opener(Policy(on_failure="observe"), store, said.append)
+    ending = run_script(folder / "script.py", source, session)
+    return ending, [one for one in said if getattr(one, "code", "")]
+
+
+@pytest.mark.parametrize(("code", "line", "source"), FAULTS.values(), ids=FAULTS)
+def test_fault_is_named_with_its_line(tmp_path, code, line, source):
+    _, found = watched(tmp_path, source)
+    assert [one.code for one in found] == [code], found
+    assert line in found[0].lines[0]
+    assert found[0].where.startswith("script.py:")
+
+
+@pytest.mark.parametrize("source", HEALTHY.values(), ids=HEALTHY)
+def test_healthy_loop_is_left_in_peace(tmp_path, source):
+    _, found = watched(tmp_path, source)
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["plain", "momentum", "window", "foreach"])
+def test_nothing_is_changed(tmp_path, name):
+    plain = run_script(tmp_path / "plain.py", HEALTHY[name])
+    seen, _ = watched(tmp_path, HEALTHY[name])
+    assert same(weights(plain), weights(seen))

@@ -190,10 +190,36 @@ def test_the_logarithm_of_a_rounded_probability():
     assert "probability" in found[0].cause
 
 
+def test_the_logarithm_of_a_choice_that_is_hidden():
+    def loss(net, b):
+        chances = net(b["v"]).masked_fill(b["v"] > 0, -torch.inf).softmax(-1)
+        return (chances * chances.log()).sum()
+
+    found = said(loss, v=x())
+    assert (found[0].code, found[0].cause) == ("NS207", "the logarithm of a probability of 0")
+
+
+ROUNDED = {
+    "mixture": lambda net, b: ((-(net(b["v"]).square()) - 400.0).exp() / 3.0).sum(-1).log().mean(),
+    "product": lambda net, b: (net(b["v"]).sigmoid() * 1e-3).pow(20).log().mean(),
+    "weighted": lambda net, b: (
+        (net(b["v"]).softmax(-1) * (-1e3 * (b["v"] - 99.0).abs()).exp()).sum(-1).log().mean()
+    ),
+}
+
+
+@pytest.mark.parametrize("spelled", ROUNDED)
+def test_the_logarithm_of_a_number_that_was_rounded_to_0(spelled):
+    found = said(ROUNDED[spelled], v=x())
+    assert found[0].code == "NS207"
+    assert found[0].cause.endswith("that was rounded to exactly 0")
+    assert any("makes 0 of what is not 0" in line for line in found[0].lines)
+
+
 def test_the_logarithm_of_another_zero_has_no_story():
     found = said(lambda net, b: net(b["v"]).sum() + b["prob"].log().sum(), v=x(), prob=x(1).abs())
     assert found[0].code == "NS207"
-    assert "probability" not in found[0].cause
+    assert found[0].cause == "the logarithm of an exact 0"
 
 
 RATIOS = {
@@ -312,6 +338,27 @@ def test_labels_without_a_part_in_the_failure_are_not_blamed():
     found = said(loss, v=x(), labels=torch.full((ROWS,), -100))
     assert "NS503" not in [one.code for one in found if one.confidence == "certain"]
     assert found[0].code == "NS206"
+
+
+LOWEST = torch.finfo(torch.float32).min
+SCALED_MASKS = {
+    "divided": lambda scores, hide: (scores + hide) / 0.5,
+    "times": lambda scores, hide: (scores + hide) * 3.0,
+    "chosen": lambda scores, hide: torch.where(hide < 0, LOWEST, scores) / 0.7,
+}
+
+
+@pytest.mark.parametrize("spelled", SCALED_MASKS)
+def test_a_mask_that_a_temperature_takes_beyond_its_format(spelled):
+    def loss(net, b):
+        scores = net(b["v"]) @ net(b["v"]).mT
+        return (SCALED_MASKS[spelled](scores, b["hide"]).softmax(-1) @ net(b["v"])).square().mean()
+
+    hide = torch.zeros(ROWS, ROWS)
+    hide[2] = LOWEST
+    found = said(loss, v=x(), hide=hide)
+    assert found[0].code == "NS203"
+    assert found[0].confidence != "possible"
 
 
 def test_a_mask_in_half_precision_that_is_filled_with_too_low_a_number():

@@ -252,7 +252,7 @@ def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_vet
     if policy.on_failure == "stop":
         return ""
     if key.phase in ("evaluate", "generate"):
-        what = "an evaluation" if key.phase == "evaluate" else "text that the model generated"
+        what = "an evaluation" if key.phase == "evaluate" else "what the model generated"
         return f"it failed in {what}, which changes no weight: reported, nothing done"
     if not can_veto:
         return "this trainer's update cannot be held back: observed only"

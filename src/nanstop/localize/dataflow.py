@@ -18,6 +18,9 @@ _FLOORS = frozenset({"clamp", "clamp_min", "maximum"})
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal", "pow", "div"})
 _BATCH: Kinds = frozenset({"data", "ids"})
 _CHOICES: Kinds = frozenset({"chosen", "ratio"})
+_EXPONENTIALS = frozenset({"exp", "exp2", "_softmax", "softmax", "sigmoid"})
+_PRODUCTS = frozenset({"mul", "div", "pow", "square", "prod"})
+_SUMS = frozenset({"sum", "mean", "add", "mm", "bmm", "mv", "dot", "addmm"})
 _WEIGHS = frozenset({"mul", "dot", "mv", "mm", "bmm"})
 
 
@@ -59,7 +62,7 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
     """Return the op that kept a divisor from 0 by a number that its format rounds to 0: an eps of
     1e-12 in float16. None where there is no such op, followed through roots and casts.
     """
-    queue, seen = deque(writers(trace, divisor)), set()
+    queue, seen = deque(writers(trace, divisor)), set[int]()
     while queue and len(seen) < limit:
         index = queue.popleft()
         if index in seen:
@@ -71,6 +74,30 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
             return index
         if base in _ROOTS | _FLOORS | KEEPS:
             queue.extend(writer for value in op.inputs for writer in writers(trace, value))
+    return None
+
+
+def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | None:
+    """Return the op that made 0 of what is not 0, before a value that holds zeros: an exponential
+    of finite numbers, a product of numbers above 0. None where there is no such op, followed
+    through sums and products of what is 0 at least.
+    """
+    queue, seen = deque(writers(trace, value)), set[int]()
+    while queue and len(seen) < limit:
+        index = queue.popleft()
+        op = trace.ops[index]
+        least = min((range_of(trace, o).low for o in op.outputs if o.slot >= 0), default=1.0)
+        if index in seen or least != 0.0:
+            continue
+        seen.add(index)
+        base = op_kind(op.name)
+        read = [range_of(trace, one) for one in op.inputs if one.slot >= 0]
+        if base in _EXPONENTIALS and not any(one.is_bad for one in read):
+            return index
+        if base in _PRODUCTS and read and all(0.0 < one.low <= one.high < math.inf for one in read):
+            return index
+        if base in _PRODUCTS | _SUMS | KEEPS:
+            queue.extend(writer for one in op.inputs for writer in writers(trace, one))
     return None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nanstop.localize import dataflow, slicing
 from nanstop.localize.constants import as_constant, written_number
 from nanstop.localize.positions import Grid, positions_in
-from nanstop.localize.provenance import Kinds, descents, kinds_of, named
+from nanstop.localize.provenance import LOGARITHMS, Kinds, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
 from nanstop.numerics.tensors import format_name
 from nanstop.records import (
@@ -343,9 +343,13 @@ class FailureOrigin:
         return read[place] if place is not None and len(read) == len(event.inputs) else None
 
     def _vanished(self, event: OpEvent) -> OpEvent | None:
-        """Return what should have kept the op's divisor from 0 and is rounded to 0 itself."""
-        divisor = self._divisor(event)
+        """Return what should have kept the op's divisor from 0 and is rounded to 0 itself, or has
+        rounded to 0 what the op takes the logarithm of.
+        """
+        read, divisor = self._trace.ops[event.index].inputs, self._divisor(event)
         found = dataflow.vanished_number(self._trace, divisor) if divisor is not None else None
+        if event.name in LOGARITHMS and read:
+            found = dataflow.rounded_to_zero(self._trace, read[0])
         return self.event(found) if found is not None else None
 
     def _counted(self, event: OpEvent) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ _NORMS = frozenset(
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal"})
 _PROBABILITIES = frozenset({"_softmax", "softmax", "sigmoid"})
 _LOG_PROBABILITIES = frozenset({"_log_softmax", "log_softmax", "log_sigmoid_forward"})
-_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
+LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
 KEEPS = frozenset(
     {"_to_copy", "copy", "clone", "gather", "index", "index_select", "cat", "stack", "repeat"}
     | {"clamp", "clamp_min", "clamp_max", "where", "masked_fill", "masked_select", "flip", "roll"}
@@ -287,7 +287,7 @@ _RULES: Mapping[frozenset[str], Callable[[Reading], Kinds]] = {
     _LOG_PROBABILITIES: _fixed("log_probability"),
     _CHOOSES: _picked,
     KEEPS: _kept,
-    _LOGARITHMS: _logarithm,
+    LOGARITHMS: _logarithm,
     frozenset({"exp"}): _exponential,
     frozenset({"logsumexp"}): _fixed("log_sum"),
     frozenset({"abs"}): _fixed("magnitude"),

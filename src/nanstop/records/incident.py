@@ -135,7 +135,7 @@ class Localization:
     """Operations on finite operands whose -inf the first bad op read as a mask; no fills."""
     vanished: OpEvent | None = None
     """The operation that should have kept a divisor from 0, by a number that its format rounds to
-    0.
+    0; or that has rounded to 0 what a logarithm is taken of.
     """
     counted: tuple[str, ...] = ()
     """Entries of the batch that the first bad op's divisor was made of, where that is a count."""

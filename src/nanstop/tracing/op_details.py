@@ -148,12 +148,13 @@ def fully_masked_rows(operands: Iterable[Tensor]) -> int:
 
 def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
     """Return whether an op's infinities are -inf and all stand where a mask was added to something,
-    or converted.
+    scaled with it, or converted.
 
     In float16 ``score + finfo.min`` rounds to -inf for every score below -16, and a mask made with
-    the lowest number of float32 is -inf throughout: meant, not an overflow.
+    the lowest number of float32 is -inf throughout, as is one that a temperature divides: meant,
+    not an overflow.
     """
-    if base not in operators.ADDITIVE | operators.CASTS:
+    if base not in operators.ADDITIVE | operators.CASTS | operators.SCALES:
         return False
     result = next(iter(outputs))
     if not is_measurable(result):

@@ -34,6 +34,8 @@ NAN_DROPS = frozenset({"nansum", "nanmedian"})
 """Ops that leave NaN out of what they compute."""
 ADDITIVE = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 """Ops by which a mask meets the scores it masks."""
+SCALES = frozenset({"mul", "mul_", "div", "div_"})
+"""Ops by which a temperature meets scores that are masked by now."""
 CASTS = frozenset({"_to_copy", "copy_"})
 """Ops by which a value changes its format."""
 

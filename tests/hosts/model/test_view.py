@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import tiny
@@ -75,6 +76,40 @@ def test_a_model_without_parameters_or_embedding():
     assert (view.device_type, view.head(), view.embedding()) == ("cpu", None, None)
     assert view.decoder_layers() == ()
     assert view.token_ids({"arg0": torch.ones(2, 3, dtype=torch.long)}) is None
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+PICTURES = SMALL | {"intermediate_size": 16, "image_size": 8, "patch_size": 4}
+WITHOUT_TOKENS = {
+    "pictures": lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**PICTURES)),
+    "pictures, by convolution": lambda: transformers.CLIPVisionModel(
+        transformers.CLIPVisionConfig(**PICTURES, projection_dim=16)
+    ),
+    "masked pictures": lambda: transformers.BeitForMaskedImageModeling(
+        transformers.BeitConfig(**PICTURES, vocab_size=12)
+    ),
+    "sound": lambda: transformers.Wav2Vec2ForCTC(
+        transformers.Wav2Vec2Config(
+            **SMALL,
+            intermediate_size=16,
+            vocab_size=9,
+            conv_dim=(8,),
+            conv_stride=(4,),
+            conv_kernel=(8,),
+            num_feat_extract_layers=1,
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TOKENS)
+def test_a_model_that_reads_no_tokens_has_no_table_of_them(kind):
+    view = PlainView(WITHOUT_TOKENS[kind]())
+    assert view.embedding() is None
+    assert view.token_ids({"arg0": torch.ones(2, 3, dtype=torch.long)}) is None
+    assert facts_of_loop(view).host == "loop"
 
 
 def test_packed_layers_are_known_by_their_class():

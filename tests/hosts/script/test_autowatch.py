@@ -695,6 +695,29 @@ for step in range(3):
         assert all(w.isfinite().all() for w in weights(ending))
 
 
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_what_a_closure_is_given_is_played_again(script, kind, inside):
+    source = """
+optimizer = KIND(net.parameters(), lr=0.1)
+for step in range(4):
+    values = torch.rand(3, 8) * 0.5
+    values[1, 2] = float(step == 2)
+    early = None if INSIDE else torch.log(1 - values)
+    def closure():
+        optimizer.zero_grad()
+        given = torch.log(1 - values) if early is None else early
+        loss = net.head(given).pow(2).mean()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+"""
+    session = ReplayingSession()
+    script(HEAD + source, session, BAD="", KIND=kind, INSIDE=inside)
+    assert session.steps == [2]
+    assert session.found[0].op == "aten.log.default"
+
+
 def test_gradients_made_without_backward_are_held_back_and_recorded(script):
     source = (
         HEAD

@@ -29,7 +29,7 @@ from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.window_end import Ending, WindowEnds
 from nanstop.numerics.tensors import nonfinite
-from nanstop.records import Atom, RunFacts, Signal, StepId
+from nanstop.records import Atom, Phase, RunFacts, Signal, StepId
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import ModelView, parameters_of
 from nanstop.session.watched_run import OpenSession, WatchedRun
@@ -116,13 +116,14 @@ class LoopController:
             self.facts = replace(self.facts, veto=HOOKED)
             self.session.learned(veto=HOOKED)
 
-    def raised(self, step: LoopStep, error: Exception) -> None:
-        """Report an exception that says that a number was bad.
+    def raised(self, step: LoopStep, error: Exception, phase: Phase | None = None) -> None:
+        """Report an exception that says that a number was bad; ``phase``: what was under way, by
+        default as the exception says it.
 
         The caller raises it again unchanged.
         """
         at = self.step_id(len(step.micros) - 1)
-        self.ends.ask(step, alarm_of_exception(step.view, at, error, phase_of(error)))
+        self.ends.ask(step, alarm_of_exception(step.view, at, error, phase or phase_of(error)))
 
     def given_up(self, step: LoopStep) -> None:
         """Report a micro-batch, the last of ``step``, that the script left out because its loss is

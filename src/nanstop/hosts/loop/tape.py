@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.loop.tape_calls import HISTORY, Call, Constant, Slot, leaves
 from nanstop.hosts.loop.tensors import autocast_state
 from nanstop.numerics.tensors import by_torch_alone, has_bad, tensors, version
@@ -93,7 +94,8 @@ class Tape(OwnMode):
     ``on_number`` of a number that the script reads before the first model call and that is not
     finite.
     ``looked_at``: the last scalar whose value, or whether it is finite, the script asked for.
-    ``losses``: slots of what is to be replayed. ``problem``: why it records nothing any more.
+    ``losses``: slots of what is to be replayed. ``refused``: see ``ends_refused``. ``is_on``: the
+    stack of function modes. ``problem``: why it records nothing any more.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
@@ -107,13 +109,14 @@ class Tape(OwnMode):
         self.lingers = False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
         self.losses: list[int] = []
+        self.refused: Call | None = None
         self.calls: list[Call] = []
         self.problem = ""
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
         self._first_of_model: int | None = None
         self._num_held_bytes = 0
-        self._started = False
+        self.is_on = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,16 +133,18 @@ class Tape(OwnMode):
         literal = func in _LITERALS and not is_early
         call = self._before(func, args, kwargs, operands, always=literal)
         if call is None:
-            return func(*args, **kwargs)
+            return self._unrecorded(func, args, kwargs) if is_early else func(*args, **kwargs)
         self.num_ops += not call.outer
         self.num_outer += call.outer and not is_early
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            if call.outer:
-                self.calls.pop()
-            else:
+            if not call.outer:
                 self.on_error(error)
+            elif is_early and is_numeric(error):
+                self.refused = call
+            else:
+                self.calls.pop()
             raise
         self._after(call, operands, result)
         if func in _LOOKS and not call.outer:
@@ -148,6 +153,20 @@ class Tape(OwnMode):
         if useless and self.calls and self.calls[-1] is call:
             self.calls.pop()
         return result
+
+    def _unrecorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Make a call that is recorded only where it refuses its operands, and draws nothing."""
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            if is_numeric(error):
+                self.refused = self._before(func, args, kwargs, [], always=True)
+            raise
+
+    @property
+    def ends_refused(self) -> bool:
+        """Whether its last call is one before any model call that refused what it was given."""
+        return bool(self.calls) and self.calls[-1] is self.refused and not self.problem
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a number that the script reads before the first model call, and tell of one that
@@ -364,7 +383,7 @@ class Tape(OwnMode):
         if is_crowded():
             return False
         put_on(self)
-        self._started = True
+        self.is_on = True
         return True
 
     def stop(self) -> bool:
@@ -376,6 +395,6 @@ class Tape(OwnMode):
         ``lingers`` then, records nothing any more, and a later ``stop`` succeeds.
         """
         was_on = take_off(self)
-        self.lingers = self._started and not was_on
-        self._started = self._started and not was_on
+        self.lingers = self.is_on and not was_on
+        self.is_on = self.is_on and not was_on
         return was_on

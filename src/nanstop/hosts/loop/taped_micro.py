@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -47,6 +48,12 @@ class TapedMicro:
         self.tape.losses += [slot for slot in slots if slot is not None]
         self.loss = total(raw if self.loss is None else [self.loss, *raw])
         self._at_backward = self._marks.of(self._models())
+
+    def until_now(self) -> TapedMicro:
+        """Return what was recorded by now as a micro-batch of its own."""
+        tape = copy.copy(self.tape)
+        tape.calls, tape.losses = [*self.tape.calls], [*self.tape.losses]
+        return TapedMicro(tape, self.rng, self._marks)
 
     def has_moved(self) -> bool:
         """Return whether the models that it called have other weights than at its backward.

@@ -98,16 +98,17 @@ class PlainView:
             if isinstance(module, nn.Linear) and not any(_within(name, b) for b in blocks)
         ]
         table = self.embedding()
-        embedding: Any = self.root.get_submodule(table) if table is not None else None
-        rows = embedding.weight.shape[0] if embedding is not None else None
+        held = _table_of(self.root.get_submodule(table)) if table is not None else None
+        rows = held.shape[0] if held is not None else None
         matching = [name for name, module in linear if module.out_features == rows]
         names = matching or [name for name, _ in linear]
         return names[-1] if names else None
 
     def embedding(self) -> str | None:
+        """Return the table of the tokens; what cuts pictures or sound into pieces is none."""
         declared = self._declared("get_input_embeddings")
         if declared is not None:
-            return declared
+            return declared if _table_of(self.root.get_submodule(declared)) is not None else None
         tables = [(n, m) for n, m in self.root.named_modules() if isinstance(m, nn.Embedding)]
         return max(tables, key=lambda entry: entry[1].num_embeddings)[0] if tables else None
 
@@ -177,3 +178,11 @@ def _looks_like_ids(value: Any) -> bool:
     return (
         isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32) and value.dim() == 2
     )
+
+
+def _table_of(module: nn.Module) -> Tensor | None:
+    """Return the matrix that a module looks rows up in, also where an adapter is wrapped around it;
+    None where it has no such.
+    """
+    weight = getattr(getattr(module, "base_layer", module), "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None

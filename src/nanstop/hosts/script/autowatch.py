@@ -221,7 +221,7 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
         one.__traceback__ = _without_own(one.__traceback__)
         chain += [one.__cause__, one.__context__]
     if _loops is not None and isinstance(error, Exception):
-        _loops.judge.died()
+        _loops.judge.died(error)
     original(kind, error, _without_own(traceback))
 
 
@@ -253,6 +253,7 @@ def _finish() -> None:
     if _loops is not None:
         _loops.end()
         try:
+            _loops.judge.report_refusal(at_end=True)
             _loops.controller.finish(1 if getattr(sys, "last_value", None) is not None else 0)
         except TrainingStopped as stop:  # the script is over: nothing is left that could catch it
             sys.last_value = stop

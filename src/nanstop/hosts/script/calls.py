@@ -241,6 +241,7 @@ class Calls:
             self._judge.raised(error)
             raise
         self._close(micro, raw)
+        self._judge.came_back(micro)
         if self._state.window.scaler is not None:
             self._state.window.note_arrival()
         self._look_for_updates()

@@ -88,6 +88,11 @@ class Evaluations:
     def clear(self) -> None:
         self._noted.clear()
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The models that were called, the latest first."""
+        return list({id(noted.module): noted.module for noted in reversed(self._noted)}.values())
+
     def take(self, number: float) -> list[EvaluationMicro]:
         """Return the calls that were noted, the latest first, and forget them."""
         found = [EvaluationMicro(noted, number) for noted in reversed(self._noted)]

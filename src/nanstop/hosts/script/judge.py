@@ -16,12 +16,13 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import UnseenMicro
+from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.loop.tensors import total
 from nanstop.hosts.script.closures import OpenUpdate
 from nanstop.hosts.script.moved_weights import has_moved
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
-from nanstop.hosts.script.window import ScriptWindow, inner_module, norm_of, parameters_of
+from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module, norm_of, parameters_of
 from nanstop.hosts.window_end import Ending
 from nanstop.measure.followed import Line
 from nanstop.numerics.weights import param_groups
@@ -39,7 +40,8 @@ class Judge:
         self._state = state
         self._steps = steps
         self.controller = controller
-        state.on_error = self.raised
+        state.on_error = self.refused_in_loss
+        self._refusal: Refusal | None = None
         state.on_number = self.read_number
 
     def judge(
@@ -170,6 +172,34 @@ class Judge:
             self.controller.raised(self._steps.step(self._state.window, None, ()), error)
         self._state.window.closed = True
 
+    def refused_in_loss(self, error: Exception) -> None:
+        """Keep what an operation of the loss has raised until the script has come back from it."""
+        micro = self._state.micro
+        if micro is None or not self._state.idle or not is_numeric(error):
+            return
+        self.report_refusal()
+        self._refusal = Refusal.of(error, self._state.window, micro)
+
+    def came_back(self, micro: TapedMicro) -> None:
+        """Forget what an operation raised if the script has an answer of its own, now that there
+        was a backward; else report it.
+        """
+        if self._refusal is not None and self._refusal.is_answered_by(micro):
+            self._refusal = None
+        self.report_refusal()
+
+    def report_refusal(self, *, at_end: bool = False) -> None:
+        """Report what an operation of the loss has raised; ``at_end``: of the script, only if it
+        has done nothing since.
+        """
+        refusal, self._refusal = self._refusal, None
+        if refusal is None or (at_end and not refusal.is_last):
+            return
+        self._state.met_failure = True
+        with self._looking("the exception was not investigated"):
+            step = self._steps.step(refusal.window, None, ())
+            self.controller.raised(step, refusal.error, refusal.phase)
+
     def refused(self, optimizer: Optimizer, error: Exception) -> None:
         """Have the set-up looked at anew where a scaler does not take the gradients."""
         window = self._state.window
@@ -264,11 +294,15 @@ class Judge:
         num, first = self._steps.without_graph.get(module, (0, line))
         self._steps.without_graph[module] = num + 1, first
 
-    def died(self) -> None:
-        """Look at gradients that no sink has seen, if the script raises while it has them.
+    def died(self, error: BaseException) -> None:
+        """Look at what the script ends with: an operation between two steps that refused a number,
+        in a rollout, say; else gradients that no sink has seen.
 
         It may have seen for itself.
         """
+        with suppress(TrainingStopped):
+            self.report_refusal()
+        self._refused_between_steps(error)
         window = self._state.window
         if not self._state.idle or not window.micros or window.closed or window.judged:
             return
@@ -277,3 +311,17 @@ class Judge:
         if norm is not None and not bool(norm.isfinite()):
             with suppress(TrainingStopped):  # it has ended by an exception of its own
                 self.judge(parameters, norm, can_redo=False)
+
+    def _refused_between_steps(self, error: BaseException) -> None:
+        """Report an exception between two steps, of models that were called without gradients."""
+        if not isinstance(error, Exception) or not is_numeric(error) or not self._state.idle:
+            return
+        called = map(inner_module, self._state.evaluations.modules)
+        roots = {id(root): root for root in called} or self._state.window.roots
+        micro = self._state.refused_between_steps() if roots else None
+        if micro is None:
+            return
+        start = [self._state.buffers.add(root) for root in roots.values()]
+        window = ScriptWindow(micros=[micro], roots=dict(roots), start=start)
+        with self._looking("the exception was not investigated"), suppress(TrainingStopped):
+            self.controller.raised(self._steps.step(window, None, ()), error, "generate")

@@ -155,11 +155,14 @@ class Sinks:
         """
         if not self._state.idle:
             return None
-        self._state.stop_expecting()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure):
+            self._state.set_aside()
+        else:
+            self._state.stop_expecting()
         self._state.ignore_writes()
         update, outer = self._begun(optimizer), self._outer()
         self._open.append(update)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
             self._closures.begin(update, may_leave_out=self._judge.may_leave_out)
             watched = partial(self._evaluate, closure, update)
@@ -225,6 +228,8 @@ class Sinks:
         """Stand in for the closure of an update, and look at what it has made."""
         self._closures.evaluating(update)
         update.evaluates = True
+        if torch.is_grad_enabled():
+            self._state.expect_micro()
         try:
             result = closure(*args, **kwargs)
         finally:

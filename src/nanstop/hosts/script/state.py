@@ -186,13 +186,23 @@ class LoopState:
         if self.micro is None:
             self.drop()
 
+    def set_aside(self) -> None:
+        """Record nothing until ``expect_micro``, and keep what was recorded: an optimizer is about
+        to evaluate its closure.
+        """
+        if self.micro is None and self._early is not None and not self._early.stop():
+            self.drop()
+
     def expect_micro(self) -> None:
-        """Record what the script makes of its own tensors before the next model call.
+        """Record what the script makes of its own tensors before the next model call, with what was
+        set aside.
 
         See ``Tape``.
         """
         wanted = self._takes_outer and not self.compiles_functions
-        if self._tape is None and wanted and self.idle:
+        if self._early is not None and not self._early.is_on and self.idle:
+            self._early.start()
+        elif self._tape is None and wanted and self.idle:
             tape = Tape("cpu", self.on_error)
             tape.on_number = self.on_number
             if tape.start():
@@ -243,6 +253,16 @@ class LoopState:
         tape.device = losses[0].device.type
         self.micro, self._early = TapedMicro(tape, note_rng(), self._marks), None
         return self.micro
+
+    def refused_between_steps(self) -> TapedMicro | None:
+        """Return what the script has made since the last step, if what it did last was refused
+        because of a number; None where nothing says so.
+        """
+        tape = self._early
+        if tape is None or not tape.ends_refused:
+            return None
+        self.drop()
+        return TapedMicro(tape, note_rng(), self._marks)
 
     def _begun_tape(self, device: str) -> Tape:
         """Return the tape of a micro-batch that begins now.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import total_norm
 from nanstop.hosts.loop.pieces import pieces, program_of
 from nanstop.hosts.loop.step import Micro
@@ -21,7 +23,7 @@ from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.model.updates import seen_accumulation
 from nanstop.hosts.model.view import PlainView
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
-from nanstop.records import AccumulationFacts
+from nanstop.records import AccumulationFacts, Phase
 from nanstop.replay.snapshot import BufferNotes
 
 LEAST_SCALE = 8.0
@@ -257,3 +259,45 @@ def accumulation_in(window: ScriptWindow, view: PlainView) -> AccumulationFacts 
         [float(m.loss) for m in split if m.loss is not None],
         (parameter.grad for parameter in updated),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An exception that an operation of the loss has raised because of a number, and the window up
+    to it.
+
+    A script may have an answer of its own: a matrix that cannot be factorised gets more on its
+    diagonal and is tried again. Then the loss is made of what was there before, and nothing has
+    failed.
+
+    ``error``: a copy without the traceback, which would hold the variables of the step.
+    """
+
+    error: Exception
+    phase: Phase
+    window: ScriptWindow
+    until: TapedMicro
+    met_in: TapedMicro
+
+    @classmethod
+    def of(cls, error: Exception, window: ScriptWindow, micro: TapedMicro) -> Refusal:
+        """Return what ``micro``, the open one of a window, has raised now."""
+        try:
+            copied = copy.copy(error)
+        except Exception:  # exceptions of another make take arguments of their own
+            copied = RuntimeError(str(error))
+        until = micro.until_now()
+        window = replace(window, micros=[*window.micros, until])
+        return cls(copied, phase_of(error), window, until, micro)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing has been computed since."""
+        return self.met_in.tape.calls[-1:] == self.until.tape.calls[-1:]
+
+    def is_answered_by(self, micro: TapedMicro) -> bool:
+        """Return whether the loss of a micro-batch is made of what the model had returned before
+        the exception.
+        """
+        before = {id(call) for call in self.until.tape.calls if not call.outer}
+        return any(id(call) in before for call in micro.tape.needed())

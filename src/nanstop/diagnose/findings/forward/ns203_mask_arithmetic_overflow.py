@@ -95,7 +95,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
                 f"{counted(event.fully_masked_rows, 'row')} -inf throughout reach "
                 f"`{op_name(event.op)}`"
             ),
-            "no mask of the program is -inf: the same sum is finite in a wider format",
+            "no mask of the program is -inf: the same operation is finite in a wider format",
             *_made_at(source),
         ),
         remedies=(

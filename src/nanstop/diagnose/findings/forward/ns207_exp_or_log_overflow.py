@@ -63,7 +63,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     if output.dtype in NARROW and event.wider != "nonfinite":
         return None
-    cause = _cause(event, output)
+    found = evidence.localization
+    rounded = found.vanished if found is not None else None
+    cause = _cause(event, output, rounded)
     if cause is None:
         return None
     return Diagnosis(
@@ -71,7 +73,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"`{op_name(event.op)}` leaves the range of {output.dtype}",
         cause=cause,
         confidence="certain",
-        lines=_beyond(event, output),
+        lines=(*_rounded_at(rounded), *_beyond(event, output)),
         remedies=at_the_line(evidence),
         where=event.module,
     )
@@ -93,7 +95,7 @@ def _least(dtype: str) -> float:
     return SMALLEST.get(dtype, SMALLEST["float32"])
 
 
-def _cause(event: OpEvent, output: TensorStats) -> str | None:
+def _cause(event: OpEvent, output: TensorStats, rounded: OpEvent | None) -> str | None:
     read = operand(event, 0)
     if read is None:
         return None
@@ -102,13 +104,21 @@ def _cause(event: OpEvent, output: TensorStats) -> str | None:
         return f"an argument of up to {reached}; {output.dtype} ends at {limit(output.dtype)}"
     if event.name not in LOGARITHMS:
         return None
-    if read.is_a("probability"):
-        return "the logarithm of a probability that was rounded to exactly 0"
-    return (
-        "the logarithm of -1 + 1, an exact 0"
-        if event.name == "log1p"
-        else ("the logarithm of an exact 0")
-    )
+    if event.name == "log1p":
+        return "the logarithm of -1 + 1, an exact 0"
+    what = "probability" if read.is_a("probability") else "number"
+    if rounded is not None:
+        return f"the logarithm of a {what} that was rounded to exactly 0"
+    return "the logarithm of an exact 0" if what == "number" else f"the logarithm of a {what} of 0"
+
+
+def _rounded_at(rounded: OpEvent | None) -> tuple[str, ...]:
+    """Return the line whose results are too small for their format, where it is another one."""
+    source = rounded.source if rounded is not None else None
+    if rounded is None or source is None:
+        return ()
+    place = f"{source.file.rpartition('/')[-1]}:{source.line}"
+    return (f"`{op_name(rounded.op)}` at {place} makes 0 of what is not 0",)
 
 
 def _beyond(event: OpEvent, output: TensorStats) -> tuple[str, ...]:

@@ -1,0 +1,119 @@
+"""What a loop does beside its steps: an operation of a rollout that refuses a number ends the
+script, and is looked at where it stands; one of a loss that the script tries again does not count.
+"""
+
+import pytest
+
+from loop_scripts import investigated, run_script
+from nanstop.report.text.run_end import RunEnd
+
+ROLLOUTS = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(3, 4)
+optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+PARAMETERS = list(net.parameters())
+ONES = torch.ones(6, 1)
+
+
+def act(step, scores):
+    DRAW
+
+
+def train():
+    for step in range(5):
+        with torch.no_grad():
+            action = act(step, net(torch.randn(6, 3)))
+        loss = (net(torch.randn(6, 3)).sum(-1) - action.sum()).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+try:
+    train()
+except CAUGHT:
+    pass
+except Exception:
+    sys.excepthook(*sys.exc_info())  # what the interpreter does where nobody catches it
+"""
+LAST = 3
+REFUSED = {
+    "a temperature of 0": (
+        "return torch.multinomial((scores / max(3.0 - step, 0.0 if BAD else 0.5)).softmax(-1), 1)",
+        "div",
+    ),
+    "a deviation below 0": (
+        "return torch.normal(scores[:, :1], ONES if not BAD or step < 3 else scores[:, 1:2] - 9.0)",
+        "normal",
+    ),
+}
+
+
+def source(drawn, caught="()"):
+    return ROLLOUTS.replace("DRAW", drawn).replace("CAUGHT", caught)
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_a_rollout_refuses_is_an_incident_of_its_own_line(refused, tmp_path):
+    drawn, op = REFUSED[refused]
+    plain = run_script(tmp_path / "plain.py", source(drawn), BAD=False)
+    healthy, news = investigated(tmp_path / "healthy.py", source(drawn), BAD=False)
+    assert all(isinstance(one, RunEnd) for one in news)
+    assert all(map(lambda a, b: bool((a == b).all()), healthy["PARAMETERS"], plain["PARAMETERS"]))
+    _, news = investigated(tmp_path / "bad.py", source(drawn), BAD=True)
+    report, end = news[0], news[-1]
+    event = report.localization.first_bad
+    assert (report.diagnoses[0].code, event.name, event.phase) == ("NS204", op, "generate")
+    assert (report.incident.at.step, not end.lost) == (LAST, True)
+
+
+def test_what_a_script_catches_itself_is_none(tmp_path):
+    drawn = REFUSED["a temperature of 0"][0]
+    _, news = investigated(tmp_path / "caught.py", source(drawn, "RuntimeError"), BAD=True)
+    assert all(isinstance(one, RunEnd) for one in news)
+
+
+RETRIED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(3, 2)
+optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+PARAMETERS = list(net.parameters())
+
+
+def factor(matrix):
+    try:
+        return torch.linalg.cholesky(matrix)
+    except torch.linalg.LinAlgError:
+        return torch.linalg.cholesky(matrix + torch.eye(len(matrix)))
+
+
+for step in range(4):
+    out = net(torch.randn(6, 3))
+    try:
+        root = factor(out @ out.mT - (step == 2) * (0.0 if not BAD else 9.0) * torch.eye(6))
+    except torch.linalg.LinAlgError:
+        continue
+    optimizer.zero_grad()
+    root.diagonal().log().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_matrix_that_the_script_tries_again_is_no_failure(tmp_path):
+    plain = run_script(tmp_path / "plain.py", RETRIED, BAD=False)
+    healthy, news = investigated(tmp_path / "healthy.py", RETRIED, BAD=False)
+    assert all(isinstance(one, RunEnd) for one in news)
+    assert all(map(lambda a, b: bool((a == b).all()), healthy["PARAMETERS"], plain["PARAMETERS"]))
+
+
+def test_a_step_that_the_script_leaves_out_for_it_is_one(tmp_path):
+    _, news = investigated(tmp_path / "bad.py", RETRIED, BAD=True)
+    report = news[0]
+    assert (report.diagnoses[0].code, report.incident.at.step) == ("NS204", 2)

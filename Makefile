@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign healthy silent scoreboard scoreboard-peers metamorphic package changelog clean
+.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign forms healthy silent scoreboard scoreboard-peers metamorphic package changelog clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -89,6 +89,9 @@ architectures: $(VENV)/.dev
 
 foreign: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) benchmarks/foreign.py
+
+forms: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PY) benchmarks/forms.py
 
 healthy: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) benchmarks/healthy_programs.py

@@ -27,11 +27,11 @@ ROWS = (
     ("process",),
     ("process.children", "process.crash"),
     ("process.inject",),
-    ("commands", "commands.scan"),
+    ("commands", "commands.scan", "commands.replay"),
     (
         *("commands.run", "commands.check", "commands.doctor", "commands.plan", "commands.bisect"),
         *("commands.lr_range", "commands.compare", "commands.explain", "commands.fix"),
-        "commands.export",
+        *("commands.export", "commands.prove"),
     ),
     ("api",),
     ("__init__",),

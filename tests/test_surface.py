@@ -97,7 +97,9 @@ COMMANDS = {
     ],
     "check": ["command", "--static", "--machine", "--json"],
     "report": ["folder", "--full", "--html", "--show-text", "--issue", "--json"],
+    "replay": ["folder", "command", "--json"],
     "fix": ["folder", "--diff", "--apply", "--json"],
+    "prove": ["folder", "command", "--cure", "--steps", "--json"],
     "export": ["folder", "--out", "--dtype", "--data", "--json"],
     "scan": ["checkpoint", "--full", "--json"],
     "bisect": [

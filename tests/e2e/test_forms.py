@@ -102,6 +102,29 @@ GUARDED = {
 }
 
 
+def of_two_lines(v, b):
+    root = (v * b["z"]).square().sum(-1, keepdim=True).sqrt()
+    return (v * b["z"] / root).sum()
+
+
+def test_forms_of_two_lines_are_found_one_after_the_other():
+    watch, _ = investigated(of_two_lines, zero)
+    (incident,) = watch.incidents
+    atoms = incident.proof.minimal
+    assert (incident.proof.verdict, {atom.remedy for atom in atoms}) == ("proven", {"form"})
+    assert len({atom.target for atom in atoms}) == 2
+
+
+def test_a_batch_without_a_healthy_row_is_judged_by_the_one_before():
+    def nothing_kept(given):
+        given["m"][:] = False
+
+    watch, _ = investigated(lambda v, b: (v * b["m"]).sum() / b["m"].sum(), nothing_kept)
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert incident.proof.minimal[0].remedy == "form"
+
+
 def investigated(loss, spoil, **policy):
     """Return the watch over four steps of which the third is spoiled, and the network."""
     torch.manual_seed(0)

@@ -9,12 +9,19 @@ import typer
 
 from nanstop.cli.bisect import bisect
 from nanstop.cli.check import check
-from nanstop.cli.command_line import CheckCommand, Commands, RunCommand, UsageProblem, usage_error
+from nanstop.cli.command_line import (
+    AgainCommand,
+    CheckCommand,
+    Commands,
+    RunCommand,
+    UsageProblem,
+    usage_error,
+)
 from nanstop.cli.compare import compare
 from nanstop.cli.demo import demo
 from nanstop.cli.doctor import doctor
 from nanstop.cli.export import export
-from nanstop.cli.fix import fix
+from nanstop.cli.fix import fix, prove, replay
 from nanstop.cli.lr_range import lr_range
 from nanstop.cli.plan import plan
 from nanstop.cli.reference import env, explain, rules
@@ -73,7 +80,9 @@ app.command()(demo)
 app.command(cls=RunCommand)(run)
 app.command(cls=CheckCommand)(check)
 app.command()(report)
+app.command(cls=AgainCommand)(replay)
 app.command()(fix)
+app.command(cls=AgainCommand)(prove)
 app.command()(export)
 app.command()(scan)
 app.command()(bisect)

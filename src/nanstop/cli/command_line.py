@@ -32,16 +32,29 @@ class Commands(TyperGroup):
 class RunCommand(TyperCommand):
     """``nanstop run``: our options end where the user's command begins."""
 
+    words_before = 0
+    """Arguments of ours before the command."""
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put ``--`` before the first word that is neither an option of ours nor its value."""
         options = [one for one in self.params if isinstance(one, TyperOption) and not one.is_flag]
         takes_value = {name for one in options for name in one.opts}
-        end = 0
-        while end < len(args) and args[end].startswith("-") and args[end] not in ("-m", "--"):
+        end, left = 0, self.words_before
+        while end < len(args) and args[end] not in ("-m", "--"):
+            is_option = args[end].startswith("-")
+            if not is_option and not left:
+                break
+            left -= not is_option
             name, joined, _ = args[end].partition("=")
             end += 2 if name in takes_value and not joined else 1
         rest = args[end + 1 :] if args[end : end + 1] == ["--"] else args[end:]
         return super().parse_args(ctx, [*args[:end], "--", *rest])
+
+
+class AgainCommand(RunCommand):
+    """``nanstop replay``: the incident's folder comes before the user's command."""
+
+    words_before = 1
 
 
 class CheckCommand(RunCommand):

@@ -1,4 +1,4 @@
-"""`nanstop fix`: the cure of an incident as a change of code."""
+"""From an incident to a script without it: `nanstop replay`, `nanstop fix` and `nanstop prove`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ import typer
 
 from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, printable, show
 from nanstop.errors import NanstopError
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="An incident, or a run: then its newest.")
+]
+Command = Annotated[
+    list[str],
+    typer.Argument(metavar="COMMAND", help="SCRIPT or -m MODULE, with the arguments that it had."),
+]
+
+
+def replay(folder: Folder, command: Command, as_json: AsJson = False) -> int:
+    """Run a script again up to the step of an incident, and say whether it still fails there.
+
+    Its training ends there. Nothing is saved.
+    """
+    from nanstop.commands.replay import replay as replaying
+    from nanstop.commands.replay.text import text
+
+    found = replaying.replay(folder, command)
+    show(found, text(printable(found)), as_json)
+    return OK if found.met == "nothing" else UNRESOLVED
 
 
 def fix(
@@ -38,3 +59,26 @@ def fix(
     found = fixing.fix(folder, apply=apply)
     show(asdict(found), render(printable(found)), as_json)
     return UNRESOLVED if found.status in ("no cure", "not known") else OK
+
+
+def prove(
+    folder: Folder,
+    command: Command,
+    cured: Annotated[
+        bool, typer.Option("--cure", help="With the cure that the incident's report names.")
+    ] = False,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Updates after the incident's that have to be healthy.")
+    ] = 20,
+    as_json: AsJson = False,
+) -> int:
+    """Run a changed script to the step of an incident and beyond; say whether its failure is gone.
+
+    The run before that step has to be the one that failed, by its losses. Nothing is saved.
+    """
+    from nanstop.commands.prove import prove as proving
+    from nanstop.commands.prove.text import text
+
+    found = proving.prove(folder, command, steps=steps, cured=cured)
+    show(found, text(printable(found)), as_json)
+    return OK if found.verdict == "gone" else UNRESOLVED

@@ -70,11 +70,17 @@ def report(
         texts = [to_json(one) for one in reports]
         shown = texts[0] if is_one else f"[{','.join(texts)}]"
     elif not is_one and not full:
-        shown = printable(render_runs(str(folder), reports, summary))
+        shown = _wrapped(render_runs(str(folder), reports, summary))
     else:
         shown = _whole(reports, records)
     typer.echo(shown)
     return OK if all(_is_resolved(one) for one in reports) else UNRESOLVED
+
+
+def _wrapped(text: str) -> str:
+    from nanstop.report.text.terminal import render_note
+
+    return "\n".join(map(render_note, printable(text).splitlines()))
 
 
 def _is_resolved(report: Report) -> bool:

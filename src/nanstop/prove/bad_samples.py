@@ -35,6 +35,21 @@ def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
     return tuple(row for row, failed in enumerate(fails) if failed)
 
 
+def healthy_rows(failing: FailingStep) -> tuple[int, ...] | None:
+    """Return the samples that do not fail, alone or with each other; None where that is unknown.
+
+    Where they fail together, what one sample does alone says nothing of it in a batch.
+    """
+    rows, bad = num_samples(failing.step.batches[failing.micro]), bad_rows(failing)
+    if rows is None or bad is None:
+        return None
+    healthy = tuple(row for row in range(rows) if row not in bad)
+    if not healthy:
+        return healthy
+    batch = without(failing.step.batches[failing.micro], bad)
+    return None if failing.attempt(batch=batch, under=nullcontext).failed else healthy
+
+
 def atoms_for(failing: FailingStep, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ...]:
     """Return what a cure means for another micro-batch of the window that fails.
 

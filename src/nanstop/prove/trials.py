@@ -9,8 +9,8 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 
 import torch
 
@@ -18,15 +18,21 @@ from nanstop.diagnose.evidence.reading import counted
 from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import agree
-from nanstop.prove.bad_samples import atoms_for, bad_rows, without
+from nanstop.prove.bad_samples import atoms_for, healthy_rows, without
 from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.exact_update import fault_of_update
 from nanstop.prove.failing_step import FailingStep, Following
-from nanstop.records import Atom, FailureKey, Outcome, Reference, Trial
+from nanstop.prove.form_evidence import (
+    are_forms,
+    next_form,
+    values_unchanged,
+    window_unchanged,
+    windows_before,
+)
+from nanstop.records import Atom, FailureKey, Localization, Outcome, Reference, Trial
 from nanstop.records.formats import EPSILON
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
-from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
 from nanstop.replay.rerun import Attempt
@@ -43,7 +49,7 @@ _FEWEST_UPDATES, _MOST_UPDATES = 4, 20
 more of them as long as there is time.
 """
 _RUNS_AWAY = 10.0
-"""A loss has run away that exceeds the first by this many times its size, or by this much."""
+"""A loss has run away that exceeds the first by this many times its size, or this much."""
 _MAX_OTHERS = 3
 _BEFORE = "the windows before"
 _DTYPE_CLASH = re.compile(r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.I)
@@ -68,6 +74,7 @@ class Trials:
         self._key = key
         self._seconds, self._clock = seconds, clock
         self._exact = ExactRuns(failing)
+        self._places: dict[frozenset[Atom], Localization] = {}
 
     def reference(self) -> Reference:
         """Return the exact run of the failing micro-batch, and how near to it a cure must come.
@@ -124,11 +131,8 @@ class Trials:
         """Return how far the last micro-batches of the windows before are from float32, with the
         weights of today.
         """
-        found = []
-        for step in self._failing.before[-_MAX_OTHERS:]:
-            micro = len(step.batches) - 1
-            earlier = replace(self._failing, step=step, micro=micro, micros=(micro,), before=())
-            found.append(_own_gaps(ExactRuns(earlier), micro))
+        earlier = islice(windows_before(self._failing), _MAX_OTHERS)
+        found = (_own_gaps(ExactRuns(one), one.micro) for one in earlier)
         return [gaps for gaps in found if gaps is not None]
 
     def _gaps_of_rows(self) -> list[Gaps]:
@@ -181,10 +185,12 @@ class Trials:
     def extend(self, trial: Trial) -> tuple[Atom, ...] | None:
         """Return a larger set worth trying after ``trial`` failed elsewhere, or None.
 
-        An op that met mixed formats wants an outer autocast;
-        a failure in another module wants an island there.
+        An op that met mixed formats wants an outer autocast; a failure in another module wants an
+        island there, and one at another line, under a form, a form there.
         """
         held = trial.atoms
+        if are_forms(held):
+            return next_form(held, self._places.get(frozenset(held)))
         if _DTYPE_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
             return (*held, Atom(remedy="outer_autocast", value=_half_format(self._failing)))
         islands = [atom for atom in held if atom.remedy == "island"]
@@ -277,38 +283,32 @@ class Trials:
             return self._key
         with applied(self._view, atoms):
             place = localize(self._failing.step, micro, update=self._failing.update)
+        if place is not None:
+            self._places[frozenset(atoms)] = place
         return place.key if place else None
 
     @cached_property
     def _healthy_rows(self) -> tuple[int, ...] | None:
-        """The samples that do not fail by themselves; None where that is unknown."""
-        rows, bad = (
-            num_samples(self._failing.step.batches[self._failing.micro]),
-            bad_rows(self._failing),
-        )
-        if rows is None or bad is None:
-            return None
-        return tuple(row for row in range(rows) if row not in bad)
+        return healthy_rows(self._failing)
 
     def _rows_unchanged(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> bool | None:
         """Return whether healthy samples keep loss and gradient;
         None where float32 can judge, or nothing can.
 
-        What leaves a sample out is not held against numbers that hold it, of float64 neither. An
-        update's remedy that leaves forward and backward alone leaves every sample as it was.
+        What leaves a sample out is not held against numbers that hold it, of float64 neither; nor
+        is a form, where what float64 has there are other roundings next to a pole. An update's
+        remedy that leaves forward and backward alone leaves every sample as it was.
         """
         leaves_out = _has(atoms, "drop_sample")
         passes = not self._exact.of(micro).failed
-        is_judged = passes and not (leaves_out and self._exact.dtype is torch.float64)
+        by_rows = leaves_out or (are_forms(atoms) and bool(self._healthy_rows))
+        is_judged = passes and not (by_rows and self._exact.dtype is torch.float64)
         if is_judged or micro != self._failing.micro:
             return None
         if self._failing.update:
-            plain = self._exact.attempt(micro, without_update=True, under=nullcontext)
-            return agree(plain, run)
-        healthy = self._healthy_rows
-        if not healthy:
-            others = self._others_unchanged(atoms) if healthy is not None else None
-            return self._values_unchanged(atoms) if others is None else others
+            return agree(self._exact.attempt(micro, without_update=True, under=nullcontext), run)
+        if not self._healthy_rows:
+            return self._unchanged_elsewhere(atoms)
         only_healthy = self._without_bad_rows(micro)
         if leaves_out:
             plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
@@ -316,24 +316,17 @@ class Trials:
         under = partial(applied, self._view, atoms)
         return self._exact.is_unchanged(micro, under, only_healthy)
 
-    def _others_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
-        """Return what a healthy micro-batch of the window says where every sample of the failing
-        one fails.
+    def _unchanged_elsewhere(self, atoms: tuple[Atom, ...]) -> bool | None:
+        """Return what is known of a cure where no sample of the failing micro-batch is healthy: by
+        another one of the window, by the values that guards leave alone, or by the window before.
         """
-        if not self._others:
-            return None
-        return self._exact.is_unchanged(self._others[0], partial(applied, self._view, atoms))
-
-    def _values_unchanged(self, atoms: tuple[Atom, ...]) -> bool | None:
-        """Return whether guards leave alone what has a value and a derivative, where samples
-        cannot be told apart; None of other remedies, and where nothing has one.
-        """
-        guards = [atom for atom in atoms if atom.remedy == "form"]
-        if len(guards) != 1 or len(atoms) != 1:
-            return None
-        with compared(guards[0]) as found:
-            self._failing.attempt(under=nullcontext)
-        return found.unchanged
+        under = partial(applied, self._view, atoms)
+        if self._others and self._healthy_rows is not None:
+            return self._exact.is_unchanged(self._others[0], under)
+        unchanged = values_unchanged(self._failing, atoms)
+        if unchanged is None and are_forms(atoms):
+            return window_unchanged(self._failing, under)
+        return unchanged
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was;

@@ -34,7 +34,8 @@ def announcer(folder: Path) -> Callable[[News], None]:
         elif isinstance(news, Diagnosis):
             shown = terminal.render_finding(news, stream=sys.stderr)
         else:
-            shown = f"nanstop: {end_line(news) if isinstance(news, RunEnd) else news}\n"
+            said = end_line(news) if isinstance(news, RunEnd) else news
+            shown = terminal.render_note(f"nanstop: {said}", stream=sys.stderr)
         sys.stderr.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stderr.flush()
 

@@ -96,7 +96,7 @@ def change_for(report: Report, read: Read) -> Change:
     if islands:
         work.islands(islands)
     work.words += [said(atom, report) for atom in atoms if atom.remedy == "fp32_logits"]
-    return replace(work.made(), atoms=atoms)
+    return replace(work.made(), atoms=tuple(work.taken.get(one, one) for one in atoms))
 
 
 class _Work:
@@ -108,6 +108,8 @@ class _Work:
         self.edits: dict[str, list[Edit]] = {}
         self.words: list[str] = []
         self.stale: list[str] = []
+        self.taken: dict[Atom, Atom] = {}
+        """Forms of the cure, and what is typed for them."""
 
     def form(self, atom: Atom) -> None:
         file, _, number = atom.target.rpartition(":")
@@ -117,11 +119,24 @@ class _Work:
         if source is not None and not self._is_current(source, event, file, line):
             self.stale.append(f"{file}:{line}")
             return
-        edits = form_edits(source, line, atom, event) if source is not None else ()
-        if edits:
-            self.edits.setdefault(file, []).extend(edits)
-        else:
-            self.words.append(said(atom, self.report))
+        if event is not None and event.source is not None and event.source.line != line:
+            event = None  # what fails at this line, once the other one passes, is not recorded
+        forms = (atom, *self._others_at(atom))
+        found = ((one, form_edits(source, line, one, event)) for one in forms if source is not None)
+        taken = next(((one, edits) for one, edits in found if edits), None)
+        if taken is not None:
+            self.taken[atom] = taken[0]
+            self.edits.setdefault(file, []).extend(taken[1])
+            return
+        self.words.append(said(atom, self.report))
+
+    def _others_at(self, atom: Atom) -> list[Atom]:
+        """Return the other forms of a line that passed: the numbers that a stable form is made of
+        may come from another function.
+        """
+        proof = self.report.proof
+        sets = [one.atoms for one in proof.alternatives] if proof is not None else []
+        return [one[0] for one in sets if len(one) == 1 and _is_form_at(one[0], atom.target)]
 
     def argument(self, atom: Atom) -> None:
         settings = settings_of(atom, self.facts)
@@ -199,6 +214,10 @@ class _Work:
         return Change(files=good, words=tuple(self.words), stale=tuple(self.stale))
 
 
+def _is_form_at(atom: Atom, target: str) -> bool:
+    return atom.remedy in FORMS and atom.target == target
+
+
 def _is_readable(change: FileChange) -> bool:
     """Return whether a file is still Python after its change: what is not is never shown."""
     try:
@@ -215,21 +234,23 @@ def event_of(report: Report) -> OpEvent | None:
 def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> tuple[Edit, ...]:
     """Return the edits that put a stable or a guarded form at a line; empty where none is known.
 
+    An exponential of one line is stable in what a later one makes of it: its logarithm, a share.
     ``event``: the failing operation, for its name, its format and what its operands are.
     """
     statement = source.statement_at(line)
     if statement is None:
         return ()
-    draft = Draft(source, statement, dtype=_format(event), counted=_divides_by_count(event))
-    draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
-    try:
-        if atom.remedy == "stable_form":
-            done = rewrite_in_log_space(draft)
-        else:
-            done = rewrite_guarded(draft, _name(event))
-        return draft.finished() if done else ()
-    except NotKnownError:
-        return ()
+    stable = atom.remedy == "stable_form"
+    for place in (statement, *(source.readers_of(statement) if stable else ())):
+        draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
+        draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
+        try:
+            done = rewrite_in_log_space(draft) if stable else rewrite_guarded(draft, _name(event))
+            if done:
+                return draft.finished()
+        except NotKnownError:
+            continue
+    return ()
 
 
 def _format(event: OpEvent | None) -> str:

@@ -12,6 +12,7 @@ from nanstop.rewrite.operations import Operation, is_cheap, number_of, operation
 from nanstop.rewrite.source import expressions_of
 
 _EDGE = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "1e-12"}
+_SPACING = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "2e-16"}
 _INTEGERS = frozenset({"len", "int", "max", "min"})
 _INTEGER_METHODS = frozenset({"numel", "size", "item", "dim", "__len__"})
 _HARMLESS = {"log": "1", "log2": "1", "log10": "1", "sqrt": "1", "rsqrt": "1", "pow": "1"}
@@ -116,6 +117,13 @@ def _root(draft: Draft, found: Operation) -> str | None:
     return _clamped(draft, found)
 
 
+def _log_of_more(draft: Draft, found: Operation) -> str:
+    """Kept off -1: the gradient there is 0."""
+    edge = _SPACING.get(draft.dtype, "1e-7")
+    operand = draft.source.operand(found.operand)
+    return _with_operand(draft, found, 0, f"{operand}.clamp(min=-1 + {edge})")
+
+
 def _edged(draft: Draft, found: Operation) -> str:
     edge = _EDGE.get(draft.dtype, "1e-6")
     operand = draft.source.operand(found.operand)
@@ -169,6 +177,14 @@ def _normalized(draft: Draft, found: Operation) -> str | None:
     if spelled is None:
         return None
     return f"{spelled}({draft.source.segment(value)}, dim={draft.source.segment(dim)})"
+
+
+def _held_eps(draft: Draft, found: Operation) -> str | None:
+    """Return the call with an eps that float16 holds, which the usual one is not."""
+    if draft.dtype != "float16" or found.argument(4, "eps") is not None or found.made_by:
+        return None
+    text = draft.source.segment(found.node)
+    return f"{text[:-1].rstrip().rstrip(',')}, eps=1e-4)"
 
 
 def _mean(draft: Draft, found: Operation) -> str | None:
@@ -253,6 +269,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "log": _clamped,
     "log2": _clamped,
     "log10": _clamped,
+    "log1p": _log_of_more,
     "sqrt": _clamped,
     "rsqrt": _clamped,
     "pow": _root,
@@ -267,6 +284,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "cross_entropy": _cross_entropy,
     "nll_loss": _cross_entropy,
     "ctc_loss": _ctc,
+    "normalize": _held_eps,
 }
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "_softmax": ("softmax",),
@@ -275,6 +293,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "nll_loss_forward": ("cross_entropy", "nll_loss"),
     "nll_loss2d_forward": ("cross_entropy", "nll_loss"),
     "_ctc_loss": ("ctc_loss",),
+    "div": ("div", "normalize"),
     "true_divide": ("div",),
     "reciprocal": ("div", "reciprocal"),
     "sqrt": ("sqrt", "pow"),

@@ -184,6 +184,17 @@ class Source:
             node = self.parents[node]
             yield node
 
+    def readers_of(self, statement: ast.stmt) -> Iterator[ast.stmt]:
+        """Yield the statements after one, of the same block, that read what it binds, or what they
+        make of it.
+        """
+        names, after = _bound(statement), False
+        for other in _block_of(self.parents[statement], statement):
+            if after and names & {n.id for n in ast.walk(other) if isinstance(n, ast.Name)}:
+                yield other
+                names |= _bound(other)
+            after = after or other is statement
+
     def fresh(self, name: str) -> str:
         """Return a name that the file does not use yet."""
         number, found = 1, name
@@ -191,6 +202,16 @@ class Source:
             number += 1
             found = f"{name}{number}"
         return found
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    nodes = ast.walk(statement)
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _block_of(parent: ast.AST, statement: ast.stmt) -> list[ast.stmt]:
+    blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+    return next((one for one in blocks if isinstance(one, list) and statement in one), [])
 
 
 def expressions_of(statement: ast.stmt) -> Iterator[ast.expr]:

@@ -32,12 +32,19 @@ BROKEN = {
     "log softmax": (lambda x: F.log_softmax(x, -1).masked_fill(x == -torch.inf, 0.0), SCORES),
     "mean of nothing": (lambda x: x[x > 99.0].mean(), ROWS),
     "deviation of one": (lambda x: x[:, :1].std(1), ROWS),
+    "log of more": (lambda x: torch.log1p(-x / 4.0), ROWS),
+    "a count of Python's": (lambda x: x.sum(1) / 0, ROWS),
+    "a vector of zeros in half": (lambda x: F.normalize(x.half(), dim=-1).float(), ROWS),
     "labels": (lambda x: F.cross_entropy(x, torch.tensor([-100, -100])), ROWS),
     "class weights": (
         lambda x: F.cross_entropy(x, torch.tensor([0, 0]), weight=torch.tensor([0.0, 1.0, 1.0])),
         ROWS,
     ),
 }
+
+
+ALWAYS = {"mean of nothing", "deviation of one", "a count of Python's"}
+"""What has no value whatever is read."""
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -55,7 +62,7 @@ def test_value_and_derivative_are_finite(name):
     torch.testing.assert_close(guarded[known], plain[known], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", sorted(set(BROKEN) - {"mean of nothing", "deviation of one"}))
+@pytest.mark.parametrize("name", sorted(set(BROKEN) - ALWAYS))
 def test_where_all_is_well_nothing_changes(name):
     compute, _ = BROKEN[name]
     inputs = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 0.3]])
@@ -64,6 +71,15 @@ def test_where_all_is_well_nothing_changes(name):
     known, known_gradient = plain.isfinite(), plain_gradient.isfinite()
     assert torch.equal(guarded[known], plain[known])
     torch.testing.assert_close(gradient[known_gradient], plain_gradient[known_gradient])
+
+
+def test_only_from_the_edge_on_is_an_arc_flat():
+    near = torch.tensor([[1 - 2**-24, 1.0, -1.0, 0.5]])
+    plain, (slope,) = graded(torch.acos, near)
+    guarded, (gradient,) = guard(lambda x: torch.acos(x), near)
+    assert torch.equal(guarded, plain)
+    assert torch.equal(gradient[0, [0, 3]], slope[0, [0, 3]])
+    assert not gradient[0, 1:3].any()
 
 
 def test_attention_of_a_hidden_row_is_0():
@@ -98,7 +114,7 @@ def test_an_eps_that_the_format_cannot_hold():
     guarded, (gradient,) = guard(lambda x: F.normalize(x, dim=-1), ROWS.half())
     assert guarded.isfinite().all()
     assert gradient.isfinite().all()
-    assert torch.equal(guarded[0], F.normalize(ROWS[0], dim=0).half())
+    assert torch.equal(guarded[0], F.normalize(ROWS[0].half(), dim=0))
 
 
 def test_another_line_is_computed_as_it_stands():

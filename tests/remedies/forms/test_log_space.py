@@ -52,6 +52,10 @@ SAME = {
     "plus eps": lambda x: torch.log(x.softmax(-1) + 1e-4),
     "cast": lambda x: x.float().softmax(-1).to(x.dtype).log(),
     "power": lambda x: x.softmax(-1).sqrt().log(),
+    "sigmoid by hand": lambda x: 1 / (1 + torch.exp(-x)),
+    "inverse": lambda x: (1 + x.exp()).reciprocal(),
+    "weighted": lambda x: (x.softmax(-1) * (1 + x.detach().square())).sum(-1).log(),
+    "masked": lambda x: (x.exp() * (x.detach() <= x.detach().mean())).sum().log(),
 }
 
 

@@ -67,7 +67,7 @@ def _said(report: Report, change: Change, incident: Path, status: Status, undo: 
         incident=_short(incident),
         status=status,
         cure=describe(change.atoms),
-        proof=report.proof.verdict if report.proof is not None else "not tried",
+        proof=_proof(report, change),
         allow=tuple(dict.fromkeys(changing)),
         supervised=command is not None and command.supervised,
         files=tuple(
@@ -80,6 +80,13 @@ def _said(report: Report, change: Change, incident: Path, status: Status, undo: 
         words=() if done else change.words,
         undo=undo,
     )
+
+
+def _proof(report: Report, change: Change) -> str:
+    """Return how far what is typed was tried: another form than the cure's passed, no more."""
+    if report.proof is None:
+        return "not tried"
+    return report.proof.verdict if change.atoms == report.proof.minimal else "plausible"
 
 
 def is_own(file: str) -> bool:

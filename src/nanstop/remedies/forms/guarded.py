@@ -9,6 +9,7 @@ derivative is multiplied by 0 (the inner ``where``, https://github.com/tensorflo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,10 +44,11 @@ def _replaced(call: Call, bad: Tensor, harmless: float, value: float) -> Tensor 
 
 
 def _quotient(call: Call) -> Tensor | None:
-    below = call.argument(1, "other")
-    if not isinstance(below, Tensor) or call.kwargs.get("rounding_mode"):
+    above, below = call.argument(0, "input"), call.argument(1, "other")
+    if call.kwargs.get("rounding_mode") or (not isinstance(below, Tensor) and below != 0):
         return None
-    above = call.argument(0, "input")
+    if not isinstance(below, Tensor):  # a number of Python's that is 0
+        return above * 0.0 if isinstance(above, Tensor) and above.isfinite().all() else None
     quotient = above / torch.where(below == 0, torch.ones_like(below), below)
     return torch.where((below == 0) & (above != 0), torch.zeros_like(quotient), quotient)
 
@@ -83,18 +85,29 @@ def _logarithm(call: Call) -> Tensor | None:
     return _replaced(call, read == 0, 1.0, value)
 
 
+def _log_of_more(call: Call) -> Tensor | None:
+    """Return log(1 + x) with that of the spacing at 1 for x = -1."""
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    value = math.log(torch.finfo(read.dtype).eps)
+    return _replaced(call, read == -1, 0.0, value)
+
+
 def _within(low: float, high: float) -> Callable[[Call], Tensor | None]:
-    """Return what keeps an inverse function's argument off the edges, where it is vertical."""
+    """Return what gives an inverse function no slope from its edges on, where it is vertical."""
 
     def guard(call: Call) -> Tensor | None:
         read = call.read
         if read is None or not read.is_floating_point():
             return None
-        eps = torch.finfo(read.dtype).eps
-        result = call.function(read.clamp(low + eps, high - eps), *call.args[1:], **call.kwargs)
-        at_edge = call.function(read.detach().clamp(low, high), *call.args[1:], **call.kwargs)
-        moved = at_edge.isfinite() & (at_edge != result)
-        return torch.where(moved, at_edge, result)
+        outside = (read <= low) | (read >= high)
+        inner = torch.where(outside, torch.zeros_like(read), read)
+        result = call.function(inner, *call.args[1:], **call.kwargs)
+        ends, eps = read.detach().clamp(low, high), torch.finfo(read.dtype).eps
+        at_edge = call.function(ends, *call.args[1:], **call.kwargs)
+        within = call.function(ends.clamp(low + eps, high - eps), *call.args[1:], **call.kwargs)
+        return torch.where(outside, torch.where(at_edge.isfinite(), at_edge, within), result)
 
     return guard
 
@@ -149,15 +162,12 @@ def _deviation(call: Call) -> Tensor | None:
 
 
 def _norm(call: Call) -> Tensor | None:
-    """Return x / |x|, 0 where that is 0, whatever eps the format cannot hold."""
-    read, p = call.read, call.argument(1, "p", 2.0)
-    dim = call.argument(2, "dim", 1)
+    """Return x / |x|, 0 where x is 0, whatever eps the format cannot hold."""
+    read, dim = call.read, call.argument(2, "dim", 1)
     if read is None or not read.is_floating_point():
         return None
-    length = torch.linalg.vector_norm(read.float(), p, dim, keepdim=True)
-    longer = length.clamp(min=float(call.argument(3, "eps", 1e-12)))
-    safe = torch.where(length == 0, torch.ones_like(length), longer)
-    return (read.float() / safe).to(read.dtype)
+    nothing = (read == 0).all(dim, keepdim=True).expand_as(read)
+    return _replaced(call, nothing, 1.0, 0.0)
 
 
 def _labelled(call: Call) -> Tensor | None:
@@ -203,6 +213,7 @@ _GUARDS: Mapping[str, Callable[[Call], Tensor | None]] = {
     "sqrt": _root,
     "pow": _power,
     **dict.fromkeys(("log", "log2", "log10"), _logarithm),
+    "log1p": _log_of_more,
     **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0)),
     "softmax": _softmax,
     "log_softmax": _softmax,

@@ -25,6 +25,8 @@ from nanstop.numerics.tensors import version
 from nanstop.remedies.forms.calls import Call
 
 Log = Callable[[], Tensor]
+_MOST_LOOKED_AT = 2**20
+"""Elements of a tensor whose sign is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,20 @@ def _operand(call: Call, place: int, shadows: list[Shadow | None]) -> Log | floa
     if shadow is not None:
         return shadow.log
     value = call.argument(place, "other")
+    if isinstance(value, Tensor) and any(shadows) and _is_positive(value):
+        return lambda: torch.log(value)
     is_constant = isinstance(value, int | float) and not isinstance(value, bool)
     return math.log(value) if is_constant and value > 0 else None
+
+
+def _is_positive(value: Tensor) -> bool:
+    """Return whether a tensor has a logarithm throughout: of what no gradient is asked of, 0 has.
+    Synchronises the device.
+    """
+    has_sign = value.is_floating_point() or value.dtype is torch.bool
+    if not has_sign or value.numel() > _MOST_LOOKED_AT:
+        return False
+    return bool((value > 0 if value.requires_grad else value >= 0).all())
 
 
 def _value(log: Log | float) -> Any:
@@ -270,8 +284,11 @@ def _log1p(_: Call, shadows: list[Shadow | None]) -> Tensor | None:
 
 
 def _quotient(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
+    """Return a quotient or product of exponentials, and one over such a number."""
     shadow = _FOLLOWED[call.name](call, shadows)
-    return None if shadow is None or None in shadows else shadow.log().exp()
+    is_share = call.name == "div" and isinstance(call.argument(0, "input"), int | float)
+    needed = shadows[1:] if is_share else shadows
+    return None if shadow is None or None in needed else shadow.log().exp()
 
 
 def _cross_entropy(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
@@ -319,5 +336,6 @@ _ANSWERED: Mapping[str, Callable[..., Tensor | None]] = {
     "log1p": _log1p,
     "div": _quotient,
     "mul": _quotient,
+    "reciprocal": _quotient,
     "binary_cross_entropy": _cross_entropy,
 }

@@ -6,6 +6,7 @@ A block is one logical line; ``report.text`` and ``report.html.notebook`` wrap a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nanstop.diagnose.evidence.reading import bad_counts, counted, number
@@ -32,6 +33,21 @@ MAX_POSITIONS = 4
 MAX_UNTRIED = 3
 MAX_SOURCE = 100
 MAX_ROWS = 16
+
+
+DONE: Mapping[str, str] = {
+    "continue": "nothing changed",
+    "observe": "nothing changed",
+    "redo": "the step was run again",
+    "adopt": "the cure stays on",
+    "rollback": "went back to good weights",
+    "quarantine": "data left out",
+    "skip": "update left out",
+    "stop": "training stopped",
+}
+"""What was done about a failure, in a word or two."""
+_SAID = {"skip": "this update was left out", "stop": "training stops"}
+_SAID |= {"observe": "nothing was changed", "continue": "nothing was changed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +193,7 @@ def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
         done = report.audit[-1]
         reason = f": {done.action.reason}" if done.action.reason else ""
         outcome = f"; {done.outcome}" if done.outcome.startswith("failed") else ""
-        texts.append(f"action: {done.action.kind}{reason}{outcome}")
+        texts.append(f"{_SAID.get(done.action.kind, 'done')}{reason}{outcome}")
     return tuple(Block("evidence", "  = ", (text,)) for text in texts if text)
 
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanstop.records import Report
-from nanstop.records.remedies import remedy_of
+from nanstop.records.remedies import describe, remedy_of
 from nanstop.report.text.blocks import Block
-from nanstop.rewrite.change import change_for
+from nanstop.rewrite.change import change_for, cure_of
 from nanstop.rewrite.files import read
 
 MAX_LINES = 2
@@ -34,7 +34,9 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     folder = str(Path(record).parent) if record else ""
     place = f"{Path(change.files[0].file).name}:{line}"
     pointer = f"`nanstop fix{f' {folder}' if folder else ''}`"
-    return (Block("help", "in code: ", (place, *lines[-MAX_LINES:], f"[{pointer}]")),)
+    other = change.atoms != cure_of(report)
+    form = (f"(the form that can be typed here: {describe(change.atoms)})",) if other else ()
+    return (Block("help", "in code: ", (place, *lines[-MAX_LINES:], *form, f"[{pointer}]")),)
 
 
 def _allowed(report: Report) -> tuple[Block, ...]:

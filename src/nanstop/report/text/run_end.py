@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nanstop.diagnose.evidence.reading import counted
 from nanstop.records import Atom, Diagnosis, Report
 from nanstop.records.remedies import describe
-from nanstop.report.text.blocks import REASSURING
+from nanstop.report.text.blocks import DONE, REASSURING
 
 _MAX_NAMED = 3
 _SAID_AGAIN = 10
@@ -62,7 +62,7 @@ def said_again(report: Report, times: int) -> str:
     best = report.diagnoses[0] if report.diagnoses else None
     what = f"{best.code} {best.title}" if best is not None else "the same failure"
     done = report.audit[-1].action
-    return f"{report.incident.id}: {what}: {times} times by now; action: {done.kind}"
+    return f"{report.incident.id}: {what}: {times} times by now; {DONE[done.kind]}"
 
 
 def _met(run: RunEnd) -> str:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import Report
+from nanstop.report.text.blocks import DONE
 from nanstop.store.summary import FindingRow, Summary
 
 _ENDS = {"clean": "ended well", "stopped": "stopped by nanstop", "signal": "killed by a signal"}
@@ -65,7 +66,7 @@ def _incident(report: Report) -> str:
     best = report.diagnoses[0] if report.diagnoses else None
     code, title = (best.code, best.title) if best is not None else ("NS000", "not diagnosed")
     times = f", {report.count} times" if report.count > 1 else ""
-    done = f"  action: {report.audit[-1].action.kind}" if report.audit else ""
+    done = f"  {DONE[report.audit[-1].action.kind]}" if report.audit else ""
     step = report.incident.at.step
     return f"  {report.incident.id}  error[{code}] {title}  first at step {step}{times}{done}"
 

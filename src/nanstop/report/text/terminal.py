@@ -12,7 +12,13 @@ from typing import TextIO
 from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import Diagnosis, Report
 from nanstop.records.remedies import describe
-from nanstop.report.text.blocks import Block, finding_blocks, finding_label, incident_blocks
+from nanstop.report.text.blocks import (
+    DONE,
+    Block,
+    finding_blocks,
+    finding_label,
+    incident_blocks,
+)
 from nanstop.report.text.in_code import code_blocks
 
 STYLES: tuple[tuple[str, str], ...] = (
@@ -55,6 +61,13 @@ def render_finding(
     return _text(finding_blocks(diagnosis), width, color, stream)
 
 
+def render_note(
+    text: str, *, width: int | None = None, color: bool | None = None, stream: TextIO | None = None
+) -> str:
+    """Return a line that a run says beside its reports, wrapped between words. As ``render``."""
+    return _text([Block("note", "", (text,))], width, color, stream)
+
+
 def render_summary(
     reports: Sequence[Report],
     findings: Sequence[Diagnosis] = (),
@@ -86,7 +99,7 @@ def _incident_line(report: Report) -> Block:
     if proof is not None and proof.minimal:
         cells.append(f"{describe(proof.minimal)} [{proof.verdict}]")
     if report.audit:
-        cells.append(f"action: {report.audit[-1].action.kind}")
+        cells.append(DONE[report.audit[-1].action.kind])
     return Block("summary", "  ", tuple(cells), gap="  ")
 
 

@@ -1,0 +1,1 @@
+"""`nanstop replay`: an incident met again, with the script as it is now."""

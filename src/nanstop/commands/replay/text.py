@@ -1,0 +1,36 @@
+"""What `nanstop replay` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nanstop.commands.replay.result import Replayed
+from nanstop.report.text.terminal import render
+
+
+def text(found: Replayed) -> str:
+    """Return the failure that was met, and in a last line what that says of the incident."""
+    shown = [render(found.report)] if found.report is not None else []
+    return "\n".join([*shown, *_lines(found)])
+
+
+def _lines(found: Replayed) -> Iterator[str]:
+    yield from notes(found)
+    if found.met == "same":
+        at = found.report.incident.at.step if found.report is not None else found.step
+        yield f"{found.incident}: the script still fails as it did, at step {at}"
+    elif found.met == "other":
+        yield f"{found.incident}: the script does not fail as it did, but otherwise: see above"
+    else:
+        yield f"{found.incident}: step {found.step} passes now, nothing fails"
+        yield f"help: whether it holds: `nanstop prove {found.incident} SCRIPT`"
+
+
+def notes(found: Replayed) -> Iterator[str]:
+    """Yield what makes the two runs different ones."""
+    one = found.differs
+    if one is not None:
+        yield (
+            f"note: the run is another one before that: at step {one.step} the loss is "
+            f"{one.now:.4g}, it was {one.before:.4g}"
+        )

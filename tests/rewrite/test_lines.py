@@ -1,0 +1,39 @@
+"""Forms whose change belongs to another line than the one that failed."""
+
+from nanstop.records import Atom
+from nanstop.rewrite.change import form_edits
+from nanstop.rewrite.source import Source, edited
+
+BODY = """
+import torch
+
+
+def loss(x):
+    above = torch.exp(x)
+    below = torch.exp(x + 1).sum(dim=-1, keepdim=True)
+    other = x.mean()
+    print(other)
+    return -torch.log(above / below)
+"""
+
+
+def rewritten(line, remedy="stable_form", value="log_space"):
+    atom = Atom(remedy=remedy, target=f"train.py:{line}", value=value)
+    return edited(BODY, form_edits(Source(BODY), line, atom, None))
+
+
+def test_an_exponential_is_made_stable_where_its_logarithm_is_taken():
+    text = rewritten(6)
+    assert "    above = torch.exp(x)\n" in text
+    assert "return -(x - torch.logsumexp(" in text
+
+
+def test_a_line_that_nothing_reads_stays():
+    assert rewritten(8) == BODY
+
+
+def test_every_operation_of_a_line_is_guarded_where_none_is_named():
+    text = BODY.replace("x.mean()", "torch.sqrt(x.sum())")
+    atom = Atom(remedy="form", target="train.py:8", value="guarded")
+    changed = edited(text, form_edits(Source(text), 8, atom, None))
+    assert "torch.sqrt(x.sum().clamp(min=1.2e-38))" in changed

@@ -19,6 +19,14 @@ def read(file: str) -> str | None:
         return None
 
 
+def is_of_project(file: str) -> bool:
+    """Return whether a file lies below the working folder, and not in an environment there."""
+    path, here = Path(file).resolve(), Path.cwd().resolve()
+    if not path.is_relative_to(here):
+        return False
+    return not {"site-packages", "dist-packages"} & set(path.relative_to(here).parts)
+
+
 def encoding_of(data: bytes) -> str:
     """Return the encoding that a file of Python declares, UTF-8 where it declares none.
 

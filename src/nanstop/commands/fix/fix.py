@@ -14,7 +14,7 @@ from nanstop.errors import NanstopError
 from nanstop.records import Report
 from nanstop.records.remedies import describe, remedy_of
 from nanstop.rewrite.change import Change, FileChange, change_for, unified
-from nanstop.rewrite.files import encoding_of, read
+from nanstop.rewrite.files import encoding_of, is_of_project, read
 from nanstop.rewrite.override import override
 from nanstop.session.factory import incident_folder
 from nanstop.store.files import write_whole
@@ -91,9 +91,7 @@ def _proof(report: Report, change: Change) -> str:
 
 def is_own(file: str) -> bool:
     """Return whether a file is of the user's project: below the working folder, no library's."""
-    path = Path(file).resolve()
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return path.is_relative_to(Path.cwd().resolve()) and not installed and not is_library(str(path))
+    return is_of_project(file) and not is_library(str(Path(file).resolve()))
 
 
 def _write(change: FileChange) -> None:

@@ -17,7 +17,7 @@ from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.text.blocks import Block, incident_blocks
 from nanstop.report.text.in_code import code_blocks
 from nanstop.rewrite.change import Change, change_for, unified
-from nanstop.rewrite.files import read
+from nanstop.rewrite.files import is_of_project, read
 
 MOST_ROWS = 60
 Rows = tuple[tuple[str, ...], ...]
@@ -85,10 +85,8 @@ def _own_diffs(change: Change) -> Iterator[tuple[str, str]]:
     """Yield name and diff of each changed file below the working folder that is no library's."""
     here = Path.cwd().resolve()
     for one in change.files:
-        path = Path(one.file).resolve()
-        installed = {"site-packages", "dist-packages"} & set(path.parts)
-        if path.is_relative_to(here) and not installed:
-            name = path.relative_to(here).as_posix()
+        if is_of_project(one.file):
+            name = Path(one.file).resolve().relative_to(here).as_posix()
             yield name, unified(one, name)
 
 

@@ -14,13 +14,7 @@ from nanstop.records import Atom, Localization
 from nanstop.remedies.forms.mode import compared
 from nanstop.replay.conditions import Under
 
-FORMS = ("stable_form", "form")
 _MOST_LINES = 3
-
-
-def are_forms(atoms: tuple[Atom, ...]) -> bool:
-    """Return whether a cure is nothing but other forms of lines."""
-    return bool(atoms) and all(atom.remedy in FORMS for atom in atoms)
 
 
 def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:

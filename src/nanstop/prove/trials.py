@@ -23,7 +23,6 @@ from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.exact_update import fault_of_update
 from nanstop.prove.failing_step import FailingStep, Following
 from nanstop.prove.form_evidence import (
-    are_forms,
     next_form,
     values_unchanged,
     window_unchanged,
@@ -31,6 +30,7 @@ from nanstop.prove.form_evidence import (
 )
 from nanstop.records import Atom, FailureKey, Localization, Outcome, Reference, Trial
 from nanstop.records.formats import EPSILON
+from nanstop.records.remedies import are_forms
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.precision import reference

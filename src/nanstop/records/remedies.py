@@ -91,9 +91,16 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 )
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
+FORMS = ("stable_form", "form")
+"""Remedies that write a failing line in another way."""
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
+
+
+def are_forms(atoms: tuple[Atom, ...]) -> bool:
+    """Return whether a cure is nothing but other forms of lines."""
+    return bool(atoms) and all(atom.remedy in FORMS for atom in atoms)
 
 
 def remedy_of(atom: Atom) -> RemedyInfo:
@@ -155,7 +162,7 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
         named = _samples(targets)
     elif remedy == "drop_micro":
         named = list(targets)
-    elif remedy in ("stable_form", "form"):
+    elif remedy in FORMS:
         named = [f"`{PurePath(target).name}`" for target in targets]
     else:
         named = [f"`{target}`" if target else "the whole model" for target in targets]

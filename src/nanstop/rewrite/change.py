@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nanstop.records import Atom, OpEvent, Report, RunFacts
+from nanstop.records.remedies import FORMS
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.draft import Draft, NotKnownError
@@ -19,8 +20,6 @@ from nanstop.rewrite.words import said
 
 Read = Callable[[str], str | None]
 """Return the text of a file with its line ends; None where it cannot be read as text."""
-
-FORMS = ("stable_form", "form")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
+from nanstop.records.remedies import FORMS
 from nanstop.rewrite.arguments import Settings, literal
 from nanstop.rewrite.island import island_lines
 
@@ -61,7 +62,7 @@ def said(
         head = Atom(remedy="island", value="float32")
         code = "\n".join(island_lines((head,), "model.get_output_embeddings()", device))
         return f"after the model is made:\n{code}"
-    if atom.remedy in ("stable_form", "form"):
+    if atom.remedy in FORMS:
         return _form(atom, report)
     if settings:
         return _settings(settings, report)

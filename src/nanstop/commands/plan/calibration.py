@@ -59,6 +59,7 @@ class CalibrationMicro:
     loss: Tensor | None = None
     rng: RngState = field(default_factory=note_rng)
     calls_script: bool = False
+    reduced: bool = False
 
     def obstacle(self) -> str:
         return ""

@@ -41,6 +41,7 @@ class EvaluationMicro:
     """
 
     calls_script = False
+    reduced = False
 
     def __init__(self, noted: _Noted, number: float) -> None:
         self.loss: Tensor | None = torch.tensor(number)

@@ -254,7 +254,9 @@ def _cut_off(facts: RunFacts) -> Reason | None:
         )
         why = "it is run without a graph" if path.cut_at else "the loss is another with other ones"
         advice = "look for detach, .data, item or no_grad, or leave them out of the optimizer"
-        return "likely", "a part is cut off", f"{cause}; {why}", f"{path.cut_at}  {advice}".strip()
+        # A tower that is run under no_grad on purpose is often in the optimizer all the same.
+        sure: Confidence = "possible" if path.cut_at else "likely"
+        return sure, "a part is cut off", f"{cause}; {why}", f"{path.cut_at}  {advice}".strip()
     if path.stuck:
         cause = f"{counted(len(path.stuck), 'tensor')} hold only zeros: {listed(path.stuck)}"
         return (

@@ -74,7 +74,10 @@ def test_mask_at_the_lowest_value_is_meant():
     scores = torch.full((4, 4), -100.0, dtype=torch.float16)
     assert is_masking("add", [scores, mask], [scores + mask])
     assert is_masking("add", [scores, mask + mask], [scores + mask + mask])
-    assert not is_masking("mul", [scores, mask], [scores + mask])
+    temperature = torch.tensor(0.5, dtype=torch.float16)
+    assert is_masking("div", [mask, temperature], [mask / temperature])
+    assert not is_masking("mul", [scores, scores], [-scores * scores * 100])
+    assert not is_masking("exp", [mask], [scores + mask])
 
 
 def test_mask_of_a_wider_format_is_meant():

@@ -14,7 +14,7 @@ import tiny
 from nanstop.detect import gauge
 from nanstop.session import looks
 
-SECONDS_A_STEP = 0.1
+SECONDS_A_STEP, SECONDS_A_GLANCE = 0.1, 2e-5
 
 
 @pytest.fixture(autouse=True)
@@ -80,16 +80,20 @@ class Run:
         self.model = model.half() if half else model
         self.autocast = not half
         self.folder = folder
-        self.step = 0
+        self.step = self.num_glances = 0
         self.gauges = []
         monkeypatch.setattr(looks, "Gauge", self._gauge)
 
     def _gauge(self, view, _clock):
-        """A gauge for which every step takes the same time:
+        """A gauge for which every step takes the same time, and every glance at the clock:
         when it looks is not the machine's affair.
         """
-        self.gauges.append(gauge.Gauge(view, lambda: self.step * SECONDS_A_STEP))
+        self.gauges.append(gauge.Gauge(view, self._clock))
         return self.gauges[-1]
+
+    def _clock(self):
+        self.num_glances += 1
+        return self.step * SECONDS_A_STEP + self.num_glances * SECONDS_A_GLANCE
 
     def headroom(self):
         """Bits by which the boosted output may grow."""

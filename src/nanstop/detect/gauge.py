@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -132,13 +132,19 @@ class Gauge:
         even = step - self._last_even >= LEAST_STEPS
         if self._num_looks < NUM_FIRST or (even and self._affords(EVEN_SHARE, partial=False)):
             first = not self._num_looks
-            return None if is_compiling() else ModuleRanges(self._view.root, inside=first)
+            return self._tapped(inside=first)
         if not self._growing:
             return None
         spacing = max(LEAST_STEPS, min(self._growing.values()) / LOOKS_AHEAD)
         if step - self._last < spacing or not self._affords(SHARE, partial=True):
             return None
-        return None if is_compiling() else ModuleRanges(self._view.root, self._growing)
+        return self._tapped(self._growing)
+
+    def _tapped(self, only: Collection[str] = (), *, inside: bool = False) -> ModuleRanges | None:
+        """Return a look at modules; None under a compiler, which follows no hooks."""
+        if is_compiling():
+            return None
+        return ModuleRanges(self._view.root, only, inside=inside, clock=self._clock)
 
     def _affords(self, share: float, *, partial: bool) -> bool:
         known = self._costs[partial] or self._costs[False]

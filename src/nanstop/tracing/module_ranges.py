@@ -12,7 +12,7 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,14 +50,20 @@ class ModuleRanges:
 
     ``only``: names of the modules that are measured, all by default. ``formats``: of all that the
     forward computed with a gradient, inside modules too, if that is asked for with ``inside``: a
-    hook sees only what modules read and put out. ``seconds``: what measuring took on the host.
-    Nothing is synchronised before ``read``.
+    hook sees only what modules read and put out. ``seconds``: what measuring took on the host, by
+    the ``clock``. Nothing is synchronised before ``read``.
     """
 
     def __init__(
-        self, root: nn.Module, only: Collection[str] = (), *, inside: bool = False
+        self,
+        root: nn.Module,
+        only: Collection[str] = (),
+        *,
+        inside: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = 0.0
+        self._clock = clock
         self.partial = bool(only)
         self.formats: frozenset[str] = frozenset()
         self._looks_inside = inside
@@ -108,7 +114,7 @@ class ModuleRanges:
         name = self._names.get(id(module))
         wanted = self._inside or torch.is_grad_enabled()
         if name is not None and wanted:
-            began = time.perf_counter()
+            began = self._clock()
             try:
                 with torch.no_grad(), by_torch_alone():
                     self._look(name, module, args, output)
@@ -116,7 +122,7 @@ class ModuleRanges:
                         self.formats = formats_behind(_tensors(output))
             except Exception:  # a value of a kind not foreseen must not end the run
                 self.detach()
-            self.seconds += time.perf_counter() - began
+            self.seconds += self._clock() - began
         if wanted and module is self._root:
             self.detach()
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import by_torch_alone, tensors, version
@@ -46,7 +47,8 @@ class GradientWrites(OwnMode):
         self._accounts = accounts
         self._is_shown = is_shown
         self._parameters: dict[int, Tensor] = {}
-        self._gradients: set[int] = set()
+        self._gradients: Any = WeakIdKeyDictionary()
+        """Held weakly: the next tensor may have the id of one that is gone."""
         self._alias: Tensor | None = None
         self._of_weight: tuple[Tensor, Tensor] | None = None
         self._made: deque[Tensor] = deque(maxlen=MOST_MADE)
@@ -60,7 +62,9 @@ class GradientWrites(OwnMode):
                 put_on(self)
                 parameters = self._accounts.watched()
                 self._parameters = {id(p): p for p in parameters}
-                self._gradients = {id(p.grad) for p in parameters if p.grad is not None}
+                self._gradients.clear()
+                for parameter in parameters:
+                    self._follow(parameter.grad)
 
     def stop(self) -> bool:
         """Watch no longer; return whether it was on."""
@@ -82,10 +86,10 @@ class GradientWrites(OwnMode):
         result = func(*args, **kwargs)
         with by_torch_alone():
             if func == _GRAD.__set__ and id(args[0]) in self._parameters:
-                self._gradients.add(id(args[1]))
+                self._follow(args[1])
                 self._changed()
             elif func == _GRAD.__get__ and id(args[0]) in self._parameters:
-                self._gradients.add(id(result))
+                self._follow(result)
             elif func in _ALIASES and held:
                 self._alias = result
             elif func in _ALIASES and weights:
@@ -151,6 +155,10 @@ class GradientWrites(OwnMode):
         self._accounts.guarded(self._accounts.changed)
         self._told(self._accounts.wrote)
 
+    def _follow(self, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            self._gradients[gradient] = None
+
     def _told(self, tell: Callable[[Any], None]) -> None:
         line = user_line()
         if line is not None and self._is_shown(line[0].co_filename):
@@ -166,7 +174,7 @@ class GradientWrites(OwnMode):
         return any(tensor is one for one in self._made)
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return tensor is self._alias or id(tensor) in self._gradients
+        return tensor is self._alias or tensor in self._gradients
 
 
 def _is_write(name: str) -> bool:

@@ -69,6 +69,24 @@ FAULTS = {
             num_updates=40,
         ),
     ),
+    "cleared in the window, and its memory used again": (
+        "NS306",
+        "p.grad = None",
+        loop(
+            """
+        for p in net.parameters():
+            p.grad = None
+        others = [torch.ones(2) for _ in range(100)]
+        sums = [other + 1 for other in others]
+        (loss_of(x) / 4).backward()
+        if step % 4 == 3:
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.add_(p.grad, alpha=-0.05)
+        """,
+            num_updates=40,
+        ),
+    ),
     "bound to a name": (
         "NS307",
         "p = p - 0.05 * p.grad",

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.measure.gradient_accounts import GradientAccounts
-from nanstop.numerics.tensors import by_torch_alone, tensors, version
+from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
@@ -108,7 +108,7 @@ class GradientWrites(OwnMode):
     def _before(self, name: str, given: list[Tensor], kwargs: Any) -> None:
         """Tell what is about to be added to a weight."""
         weight = self._weight(given[0])
-        if weight is None or not _is_write(name):
+        if weight is None or not is_in_place(name):
             return
         factor = _ADDS.get(name)
         if factor is not None:
@@ -134,7 +134,7 @@ class GradientWrites(OwnMode):
         """Return whether what is about to be written to is no weight and equal to one: asked in
         the first window alone. Synchronises the device.
         """
-        if not _is_write(name) or len(given) < 2:
+        if not is_in_place(name) or len(given) < 2:
             return False
         into = given[0]
         if any(into is copy for copy in self._copies):
@@ -175,7 +175,3 @@ class GradientWrites(OwnMode):
 
     def _is_known(self, tensor: Tensor) -> bool:
         return tensor is self._alias or tensor in self._gradients
-
-
-def _is_write(name: str) -> bool:
-    return name.startswith("__i") or (name.endswith("_") and not name.startswith("__"))

@@ -63,6 +63,16 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_OPERATORS += ("and", "or", "xor", "lshift", "rshift")
+_IN_PLACE = frozenset(("__setitem__", *(f"__i{name}__" for name in _OPERATORS)))
+
+
+def is_in_place(name: str) -> bool:
+    """Return whether a function of torch writes its first argument, by torch's rule for names."""
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
 def format_name(dtype: torch.dtype) -> str:
     """Return ``float16`` for ``torch.float16``."""
     return str(dtype).removeprefix("torch.")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nanstop.numerics.tensors import tensors
+from nanstop.numerics.tensors import is_in_place, tensors
 from nanstop.replay.untouched import TensorMemory, address, versions_kept
 
 _SET_DATA = cast("Any", Tensor).data.__set__
@@ -76,9 +76,8 @@ class Borrowed(TorchFunctionMode):
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Yield the tensors that a call writes, by torch's rule for names, or may write."""
-    name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    if in_place or name == "__setitem__" or func == _SET_DATA or kwargs.get("inplace"):
+    in_place = is_in_place(getattr(func, "__name__", ""))
+    if in_place or func == _SET_DATA or kwargs.get("inplace"):
         yield from tensors(args[:1] or kwargs)
     elif isinstance(func, FunctionType):
         for tensor in tensors((args, kwargs)):

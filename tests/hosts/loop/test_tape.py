@@ -92,6 +92,27 @@ def test_a_replay_is_bitwise(net, name):
     assert all(map(torch.equal, expected, gradients))
 
 
+@pytest.mark.parametrize("is_view", [False, True])
+def test_what_the_script_writes_over_later_is_played_as_it_was(net, is_view):
+    buffer = torch.randn(3, 4)
+    rows, target = buffer[:2] if is_view else buffer, torch.ones(4)
+
+    micro = taped(net, rows, lambda out: (out * target).square().sum())
+    later = Tape("cpu", lambda _: None)
+    later.on_write = micro.tape.keep
+    assert later.start()
+    target.fill_(7.0)
+    buffer.mul_(0.5)
+    buffer[0] = 3.0
+    later.stop()
+    expected = [p.grad.clone() for p in net.parameters()]
+    assert micro.obstacle() == ""
+    loss, gradients = replayed(net, micro)
+    assert torch.equal(loss, micro.loss)
+    assert all(map(torch.equal, expected, gradients))
+    assert torch.equal(target, torch.full((4,), 7.0))
+
+
 def test_gradients_set_to_none_between_forward_and_backward_are_no_ops_of_the_loss(net):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for parameter in net.parameters():

@@ -124,6 +124,12 @@ def test_how_a_script_ends_stays_its_own(folder, body, code, shown):
     assert "nanstop" not in err.replace(str(folder), "")
 
 
+def test_a_training_that_is_interrupted_dies_of_it(folder):
+    (folder / "stops.py").write_text(f"{LOOP}\nraise KeyboardInterrupt\n")
+    code, _, err, rows = run("stops.py", "bad")
+    assert (code, rows["exit"], len(rows["incidents"])) == (130, 130, 1), err
+
+
 @pytest.mark.slow
 def test_the_traceback_of_a_numeric_exception_is_the_scripts(folder):
     (folder / "ids.py").write_text(

@@ -11,16 +11,31 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from nanstop.detect.numeric_errors import is_numeric
-from nanstop.hosts.loop.tape_calls import HISTORY, Call, Constant, Slot, leaves
+from nanstop.hosts.loop.tape_calls import (
+    HISTORY,
+    Call,
+    Constant,
+    Slot,
+    keep_values,
+    leaves,
+    root_of,
+)
+from nanstop.hosts.loop.tape_functions import (
+    GRADIENTS,
+    LITERALS,
+    LOOKS,
+    NOT_REPEATED,
+    NUMBERS,
+    PLAIN,
+)
 from nanstop.hosts.loop.tensors import autocast_state
-from nanstop.numerics.tensors import by_torch_alone, has_bad, tensors, version
+from nanstop.numerics.tensors import by_torch_alone, has_bad, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
@@ -40,42 +55,6 @@ logits of another model, say.
 _MAX_ALL_BYTES = 2**24
 """More than this is not held in all."""
 
-_NUMBERS = frozenset((Tensor.item, Tensor.__float__))
-_LITERALS = frozenset((torch.tensor, torch.as_tensor, torch.from_numpy))
-"""What brings numbers into the loss that no op has made: called again, so that its line is seen."""
-_LOOKS = frozenset(
-    {
-        *_NUMBERS,
-        *(
-            getattr(owner, f"is{kind}")
-            for owner in (torch, Tensor)
-            for kind in ("nan", "inf", "finite")
-        ),
-    }
-)
-_GRADIENTS = frozenset((cast("Any", Tensor).grad.__get__, cast("Any", Tensor).grad.__set__))
-"""What training changes: a script may well empty the gradients of every parameter itself."""
-_NOT_REPEATED = frozenset(
-    {
-        *(getattr(torch, f"{name}_like") for name in ("rand", "randn", "randint")),
-        *(
-            getattr(owner, name)
-            for owner in (torch, Tensor)
-            for name in ("bernoulli", "multinomial", "normal", "poisson", "dropout")
-            if hasattr(owner, name)
-        ),
-        functional.dropout,
-        functional.gumbel_softmax,
-        *_GRADIENTS,
-    }
-)
-"""On tensors from outside alone:
-what draws numbers (its place in the stream is not known), what training changes.
-"""
-_PLAIN = frozenset(
-    {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
-)
-
 Operand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
 
@@ -92,7 +71,7 @@ class Tape(OwnMode):
     the ``num_passed`` times that a gradient was read or set.
     ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises,
     ``on_number`` of a number that the script reads before the first model call and that is not
-    finite.
+    finite, ``on_write`` of a tensor that is about to be written in place.
     ``looked_at``: the last scalar whose value, or whether it is finite, the script asked for.
     ``losses``: slots of what is to be replayed. ``refused``: see ``ends_refused``. ``is_on``: the
     stack of function modes. ``problem``: why it records nothing any more.
@@ -103,6 +82,7 @@ class Tape(OwnMode):
         self.device = device
         self.on_error = on_error
         self.on_number: Callable[[float], None] = lambda _: None
+        self.on_write: Callable[[Tensor], None] | None = None
         self.num_ops = 0
         self.num_outer = self.num_passed = 0
         self.takes_outer = True
@@ -116,21 +96,24 @@ class Tape(OwnMode):
         self._count = 0
         self._first_of_model: int | None = None
         self._num_held_bytes = 0
+        self._given: set[int] = set()
         self.is_on = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _GRADIENTS and id(args[0]) not in self._slots:
+        if func in GRADIENTS and id(args[0]) not in self._slots:
             self.num_passed += 1
             return func(*args, **kwargs)
+        if is_in_place(getattr(func, "__name__", "")):
+            self._writes(args)
         is_early = self._first_of_model is None
-        if is_early and func in _NUMBERS:
+        if is_early and func in NUMBERS:
             return self._read(func, args, kwargs)
         self.num_outer += is_early
         if self.lingers or self.problem:
             return func(*args, **kwargs)
         operands: list[Operand] = []
-        literal = func in _LITERALS and not is_early
+        literal = func in LITERALS and not is_early
         call = self._before(func, args, kwargs, operands, always=literal)
         if call is None:
             return self._unrecorded(func, args, kwargs) if is_early else func(*args, **kwargs)
@@ -147,7 +130,7 @@ class Tape(OwnMode):
                 self.calls.pop()
             raise
         self._after(call, operands, result)
-        if func in _LOOKS and not call.outer:
+        if func in LOOKS and not call.outer:
             self._looked(operands[0])
         useless = not (call.count or call.writes or call.foreign)
         if useless and self.calls and self.calls[-1] is call:
@@ -167,6 +150,17 @@ class Tape(OwnMode):
     def ends_refused(self) -> bool:
         """Whether its last call is one before any model call that refused what it was given."""
         return bool(self.calls) and self.calls[-1] is self.refused and not self.problem
+
+    def keep(self, written: Tensor) -> None:
+        """Have the calls hold what they were given of a tensor that is about to be written to."""
+        if id(root_of(written)) in self._given:
+            keep_values(self.calls, written)
+
+    def _writes(self, args: Any) -> None:
+        with by_torch_alone():
+            for tensor in tensors(args[:1]):
+                if tensor.nbytes <= _MAX_HELD_BYTES and not tensor.requires_grad:
+                    (self.on_write or self.keep)(tensor)
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a number that the script reads before the first model call, and tell of one that
@@ -256,7 +250,7 @@ class Tape(OwnMode):
         """Return whether an op on tensors from outside can be repeated, and holds nothing large
         but parameters.
         """
-        if not operands or function in _NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
+        if not operands or function in NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
             return False
         outside = [tensor for tensor, _, slot in operands if slot is None]
         data = [tensor.nbytes for tensor in outside if not tensor.requires_grad]
@@ -330,9 +324,10 @@ class Tape(OwnMode):
             if value.grad_fn is not None:
                 return HISTORY
             origin = slot.index if slot is not None and not trains else None
+            self._given.add(id(root_of(value)))
             return Constant(value, operands[-1][1], origin)
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return value
         if kind is tuple or kind is list:
             return kind([self._note(entry, operands) for entry in value])

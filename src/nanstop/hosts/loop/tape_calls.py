@@ -6,7 +6,7 @@ Its function, and its arguments with what must not be held replaced by stand-ins
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
@@ -36,9 +36,10 @@ class Slot:
     outer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Constant:
-    """A tensor from outside, by reference, with the version of its values at the call.
+    """A tensor from outside, by reference, with the version of its values at the call; a copy of
+    it where the script was about to write to it.
 
     ``origin``: its slot, if the script made it before the first model call and the tape knows of
     what.
@@ -123,6 +124,24 @@ def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tens
     if type(value) is dict:
         return {key: filled(entry, values, replaced) for key, entry in value.items()}
     return value
+
+
+def root_of(tensor: Tensor) -> Tensor:
+    """Return the tensor that another one is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def keep_values(calls: Iterable[Call], written: Tensor) -> None:
+    """Have the calls hold copies of what they were given of a tensor that is about to be written
+    to, or of views of it.
+    """
+    root, copies = root_of(written), dict[int, Tensor]()
+    for call in calls:
+        for constant in leaves(call.args, call.kwargs, kind=Constant):
+            given = constant.tensor
+            if root_of(given) is root and not constant.moved:
+                copies[id(given)] = copy = copies.get(id(given), given.detach().clone())
+                constant.tensor, constant.version = copy, version(copy)
 
 
 def leaves(*noted: Any, kind: type) -> Iterator[Any]:

@@ -203,8 +203,7 @@ class LoopState:
         if self._early is not None and not self._early.is_on and self.idle:
             self._early.start()
         elif self._tape is None and wanted and self.idle:
-            tape = Tape("cpu", self.on_error)
-            tape.on_number = self.on_number
+            tape = self._new_tape("cpu")
             if tape.start():
                 self._early = tape
 
@@ -273,9 +272,21 @@ class LoopState:
         if tape is not None:
             tape.stop()
         if tape is None or tape.problem or tape.lingers:
-            tape = Tape(device, self.on_error)
+            tape = self._new_tape(device)
         tape.device, tape.takes_outer = device, self._takes_outer
         return tape
+
+    def _new_tape(self, device: str) -> Tape:
+        tape = Tape(device, self.on_error)
+        tape.on_number, tape.on_write = self.on_number, self._keep
+        return tape
+
+    def _keep(self, written: Tensor) -> None:
+        """Have what the open window was given of a tensor outlive a write to it."""
+        micros = () if self.window.closed else self.window.micros
+        tapes = [micro.tape for micro in micros if isinstance(micro, TapedMicro)]
+        for tape in tapes if self._tape is None or self._tape in tapes else [*tapes, self._tape]:
+            tape.keep(written)
 
     @property
     def _takes_outer(self) -> bool:

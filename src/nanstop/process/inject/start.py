@@ -5,6 +5,7 @@ Watch what is trained there, or do a job in its place.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 from nanstop.hosts.script import autowatch
 from nanstop.process.inject.variables import DRY_PLAN
+from nanstop.process.signals import stay_interrupted
 
 _log = logging.getLogger("nanstop")
 
@@ -26,6 +28,7 @@ def start() -> None:
     elif (known := autowatch.opener()) is not None:
         autowatch.install(known)
     else:
+        atexit.register(stay_interrupted)  # the first to be registered is called last
         _outlive()
         autowatch.install(_open_session)
 

@@ -122,7 +122,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "bf5dd646d7a3374e")
+REPORT_FORM = (1, "e559d3d95684ad6b")
 
 
 def test_names():

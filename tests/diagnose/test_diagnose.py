@@ -195,3 +195,11 @@ def test_bad_data_explains_an_outlier():
 def test_one_rank_cannot_tell_a_race_from_another_rank():
     assert codes(training.reduced()) == ["NS606"]
     assert codes(training.reduced(facts=RunFacts())) == ["NS603"]
+
+
+def test_every_finding_has_a_usual_cure_in_one_line():
+    for rule in CATALOGUE:
+        assert rule.usual_cure, rule.code
+        assert "\n" not in rule.usual_cure
+        assert "Cost:" not in rule.usual_cure
+        assert f"1. {rule.usual_cure[:20]}" in rule.page

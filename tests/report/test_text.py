@@ -201,3 +201,21 @@ def test_a_very_long_line_of_source_is_cut():
     line = render(replace(REPORT, localization=located)).splitlines()[1]
     assert line.endswith("1 + 1...")
     assert len(line) < 200
+
+
+@pytest.mark.parametrize(
+    ("outcome", "confidence", "is_said"),
+    [
+        ("not_applicable", "certain", True),
+        ("not_applicable", "possible", False),
+        ("same_failure", "certain", False),
+    ],
+)
+def test_the_usual_cure_is_said_where_nothing_could_be_tried(outcome, confidence, is_said):
+    proof = Proof(
+        incident="0007", verdict="none_found", minimal=(), tried=(trial(ISLAND, outcome),)
+    )
+    known = replace(DIAGNOSIS, usual_cure="Mend the data.", confidence=confidence)
+    shown = render(replace(REPORT, proof=proof, diagnoses=(known,)))
+    assert ("help: the usual cure, not tried here: Mend the data." in shown) == is_said
+    assert ("nothing that was tried cures it" in shown) == (outcome == "same_failure")

@@ -81,7 +81,8 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
             failures.append(f"{rule.code}: {type(error).__name__}: {error}")
             continue
         if diagnosis is not None:
-            found.append(replace(diagnosis, page=f"docs/rules/{rule.code}.md"))
+            page = f"docs/rules/{rule.code}.md"
+            found.append(replace(diagnosis, page=page, usual_cure=rule.usual_cure))
     return found
 
 

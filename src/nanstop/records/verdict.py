@@ -134,7 +134,8 @@ class Diagnosis:
 
     ``confidence`` is that of the cause; where a failure began is the localization's to say.
     ``confirmed``: the experiment that bore the cause out, or the fact that leaves no other; ""
-    where there was none.
+    where there was none. ``usual_cure``: the first that the finding's page names, which nobody has
+    tried on this run.
     """
 
     code: str
@@ -145,6 +146,7 @@ class Diagnosis:
     lines: tuple[str, ...] = ()
     remedies: tuple[tuple[Atom, ...], ...] = ()
     page: str = ""
+    usual_cure: str = ""
     where: str = ""
     accompanied_by: tuple[str, ...] = ()
     seen: Sighting | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -42,7 +43,7 @@ class FileChange:
         matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
         changed = [one for one in matcher.get_opcodes() if one[0] != "equal"]
         _, start, _, first, last = changed[-1] if changed else ("", -1, 0, 0, 0)
-        return start + 1, tuple(line.strip() for line in new[first:last])
+        return start + 1, tuple(textwrap.dedent("\n".join(new[first:last])).splitlines())
 
 
 @dataclass(frozen=True, slots=True)

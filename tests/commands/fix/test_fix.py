@@ -234,11 +234,14 @@ def test_errors(project, words, message):
 
 
 def test_the_printed_incident_shows_the_new_line(project):
-    shown = render(made(project.script, stable(project.script)), record=".nanstop/0000/report.json")
-    line = next(one for one in shown.splitlines() if one.startswith("in code:"))
-    assert "train.py:5" in line
-    assert "return -torch.log_softmax(x, -1)[:, 0].mean()" in line
-    assert "`nanstop fix .nanstop/0000`" in line
+    report = made(project.script, stable(project.script))
+    shown = render(report, record=".nanstop/0000/report.json")
+    lines = shown.splitlines()
+    place = next(at for at, one in enumerate(lines) if one.startswith("in code:"))
+    assert "train.py:5" in lines[place]
+    assert "`nanstop fix .nanstop/0000`" in lines[place]
+    assert lines[place + 1] == "  + return -torch.log_softmax(x, -1)[:, 0].mean()"
+    assert lines[place + 1] in render(report, width=20).splitlines()
     project.script.write_text("def broken(:\n")
     assert "in code" not in render(made(project.script, stable(project.script)))
 

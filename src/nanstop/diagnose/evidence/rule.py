@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,3 +46,10 @@ class Rule:
     def page(self) -> str:
         """The docstring of the file of the check, in Markdown; empty under ``python -OO``."""
         return sys.modules[self.check.__module__].__doc__ or ""
+
+    @property
+    def usual_cure(self) -> str:
+        """The first item under "Fix" of the page, on one line and without its cost."""
+        _, _, fixes = self.page.partition("\n## Fix\n1. ")
+        first = re.split(r"\n(?:\d+\. |\n|$)", fixes, maxsplit=1)[0]
+        return " ".join(first.split()).partition(" Cost: ")[0]

@@ -98,7 +98,7 @@ def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:
         Block("warning", f"{finding_label(diagnosis)}: ", (_finding_headline(diagnosis),)),
         *_place_blocks(diagnosis.where),
         *(Block("evidence", "  = ", (text,)) for text in texts),
-        *_help(diagnosis, None),
+        *_untried(diagnosis.remedies),
         _pointer(diagnosis.code, None),
     )
 
@@ -281,9 +281,9 @@ def _replayed(replay: Replay | None) -> list[str]:
 
 def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
     if proof is None:
-        return tuple(_untried(best.remedies))
+        return tuple(_untried(best.remedies)) or _usual_cure(best)
     if proof.verdict == "none_found" or not proof.minimal:
-        return tuple(_none_found(proof))
+        return tuple(_none_found(best, proof))
     others: dict[str, str] = {}
     for other in proof.alternatives:
         others.setdefault(describe(other.atoms), _alternative(other, _exact(proof)))
@@ -291,6 +291,12 @@ def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
     cures += [(f"or {cure}", how) for cure, how in others.items()]
     return tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
+
+
+def _usual_cure(best: Diagnosis) -> tuple[Block, ...]:
+    if not best.usual_cure or best.confidence == "possible":
+        return ()
+    return (Block("help", "help: ", (f"the usual cure, not tried here: {best.usual_cure}",)),)
 
 
 def _untried(remedies: tuple[tuple[Atom, ...], ...]) -> list[Block]:
@@ -304,12 +310,14 @@ def _untried(remedies: tuple[tuple[Atom, ...], ...]) -> list[Block]:
     return blocks
 
 
-def _none_found(proof: Proof) -> list[Block]:
-    outcomes = ((describe(trial.atoms), trial.outcome.replace("_", " ")) for trial in proof.tried)
+def _none_found(best: Diagnosis, proof: Proof) -> list[Block]:
+    applicable = [trial for trial in proof.tried if trial.outcome != "not_applicable"]
+    outcomes = ((describe(trial.atoms), trial.outcome.replace("_", " ")) for trial in applicable)
     tried = "; ".join(dict.fromkeys(f"{cure} ({outcome})" for cure, outcome in outcomes))
-    said = f"no remedy passed: {tried}" if tried else "no remedy could be tried"
+    said = f"nothing that was tried cures it: {tried}" if tried else "no remedy could be tried"
     following = (f"next experiment: {proof.next_experiment}",) if proof.next_experiment else ()
-    return [Block("help", "help: ", (text,)) for text in (said, *following)]
+    usual = () if tried else _usual_cure(best)
+    return [*(Block("help", "help: ", (text,)) for text in (said, *following)), *usual]
 
 
 def proof_in_brackets(proof: Proof) -> str:

@@ -1,4 +1,4 @@
-"""The cure of an incident in the user's code, in a line or two, and how else to have it."""
+"""The cure of an incident in the user's code, in a few lines, and how else to have it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nanstop.report.text.blocks import Block
 from nanstop.rewrite.change import change_for, cure_of
 from nanstop.rewrite.files import read
 
-MAX_LINES = 2
+MAX_LINES = 6
 _DONE = ("redo", "adopt", "rollback", "quarantine")
 
 
 def code_blocks(report: Report, record: str | None = None) -> tuple[Block, ...]:
-    """Return the line that a cure is in the script, where that is known, and how to allow a cure
+    """Return the lines that a cure is in the script, where they are known, and how to allow a cure
     that changes training.
 
     Reads the files that the report names, as they are now.
@@ -36,7 +36,11 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     pointer = f"`nanstop fix{f' {folder}' if folder else ''}`"
     other = change.atoms != cure_of(report)
     form = (f"(the form that can be typed here: {describe(change.atoms)})",) if other else ()
-    return (Block("help", "in code: ", (place, *lines[-MAX_LINES:], *form, f"[{pointer}]")),)
+    shown = lines if len(lines) <= MAX_LINES else (*lines[:MAX_LINES], "...")
+    return (
+        Block("help", "in code: ", (place, *form, f"[{pointer}]")),
+        *(Block("code", "  + ", (text,)) for text in shown),
+    )
 
 
 def _allowed(report: Report) -> tuple[Block, ...]:

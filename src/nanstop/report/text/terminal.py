@@ -27,6 +27,7 @@ STYLES: tuple[tuple[str, str], ...] = (
     (r"^(help|in code):", "bold green"),
     (r"^note(\[\w+\])?:", "bold cyan"),
     (r"^  (-->|=)", "bold blue"),
+    (r"^  \+ .*$", "green"),
     (r"[+-]Inf x \d+|NaN x \d+", "red"),
     (r"`[^`]+`", "bold"),
 )
@@ -110,7 +111,7 @@ def _finding_line(finding: Diagnosis) -> Block:
 def wrapped(block: Block, width: int | None) -> Iterable[str]:
     """Yield the block's lines; cells that do not fit beside the others begin a new one."""
     line = block.lead + block.gap.join(block.cells)
-    if width is None or len(line) <= width:
+    if width is None or len(line) <= width or block.kind == "code":  # code is not to be cut
         yield line.rstrip()
         return
     indent = " " * max(len(block.lead), 4)

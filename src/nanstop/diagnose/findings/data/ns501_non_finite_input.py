@@ -17,7 +17,8 @@ image = torch.full((3, 224, 224), 0.5)
 ```
 
 ## Fix
-1. Repair or remove the sample at its source; the report names its row. Cost: a look at the data.
+1. Repair or remove the sample at its source, or where the batch is prepared. Cost: a look at the
+   data; the report names the row where it is known.
 2. Drop the sample from this batch (quarantine). Cost: that sample.
 3. Drop the micro-batch. Cost: its other samples too.
 

@@ -37,13 +37,17 @@ class FileChange:
         return unified(self, self.file)
 
     @property
-    def shown(self) -> tuple[int, tuple[str, ...]]:
-        """Where the last change is, as a line of the old text counted from 1, and its new lines."""
+    def shown(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """Where its changes are, as lines of the old text counted from 1, each with its new
+        lines.
+        """
         old, new = self.before.splitlines(), self.after.splitlines()
         matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        changed = [one for one in matcher.get_opcodes() if one[0] != "equal"]
-        _, start, _, first, last = changed[-1] if changed else ("", -1, 0, 0, 0)
-        return start + 1, tuple(textwrap.dedent("\n".join(new[first:last])).splitlines())
+        return tuple(
+            (start + 1, tuple(textwrap.dedent("\n".join(new[first:last])).splitlines()))
+            for kind, start, _, first, last in matcher.get_opcodes()
+            if kind != "equal"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,15 +30,16 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
         change = change_for(report, read)
     if change is None or not change.files:
         return ()
-    line, lines = change.files[0].shown
     folder = str(Path(record).parent) if record else ""
-    place = f"{Path(change.files[0].file).name}:{line}"
     pointer = f"`nanstop fix{f' {folder}' if folder else ''}`"
     other = change.atoms != cure_of(report)
     form = (f"(the form that can be typed here: {describe(change.atoms)})",) if other else ()
-    shown = lines if len(lines) <= MAX_LINES else (*lines[:MAX_LINES], "...")
+    name, hunks = Path(change.files[0].file).name, change.files[0].shown
+    where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"
+    lines = [line for _, new in hunks for line in new]
+    shown = lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "..."]
     return (
-        Block("help", "in code: ", (place, *form, f"[{pointer}]")),
+        Block("help", "in code: ", (where, *form, f"[{pointer}]")),
         *(Block("code", "  + ", (text,)) for text in shown),
     )
 

@@ -208,6 +208,62 @@ def test_a_loop_ends_as_if_its_line_had_been_changed_by_hand(tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+CHECKPOINTED = """
+import sys
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        h = self.linear(x)
+        spread = h.var(-1, keepdim=True) - 1e-4
+        return {form} * h
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.out = nn.ModuleList([Block(), Block()]), nn.Linear(16, 2)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant={reentrant})
+        return self.out(x)
+
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+for step in range(12):
+    x = torch.randn(4, 16).requires_grad_() * (1e-3 if step in (4, 7, 9) else 3.0)
+    loss = net(x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+torch.save(net.state_dict(), sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_form_holds_in_what_checkpointing_runs_again(tmp_path, reentrant):
+    """Torch takes a mode off the stack while it handles ``backward``."""
+    clamped = "torch.sqrt(spread.clamp(min=torch.finfo(spread.dtype).tiny))"
+    for name, form in {"train.py": "torch.sqrt(spread)", "changed.py": clamped}.items():
+        (tmp_path / name).write_text(CHECKPOINTED.format(form=form, reentrant=reentrant))
+    watched = run(tmp_path, "train.py", "watched.pt", options=("--allow", "form"))
+    run(tmp_path, "changed.py", "changed.pt", watched=False)
+    assert watched.rows[-1]["action"] == "adopt"
+    ours, theirs = (torch.load(tmp_path / f"{name}.pt") for name in ("watched", "changed"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 class Classifier(transformers.Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         scores = model(inputs["x"])

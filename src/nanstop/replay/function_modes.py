@@ -73,6 +73,25 @@ def on_stack(mode: OwnMode) -> Iterator[None]:
         take_off(mode)
 
 
+@contextmanager
+def in_engine(mode: OwnMode) -> Iterator[None]:
+    """Have a mode on the stack while autograd's engine runs inside: torch has taken it off for a
+    call that it handles, and the engine's threads take over the stack as it is when they begin.
+    """
+    engine: Any = torch.autograd
+    run = engine._engine_run_backward
+
+    def run_with_mode(*args: Any, **kwargs: Any) -> Any:
+        with on_stack(mode):
+            return run(*args, **kwargs)
+
+    engine._engine_run_backward = run_with_mode
+    try:
+        yield
+    finally:
+        engine._engine_run_backward = run
+
+
 def is_crowded() -> bool:
     """Return whether a mode of the script's is on the stack, but that of ``set_default_device``,
     which stays where it is.

@@ -13,11 +13,14 @@ from nanstop.remedies.forms import guarded
 from nanstop.remedies.forms.calls import Call, is_at
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.log_space import LogSpace
-from nanstop.replay.function_modes import OwnMode, on_stack
+from nanstop.replay.function_modes import OwnMode, in_engine, on_stack
 from nanstop.replay.step import ModelView
 
 Form = Callable[[Call, Callable[[], bool]], Any]
 """Returns what a call returns; asks whether the line is the one that is meant."""
+
+_BACKWARDS = ("backward", "grad")
+"""Of ``Tensor`` and of ``torch.autograd``; a property's getter is called ``__get__``."""
 
 _FORMS: Mapping[str, Callable[[], Form]] = {
     "log_space": lambda: LogSpace().call,
@@ -34,6 +37,9 @@ class FormMode(OwnMode):
         self._form = form
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _BACKWARDS:
+            with in_engine(self):  # activation checkpointing makes calls of the forward again there
+                return func(*args, **(kwargs or {}))
         return self._form(Call.of(func, args, kwargs or {}), self._at_line)
 
 

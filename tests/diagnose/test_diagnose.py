@@ -12,7 +12,7 @@ from diagnose.evidence import (
     series,
     state_row,
 )
-from diagnose.test_checks import COUNT, NORMS, TOO_LONG
+from diagnose.test_checks import COUNT, NO_TOKEN, NONE_KEPT, NORMS, TOO_LONG
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.diagnose import diagnose, examine
 from nanstop.records import Evidence, Replay, RunFacts, Signal
@@ -203,3 +203,12 @@ def test_every_finding_has_a_usual_cure_in_one_line():
         assert "\n" not in rule.usual_cure
         assert "Cost:" not in rule.usual_cure
         assert f"1. {rule.usual_cure[:20]}" in rule.page
+
+
+@pytest.mark.parametrize(("shape", "what"), [((8,), "sample"), ((2, 4), "token")])
+def test_what_is_not_supervised_has_its_name(shape, what):
+    kept = replace(NONE_KEPT, shape=shape)
+    given = evidence(localization(NO_TOKEN, counted=("kept",)), batch=[kept])
+    first = diagnose(given, "incident")[0]
+    assert first.title == f"no supervised {what} in the micro-batch"
+    assert any("decode" in line for line in first.lines) == (what == "token")

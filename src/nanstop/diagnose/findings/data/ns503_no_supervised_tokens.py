@@ -57,6 +57,7 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, BatchFact, Change, Diagnosis, Evidence, Localization, OpEvent
 
 STATISTICS = ("mean", "nanmean")
+_DECODE = "decode one row to see why: truncation, the template, or a row without any answer"
 TARGET = 1
 """The place of the labels among what a negative log-likelihood reads."""
 
@@ -69,13 +70,14 @@ def check(evidence: Evidence) -> Diagnosis | None:
     over_none = event is not None and _is_of_nothing(event)
     if fact is None and not (over_none and event is not None and _is_likelihood(event)):
         return None
+    of_samples = fact is not None and len(fact.shape) == 1
     return Diagnosis(
         code="NS503",
-        title="no supervised token in the micro-batch",
+        title=f"no supervised {'sample' if of_samples else 'token'} in the micro-batch",
         cause=_cause(fact),
         confidence="certain" if event is not None else "likely",
         confirmed="the mean is over no element" if over_none else "",
-        lines=("decode one row to see why: truncation, the template, or a row without any answer",),
+        lines=() if of_samples else (_DECODE,),
         remedies=_remedies(evidence, fact),
         where=fact.name if fact is not None else "",
     )

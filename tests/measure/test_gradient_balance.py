@@ -1,5 +1,8 @@
 """Whatever is done to gradients between two stations is what their account says."""
 
+import math
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,3 +101,13 @@ def test_updates_0_1_2_4_and_8_are_looked_at_and_no_other():
             seen.append(step)
         optimizer.zero_grad()
     assert seen == [0, 1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_an_update_that_breaks_weights_has_shrunk_none(broken, capfd):
+    """MKL refuses such numbers, on stderr and with an exception."""
+    samples = window((0, 1), (), 1.0)
+    samples.updated = samples.updated.clone()
+    samples.updated[0] = broken
+    assert balance(samples, AT, "SGD").shrunk == 0.0
+    assert capfd.readouterr().err == ""

@@ -195,12 +195,14 @@ def _shrunk(taken: Tensor, weights: Tensor, updated: Tensor) -> float:
     """
     both = torch.stack([weights, taken], dim=1)
     sizes = both.norm(dim=0)
-    if not bool(both.isfinite().all()) or not bool((sizes > 0.0).all()):
+    moved = (weights - updated)[:, None]
+    is_known = bool(both.isfinite().all()) and bool(moved.isfinite().all())
+    if not is_known or not bool((sizes > 0.0).all()):
         return 0.0
     scaled = both / sizes
     if abs(float(scaled[:, 0] @ scaled[:, 1])) > _APART:
         return 0.0
-    found = torch.linalg.lstsq(scaled, (weights - updated)[:, None]).solution[:, 0] / sizes
+    found = torch.linalg.lstsq(scaled, moved).solution[:, 0] / sizes
     return float(found[0])
 
 

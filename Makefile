@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign forms healthy silent scoreboard scoreboard-peers metamorphic package changelog clean
+.PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign forms healthy silent scoreboard scoreboard-peers metamorphic package site test-site changelog clean
 
 $(VENV)/.train: $(INPUTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -127,8 +127,21 @@ package: $(VENV)/.dev
 	build/package/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
 	cd build && package/bin/python ../tools/try_package.py
 
+# The documentation site in build/site; `.venv-docs/bin/mkdocs serve` shows it while it is written. Needs no torch.
+.venv-docs/.done: docs/requirements.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install $(QUIETLY) -r docs/requirements.txt || $(UNREACHABLE)
+	touch $@
+
+site: .venv-docs/.done
+	.venv-docs/bin/mkdocs build --strict
+
+# Every block of the site's pages, and every script of examples/.
+test-site: $(VENV)/.dev
+	$(PY) -m pytest -q -W error -n 2 tests/docs
+
 changelog: $(VENV)/.dev
 	$(VENV)/bin/towncrier build --draft --version next
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-lowest .venv-smoke .venv-newest build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-docs .venv-peers .venv-lowest .venv-smoke .venv-newest build dist .pytest_cache .ruff_cache

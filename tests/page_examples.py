@@ -64,7 +64,7 @@ def run(block):
         name, _, message = comment.partition(": ")
         with pytest.raises(Exception, match=re.escape(message)) as raised:
             outcome(last, names)
-        assert raised.type.__name__ == name
+        assert raised.type.__name__ == name, f"{raised.type.__name__!r} == {name!r}"
         return compared + 1
     came = outcome(last, names)
     if isinstance(last, ast.Expr) and comment:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nanstop.records import RunFacts, StepId
+from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import note_rng, restore_rng
 
 
@@ -57,10 +58,11 @@ class FnStep:
 
     calls_script = False
 
-    def __init__(self, model, loss_fn, batches, optimizer=None) -> None:
+    def __init__(self, model, loss_fn, batches, optimizer=None, world_size=1) -> None:
         self.id = StepId(run="test", step=0)
         self.view = FnView(model, optimizer)
-        self.facts = RunFacts()
+        self.facts = RunFacts(world_size=world_size)
+        self.collectives = Collectives()
         self.batches = tuple(batches)
         self.losses = (None,) * len(self.batches)
         self.rates = ()
@@ -70,8 +72,9 @@ class FnStep:
 
     def run(self, micro, batch=None):
         restore_rng(self._rng)
-        loss = self._loss_fn(self.view.root, self.batches[micro] if batch is None else batch)
-        loss.backward()
+        with self.collectives.around(micro, world_size=self.facts.world_size):
+            loss = self._loss_fn(self.view.root, self.batches[micro] if batch is None else batch)
+            loss.backward()
         return loss.detach()
 
     def update(self):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import floats
+from nanstop.numerics.tensors import dense_parts, floats
 from nanstop.records import GradientTally
 
 
@@ -43,9 +43,10 @@ def read_window(
 
     ``losses``: scalars, any float dtype. ``norm``: scalar.
     ``found_inf``: the scaler's scalar flags, one a device.
+    Of one that several processes hold, this rank's part is read: no other takes part.
     """
     device = norm.device
-    scalars = [*losses, norm, *found_inf]
+    scalars = [next(iter(dense_parts(one)), one) for one in (*losses, norm, *found_inf)]
     # A finite loss in float64 may be beyond float32; not every device has float64.
     wide = torch.float64 if any(s.dtype == torch.float64 for s in scalars) else torch.float32
     stacked = torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars])

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,9 +116,10 @@ class WindowEnds:
             self._together = ONE_RANK
         if not ending.apply:
             self._host.leave_out(step)
-        elif not can_redo or self._host.facts.world_size > 1:  # ranks have no way back together
+        elif not can_redo or self._host.facts.world_size > step.replicas.ranks.size:
             self.keeper.forget()
         else:
+            self.keeper.among(self._host.facts.world_size)
             self.keeper.before_update(lambda: trainable_of(step.view), step)
             self._expected = step if ending.applied and not ending.redone else None
 
@@ -364,8 +365,11 @@ class WindowEnds:
             if rewind is not None:
                 rewind.restore()
             self._host.session.adopt(decision.adopt)
-            if steps:
-                self._host.update_anew(steps)
+            with ExitStack() as stack:
+                for step in steps:
+                    stack.enter_context(step.collectives.together(self._together))
+                if steps:
+                    self._host.update_anew(steps)
 
     def _tell_redone(self, outcome: str, after: str = "") -> None:
         redone, self._redone = self._redone, None

@@ -142,8 +142,9 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     itself, or what a sparse or wrapper tensor is made of.
     """
     if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        return tuple(part for name in names for part in dense_parts(getattr(tensor, name)))
+        held = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        # A sharded one may name the mesh of its devices as well.
+        return tuple(p for one in held if isinstance(one, Tensor) for p in dense_parts(one))
     if tensor.layout is torch.sparse_coo:
         return (tensor._values(),)
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):

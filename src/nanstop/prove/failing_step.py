@@ -11,12 +11,15 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from nanstop.decide.agreement import Ranks
 from nanstop.numerics.tensors import HALF, nonfinite
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt, attempt
+from nanstop.replay.rewind import Rewind as SnapshotRewind
+from nanstop.replay.snapshot import Snapshot
 from nanstop.replay.step import Batch, Step, trainable_of
 
 
@@ -25,7 +28,8 @@ class Rewind(Protocol):
     first.
     """
 
-    steps: Sequence[Step]
+    @property
+    def steps(self) -> Sequence[Step]: ...
 
     def rewound(self) -> AbstractContextManager[Any]:
         """Be at the snapshot inside, and bitwise back at the present state after it."""
@@ -246,6 +250,30 @@ def breaking_update(rewind: Rewind) -> FailingStep | None:
                     rewind=rewind,
                     before=tuple(rewind.steps[:place]),
                 )
+    return None
+
+
+def breaking_update_of_all(rewind: Rewind, ranks: Ranks) -> FailingStep | None:
+    """Return the failing step of the update that broke the weights of all ranks, which make the
+    kept windows together again; else None.
+
+    It begins right before that update, and has the gradients that all of them came to. Every rank
+    calls this with the same windows. Errors: ``NanstopError`` where one does not come along.
+    """
+    root = rewind.steps[0].view.root if rewind.steps else None
+    if root is None or not _broken(root):
+        return None
+    before: Snapshot | None = None
+    with rewind.rewound():
+        for step in rewind.steps:
+            before = Snapshot(trainable_of(step.view), spent=before)
+            with step.collectives.together(ranks):
+                apply_update(step)
+            if _broken(root):
+                micros = tuple(range(len(step.batches)))
+                at_it = SnapshotRewind(before, (step,))
+                return FailingStep(step, 0, micros, phase="optimizer", update=True, rewind=at_it)
+            step.collectives.forget_shared()
     return None
 
 

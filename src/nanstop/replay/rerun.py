@@ -9,7 +9,7 @@ import math
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,24 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
         peak_bytes=device.max_memory_allocated() if measured else None,
         lengths=lengths,
     )
+
+
+def communicates(step: Step) -> str:
+    """Return the first operation of a window's forwards and backwards that needs other processes
+    and was not made with them before, or "". Undone.
+
+    Errors: ``NanstopError`` where the window cannot be run again.
+    What its loss raises does not matter here.
+    """
+    step.collectives.stopped = ""
+    with step.isolated():
+        for micro in range(len(step.batches)):
+            # What it raises is the operation that was stopped, or the failure itself.
+            with suppress(Exception):
+                step.run(micro)
+            if step.collectives.stopped:
+                break
+    return step.collectives.stopped
 
 
 def _updated(step: Step, judged: Mapping[str, float]) -> dict[str, float]:

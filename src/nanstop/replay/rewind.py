@@ -18,6 +18,7 @@ from nanstop.replay.step import Step
 _NOTE_BYTES = 1 << 15
 """What is noted of a micro-batch beside its batch: nearly all of it random state."""
 _RETRY = 64
+_MEMORY_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class SnapshotKeeper:
     run whose snapshot costs up to five steps always has a way back of 512 updates. Where that is
     too little as well, there is none from the end of the windows until it is enough.
 
+    ``by_count``: each way back has ``max_windows`` updates, whatever it costs, so that ranks that
+    take the same steps have the same.
+
     ``reason``: why there is no way back, else "". A snapshot reads every trained value once (0.2 ns
     each on one core) and copies it with the optimizer's state to the host (0.5 to 1 ns, and 5 where
     memory is new); it is left out where that needs more than ``memory_share`` of the free memory.
@@ -62,11 +66,12 @@ class SnapshotKeeper:
     free_bytes: Callable[[], int]
     time_share: float = 0.005
     late_share: float = 0.01
-    memory_share: float = 0.25
+    memory_share: float = _MEMORY_SHARE
     least_updates: int = 16
     max_windows: int = 512
     max_window_bytes: int = 1 << 28
     clock: Callable[[], float] = time.perf_counter
+    by_count: bool = False
     reason: str = ""
     snapshot: Snapshot | None = None
     _windows: list[Step] = field(default_factory=list)
@@ -76,6 +81,11 @@ class SnapshotKeeper:
     _started: float = 0.0
     _num_updates: int = 0
     _num_since: int = 0
+
+    def among(self, num_ranks: int) -> None:
+        """Keep what ``num_ranks`` processes can go back to together, in memory that they share."""
+        self.by_count = num_ranks > 1
+        self.memory_share = _MEMORY_SHARE / num_ranks
 
     def before_update(self, trainable: Callable[[], Trainable], step: Step) -> None:
         """Note that the update of ``step`` is about to be applied;
@@ -109,6 +119,9 @@ class SnapshotKeeper:
         if self.snapshot is not None and not self.snapshot.is_whole():
             self.forget()
             return True
+        if self.by_count:
+            least = self.max_windows if self.snapshot is not None else 0
+            return self._num_since >= (_RETRY if self.reason else least)
         # An update may be ruined by what was rounded away in some before it:
         # the way back must begin before those.
         if self.snapshot is not None and self._num_since < self.least_updates:

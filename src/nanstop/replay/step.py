@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.records import RunFacts, StepId
+from nanstop.replay.collectives import Collectives
 from nanstop.replay.conditions import unheard
 from nanstop.replay.held import kept_awake
 from nanstop.replay.rng import rng_kept
@@ -174,7 +175,12 @@ class Step(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether a run takes no other process to it."""
+        """Whether a run takes no other process to it, but for its ``collectives``."""
+        ...
+
+    @property
+    def collectives(self) -> Collectives:
+        """What other processes take part in, of each of its micro-batches."""
         ...
 
     @property

@@ -36,7 +36,7 @@ from nanstop.records import (
     StateRow,
 )
 from nanstop.remedies.apply import applied
-from nanstop.replay.collectives import communicates
+from nanstop.replay.rerun import communicates
 from nanstop.session.investigation import Investigation
 from nanstop.session.run_state import RunState
 from nanstop.session.shared.conclusion import Conclusion
@@ -97,7 +97,8 @@ class Failures:
         """Return what a failure comes to, on each of the ``ranks`` that have met over it: one of
         them investigates it, and gives it a name where it is new. None: see ``met``.
         """
-        meeting = Meeting.over(ranks, step, self._run.policy)
+        way_back = rewind if alarm.bad_params else None
+        meeting = Meeting.over(ranks, step, self._run.policy, way_back)
 
         def own() -> Conclusion | None:
             end = self.met(step, alarm, rewind=rewind, can_skip=can_skip, meeting=meeting)
@@ -151,7 +152,7 @@ class Failures:
             bad_state=alarm.bad_state,
             born_on=meeting.born_on,
         )
-        return self._settled(found, now, lambda: self._captured(found, step, rewind))
+        return self._settled(found, now, lambda: self._captured(found, step, rewind, meeting))
 
     def foreseen(
         self,
@@ -222,13 +223,14 @@ class Failures:
         return self._decide(found, now, failing)
 
     def _captured(
-        self, found: Investigation, step: Step | None, rewind: Rewind | None
+        self, found: Investigation, step: Step | None, rewind: Rewind | None, meeting: Meeting
     ) -> FailingStep | None:
         if step is None:
             return None
+        if meeting.broken_by is not None:
+            return meeting.broken_by
         if self._run.facts.world_size > 1:
-            # An update of one rank's own gradients is none that the run has made:
-            # there is no way back here.
+            # An update of one rank's own gradients is none that the run has made.
             rewind = None
             if not _runs_alone(found, step):
                 return None
@@ -247,8 +249,9 @@ class Failures:
     ) -> Conclusion:
         nothing = Proof(incident="", verdict="none_found", minimal=())
         proof, clean = found.proof or nothing, found.may_pass
-        # Ranks that have agreed have no way back to weights of before: see ``_captured``.
-        lost = now.agreed and bool(found.bad_params)
+        # Ranks that have agreed go back together, or not at all.
+        way_back = failing is not None and failing.update
+        lost = now.agreed and bool(found.bad_params) and not way_back
         action = self._choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)
         return self._new(found, action, now, failing)
 

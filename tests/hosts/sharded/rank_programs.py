@@ -4,6 +4,7 @@ On one rank a window has the micro-batches that several have side by side: it en
 """
 
 import contextlib
+import datetime
 import hashlib
 import json
 import os
@@ -14,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-RANKS = 2
+RANKS = WORLD if WORLD > 1 else int(os.environ.get("ALIKE", "2"))
 
 
 class Loud(nn.Module):
@@ -45,12 +47,13 @@ class Net(nn.Module):
         return y if labels is None else {"loss": (y - labels).square().mean(), "logits": y}
 
 
-def tell(net, losses=()):
+def tell(net, losses=(), num_calls=0):
     weights = b"".join(p.detach().float().numpy().tobytes() for p in net.parameters())
-    probe = torch.linspace(-1, 1, 512).view(64, 8).to(net.first.weight.dtype)
+    probe = torch.linspace(-1, 1, 512).view(64, 8).to(net.last.weight.dtype)
     with torch.no_grad():
         end = float((net(probe).float() - probe.float().sum(-1)).square().mean())
     told = {"digest": hashlib.sha256(weights).hexdigest(), "loss": end, "losses": list(losses)}
+    told |= {"calls": num_calls} if num_calls else {}
     Path(f"result-{RANK}.json").write_text(json.dumps(told))
 
 
@@ -81,15 +84,54 @@ def dies_in_trial(at):
     return hook
 
 
+def gathers(x):
+    """Look at a mean over all ranks."""
+    shown = [torch.zeros(()) for _ in range(WORLD)]
+    if WORLD > 1:
+        dist.all_gather(shown, x.mean())
+    return torch.stack(shown).mean().item()
+
+
+class Centred(nn.Module):
+    """Takes off the mean over all ranks, which each of them reads."""
+
+    def forward(self, x):
+        shown = x.detach().mean()
+        if WORLD > 1:
+            dist.all_reduce(shown)
+        return x - shown / WORLD
+
+
 def wrapped(net, **options):
     return nn.parallel.DistributedDataParallel(net, **options) if WORLD > 1 else net
+
+
+class Disturbance:
+    """Sends this process a signal at its ``DISTURB``-th call of a Python function from now on, if
+    it is the rank to be disturbed; ``num_calls``: of all so far.
+    """
+
+    def __init__(self):
+        rank, number, at = os.environ.get("DISTURB", "-1 0 0").split()
+        self.signal, self.at, self.num_calls = int(number), int(at), 0
+        if int(rank) == RANK:
+            sys.setprofile(self._count)
+
+    def _count(self, _frame, event, _argument):
+        self.num_calls += event == "call"
+        if self.num_calls == self.at:
+            os.kill(os.getpid(), self.signal)
 
 
 def loop(fault, accumulate="1", num_steps=8):
     accumulate = int(accumulate)
     if WORLD > 1:
-        dist.init_process_group("gloo")
-    net = Net(dies_in_trial(3) if fault == "dies" else lambda x: None)
+        seconds = int(os.environ.get("GLOO_SECONDS", "1800"))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+    hooks = {"dies": dies_in_trial(3), "gathers": gathers}
+    net = Net(hooks.get(fault, lambda x: None))
+    if fault == "centred":
+        net.first = nn.Sequential(Centred(), net.first)
     net = net.half() if fault == "half" else net
     model = wrapped(net, gradient_as_bucket_view=fault == "views")
     kind = torch.optim.AdamW if fault not in ("half",) else torch.optim.SGD
@@ -97,13 +139,14 @@ def loop(fault, accumulate="1", num_steps=8):
     optimizer = kind(net.parameters(), lr=0.02, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40) if fault == "scaler" else None
     x, y = rows(
-        "data" if fault in ("dies", "views", "policies") else fault,
+        "data" if fault in ("dies", "views", "policies", "gathers", "centred") else fault,
         4 * RANKS * accumulate * num_steps,
     )
     if fault == "policies" and RANK == 1:
         os.environ["NANSTOP_ON_FAILURE"] = "skip"
-    x, y = (t.to(net.first.weight.dtype).split(4) for t in (x, y))
+    x, y = (t.to(net.last.weight.dtype).split(4) for t in (x, y))
     losses = []
+    disturbance = Disturbance()
     for step in range(num_steps):
         if fault == "early" and step == 3 and RANK == 1:
             break
@@ -125,9 +168,59 @@ def loop(fault, accumulate="1", num_steps=8):
             scaler.update()
         else:
             optimizer.step()
-    tell(net, losses)
+    sys.setprofile(None)
+    tell(net, losses, disturbance.num_calls)
     if WORLD > 1:
         dist.destroy_process_group()
+
+
+def classes(fault):
+    """A class that is out of range on one rank, or numbers that its loss refuses."""
+    dist.init_process_group("gloo")
+    net = nn.Linear(8, 3)
+    model = wrapped(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(1))
+    for step in range(8):
+        y = torch.tensor([0, 1, 2, 0])
+        if step == 3 and RANK == 1:
+            y[2] = 7
+        try:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[step] + RANK), y).backward()
+            optimizer.step()
+        except IndexError:
+            if fault != "caught":
+                raise
+    dist.destroy_process_group()
+
+
+def sharded(fault):
+    """FSDP2: every rank has a part of each weight."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    net = Net()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    fully_shard(net.first, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+    x, y = (t.split(4) for t in rows(fault, 4 * WORLD * 8))
+    losses = []
+    for step in range(8):
+        at = step * WORLD + RANK
+        optimizer.zero_grad()
+        loss = (net(x[at]) - y[at]).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    whole = [p.full_tensor().detach() for p in net.parameters()]
+    digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in whole)).hexdigest()
+    told = {"digest": digest, "losses": [str(loss) for loss in losses]}
+    Path(f"result-{RANK}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
 
 
 def accelerated(fault, accumulate="1"):
@@ -175,6 +268,7 @@ def trainer(fault):
         save_strategy="no",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
+        adam_epsilon=0.0 if fault == "eps" else 1e-8,
     )
     InOrder(net, args, train_dataset=data).train()
     tell(net)
@@ -182,6 +276,123 @@ def trainer(fault):
         dist.destroy_process_group()
 
 
+def trl_arguments(kind, **options):
+    return kind(
+        "trained",
+        gradient_accumulation_steps=1 if WORLD > 1 else RANKS,
+        max_steps=4,
+        logging_steps=1,
+        learning_rate=0.01,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        lr_scheduler_type="constant",
+        seed=1,
+        **options,
+    )
+
+
+class Spoiled(nn.Embedding):
+    """An input layer that divides by 0 at token 62, of which there is one in the data."""
+
+    def forward(self, ids):
+        return super().forward(ids) / (ids != 62).unsqueeze(-1)
+
+
+def spoiled(model):
+    inner = model.get_input_embeddings()
+    outer = Spoiled(*inner.weight.shape, padding_idx=inner.padding_idx)
+    outer.weight = inner.weight
+    model.set_input_embeddings(outer)
+    return model
+
+
+def token_rows(fault, num, length=8):
+    """Rows of tokens; token 62 is in row 5: of rank 1 in step 2 at one row a micro-batch, of rank 0
+    in step 1 at two.
+    """
+    found = torch.randint(3, 62, (num, length), generator=torch.Generator().manual_seed(1)).tolist()
+    if fault == "data":
+        found[5][3] = 62
+    return found
+
+
+def sft(fault, batch="1"):
+    from trl import SFTConfig, SFTTrainer
+
+    class InOrder(SFTTrainer):
+        def _get_train_sampler(self, *_, **__):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    from datasets import Dataset
+
+    import tiny
+
+    model = spoiled(tiny.llama())
+    data = Dataset.from_dict({"input_ids": token_rows(fault, 16 * int(batch))})
+    args = trl_arguments(SFTConfig, per_device_train_batch_size=int(batch), max_length=8)
+    trainer = InOrder(model, args, train_dataset=data, processing_class=tiny.tokenizer())
+    trainer.train()
+    tell_trained(trainer)
+
+
+def dpo(fault, batch="1"):
+    from trl import DPOConfig, DPOTrainer
+
+    class InOrder(DPOTrainer):
+        def _get_train_sampler(self, *_, **__):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    from datasets import Dataset
+
+    import tiny
+
+    model, rows = spoiled(tiny.llama()), token_rows(fault, 16 * int(batch))
+    words = [" ".join(f"w{i - 3}" for i in row) for row in rows]
+    data = Dataset.from_dict(
+        {
+            "prompt": [one[: one.index(" ")] for one in words],
+            "chosen": [one[one.index(" ") :] for one in words],
+            "rejected": [" ".join(reversed(one.split()[1:])) for one in words],
+        }
+    )
+    args = trl_arguments(DPOConfig, per_device_train_batch_size=int(batch), max_length=16)
+    reference = tiny.llama()
+    trainer = InOrder(
+        model, reference, args=args, train_dataset=data, processing_class=tiny.tokenizer()
+    )
+    trainer.train()
+    tell_trained(trainer)
+
+
+def tell_trained(trainer):
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    timed = ("runtime", "per_second")
+    logged = [
+        {k: v for k, v in entry.items() if not k.endswith(timed)}
+        for entry in trainer.state.log_history
+    ]
+    with torch.no_grad():
+        end = float(model(torch.arange(3, 35).view(4, 8)).logits.double().square().mean())
+    told = {"digest": hashlib.sha256(weights).hexdigest(), "loss": end, "logged": logged}
+    Path(f"result-{RANK}.json").write_text(json.dumps(told))
+    if WORLD > 1:
+        dist.destroy_process_group()
+
+
+PROGRAMS = {
+    "loop": loop,
+    "classes": classes,
+    "sharded": sharded,
+    "accelerated": accelerated,
+    "trainer": trainer,
+    "sft": sft,
+    "dpo": dpo,
+}
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    {"loop": loop, "accelerated": accelerated, "trainer": trainer}[sys.argv[1]](*sys.argv[2:])
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

@@ -3,10 +3,14 @@ and one of them has looked into it.
 """
 
 import math
+import random
+import signal
+from pathlib import Path
 
 import pytest
 
-from hosts.sharded.two_ranks import incidents, run
+from hosts.sharded.two_ranks import incidents, job, run, run_each
+from nanstop.store.incidents import load_report, load_summary
 
 ALLOWED = {"NANSTOP_ALLOW": "drop_sample"}
 
@@ -97,8 +101,67 @@ def test_a_remedy_is_adopted_by_every_rank(tmp_path):
 def test_an_optimizer_that_breaks_the_weights_stops_every_rank(tmp_path):
     together(tmp_path / "ranks", "loop", "eps", codes=(3, 3))
     (row,), (report,) = incidents(tmp_path / "ranks")
-    assert (row["code"], row["step"], row["action"]) == ("NS401", 1, "stop")
+    assert (row["code"], row["step"], row["action"]) == ("NS402", 0, "stop")
     assert report["incident"]["born_on"] == [0, 1]
+
+
+@pytest.mark.parametrize("program", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
+def test_all_ranks_go_back_together(tmp_path, program):
+    cured = {"NANSTOP_ALLOW": "optimizer_eps"}
+    reference = alone(tmp_path / "alone", program, "eps", **cured)
+    results, _ = together(tmp_path / "ranks", program, "eps", **cured)
+    assert results[0]["digest"] == results[1]["digest"]
+    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["step"], row["action"]) == ("NS402", 0, "rollback")
+    assert report["audit"][-1]["outcome"] == "done"
+
+
+def test_what_ranks_only_look_at_together(tmp_path):
+    """A collective whose result no loss depends on: the data is left out as without it."""
+    plain, _ = together(tmp_path / "plain", "loop", "data", **ALLOWED)
+    results, _ = together(tmp_path / "ranks", "loop", "gathers", **ALLOWED)
+    assert [one["digest"] for one in results] == [one["digest"] for one in plain]
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["action"]) == ("NS501", 1, "quarantine")
+    assert report["incident"]["born_on"] == [1]
+
+
+def test_what_a_collective_brings(tmp_path):
+    """All ranks have a bad loss, one of them by its own data."""
+    results, _ = together(tmp_path / "ranks", "loop", "centred", **ALLOWED)
+    assert results[0]["digest"] == results[1]["digest"]
+    assert results[0]["losses"][3] != results[0]["losses"][3]
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["action"]) == ("NS501", 1, "skip")
+    assert report["incident"]["born_on"] == [1]
+
+
+def test_what_one_rank_raises_names_it_once(tmp_path):
+    _, told = together(tmp_path / "ranks", "classes", "raised", codes=(1, 1))
+    (row,), _ = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["step"]) == ("NS502", 1, 3)
+    assert told.count("error[NS502]") == 1
+    assert "Connection closed by peer" in told
+
+
+def test_four_ranks(tmp_path):
+    reference = alone(tmp_path / "alone", "loop", "data", ALIKE="4", **ALLOWED)
+    results, _ = together(tmp_path / "ranks", "loop", "data", world=4, codes=(0,) * 4, **ALLOWED)
+    assert len({one["digest"] for one in results}) == 1
+    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["step"], row["module"]) == ("NS501", 3, 1, "first")
+    assert report["incident"]["born_on"] == [3]
+
+
+def test_sharded_weights_are_observed(tmp_path):
+    plain, _ = together(tmp_path / "plain", "sharded", "data", watched=False)
+    results, told = together(tmp_path / "watched", "sharded", "data")
+    assert results == plain
+    rows, _ = incidents(tmp_path / "watched")
+    assert {(row["step"], row["action"]) for row in rows} == {(3, "observe")}
+    assert (1, "forward") in {(row["rank"], row["phase"]) for row in rows}, told
 
 
 def test_a_rank_that_dies_in_a_trial(tmp_path):
@@ -129,6 +192,50 @@ def test_a_loop_on_accelerate(tmp_path, accumulate):
     results, _ = together(tmp_path / "ranks", "accelerated", "data", accumulate, **ALLOWED)
     assert results[0]["digest"] == results[1]["digest"]
     assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+
+
+def disturbed(folder, seed, num_calls):
+    """Return a run of which one rank gets a signal at one of its function calls."""
+    draw = random.Random(seed)
+    rank, number = draw.randrange(2), draw.choice([signal.SIGKILL, signal.SIGSTOP])
+    return job(
+        folder / str(seed),
+        "loop",
+        "data",
+        DISTURB=f"{rank} {int(number)} {draw.randrange(num_calls)}",
+        NANSTOP_RANKS_SECONDS="3",
+        GLOO_SECONDS="10",
+        **ALLOWED,
+    )
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_or_stopped_at_any_time(tmp_path, num):
+    """The others end, and what is written is whole."""
+    counted = {"DISTURB": f"1 {int(signal.SIGKILL)} -1"}
+    results, _ = together(tmp_path / "counted", "loop", "data", **counted, **ALLOWED)
+    jobs = [disturbed(tmp_path, seed, results[1]["calls"]) for seed in range(num)]
+    for ended, (codes, _, told) in zip(jobs, run_each(jobs), strict=True):
+        folder = Path(ended["folder"])
+        assert "hung" not in codes, told
+        assert {*codes} & {-signal.SIGKILL, "stopped"}, (codes, told)
+        for report in (folder / "out").glob("*/report.json"):
+            load_report(report)
+        if (folder / "out" / "summary.json").exists():
+            load_summary(folder / "out" / "summary.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["sft", "dpo"])
+def test_trainers_of_trl(tmp_path, program):
+    """Their losses gather what they log."""
+    is_healthy(tmp_path, program, "none", "2")
+    results, _ = together(tmp_path / "ranks", program, "data", "2", NANSTOP_ALLOW="form")
+    assert results[0]["digest"] == results[1]["digest"]
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["rank"], row["step"], row["module"]) == (0, 1, "model.embed_tokens")
+    assert row["action"] == "redo"
+    assert report["audit"][-1]["outcome"] == "done"
 
 
 @pytest.mark.slow

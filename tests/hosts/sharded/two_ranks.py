@@ -1,6 +1,6 @@
 """Starts the ranks of a small run, watched or not, and ends them all after a time.
 
-``python two_ranks.py JOB.json``: torch is imported once, each rank is a fork of that process.
+``python two_ranks.py JOBS.json``: torch is imported once, each rank is a fork of that process.
 """
 
 import json
@@ -15,18 +15,24 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SECONDS = 100
+SECONDS = 300
 """After which ranks that have not ended are killed, and told as hung."""
 
 
-def run(folder, program, *args, world=2, watched=True, seconds=SECONDS, **variables):
-    """Run a program of ``rank_programs`` on ``world`` ranks.
+def run(folder, program, *args, **options):
+    """Run a program of ``rank_programs`` on some ranks, see ``job``.
 
     Return the exit code of each ("hung" for one that was killed), what each has put into its
     ``result``, and what was written on stderr.
     """
+    (ended,) = run_each([job(folder, program, *args, **options)])
+    return ended
+
+
+def job(folder, program, *args, world=2, watched=True, seconds=SECONDS, **variables):
+    """Return what ``run_each`` needs to know of a run, in a ``folder`` of its own."""
     folder.mkdir()
-    job = {
+    return {
         "program": program,
         "args": args,
         "world": world,
@@ -35,16 +41,25 @@ def run(folder, program, *args, world=2, watched=True, seconds=SECONDS, **variab
         "folder": str(folder),
         "variables": variables,
     }
-    (folder / "job.json").write_text(json.dumps(job))
-    with (folder / "stderr").open("w") as stderr:
+
+
+def run_each(jobs):
+    """Run some jobs one after the other, and return of each what ``run`` does."""
+    first = Path(jobs[0]["folder"])
+    (first / "jobs.json").write_text(json.dumps(jobs))
+    with (first / "started").open("w") as log:
         subprocess.run(
-            [sys.executable, __file__, str(folder / "job.json")],
+            [sys.executable, __file__, str(first / "jobs.json")],
             check=True,
-            timeout=seconds + 60,
-            stdout=stderr,
-            stderr=stderr,
-            cwd=folder,
+            timeout=sum(job["seconds"] for job in jobs) + 60,
+            stdout=log,
+            stderr=log,
+            cwd=first,
         )
+    return [_ended(Path(job["folder"]), job["world"]) for job in jobs]
+
+
+def _ended(folder, world):
     codes = json.loads((folder / "codes.json").read_text())
     files = [folder / f"result-{rank}.json" for rank in range(world)]
     results = [json.loads(file.read_text()) if file.exists() else None for file in files]
@@ -64,6 +79,10 @@ def _rank(job, rank, port):
     """Be one rank: never returns."""
     code = 70
     try:
+        os.chdir(job["folder"])
+        told = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(told, 1)
+        os.dup2(told, 2)
         os.environ.update(job["variables"])
         if job["world"] > 1:
             known = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
@@ -93,11 +112,16 @@ def _rank(job, rank, port):
 
 
 def main():
-    """Be the parent of the ranks of a job."""
+    """Be the parent of the ranks of some jobs."""
     import torch.distributed
 
     torch.set_num_threads(1)
-    job = json.loads(Path(sys.argv[1]).read_text())
+    for one in json.loads(Path(sys.argv[1]).read_text()):
+        codes = _run_ranks(one)
+        Path(one["folder"], "codes.json").write_text(json.dumps(codes))
+
+
+def _run_ranks(job):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -109,15 +133,19 @@ def main():
         children[pid] = rank
     codes, until = ["hung"] * job["world"], time.monotonic() + job["seconds"]
     while children and time.monotonic() < until:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
+        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+        if pid and os.WIFSTOPPED(status):
+            codes[children[pid]] = "stopped"
+        elif pid:
             codes[children.pop(pid)] = os.waitstatus_to_exitcode(status)
+        elif all(codes[rank] == "stopped" for rank in children.values()):
+            break
         else:
             time.sleep(0.02)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    Path(job["folder"], "codes.json").write_text(json.dumps(codes))
+    return codes
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fnstep import FnStep
-from nanstop.replay.collectives import communicates
+from nanstop.replay.rerun import communicates
 
 RANKS = """
 import sys
@@ -108,7 +108,7 @@ def test_a_collective_is_met_before_it_begins(tmp_path):
             return model(batch["x"]).mean()
 
         batch = {"x": torch.ones(2, 4), "sum": torch.ones(1)}
-        step = FnStep(nn.Linear(4, 1), loss, [batch])
+        step = FnStep(nn.Linear(4, 1), loss, [batch], world_size=2)
         assert communicates(step).startswith("c10d.allreduce_")
         assert all(p.grad is None for p in step.view.root.parameters())
     finally:

@@ -224,6 +224,8 @@ def _refuse_what_raises(step: LoopStep) -> None:
         if micro.loss is None or step.obstacle():
             return
         error = attempt(step, place, under=eager).error
+        if step.collectives.stopped:
+            return  # which it is together with the other processes
         if error is not None:
             micro.refuse(f"what it calls cannot be called again ({type(error).__name__}: {error})")
 

@@ -22,6 +22,7 @@ from nanstop.hosts.run_again import run_again
 from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.measure.followed import Line
 from nanstop.records import Atom, RunFacts, StepId
+from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
@@ -117,6 +118,7 @@ class LoopStep:
     without_graph: Mapping[nn.Module, tuple[int, Line]] = field(default_factory=dict)
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     replicas: Replicas = ONE_COPY
+    collectives: Collectives = field(default_factory=Collectives)
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -144,10 +146,14 @@ class LoopStep:
         return next((o for o in (m.obstacle() for m in self.micros) if o), "")
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
+        with self.collectives.around(micro, world_size=self.facts.world_size):
+            if micro in self.remedies.left_out:
+                return torch.zeros(())
+            return self._rerun(micro, batch)
+
+    def _rerun(self, micro: int, batch: Batch | None) -> Tensor:
         noted = self.micros[micro]
         restore_rng(noted.rng)
-        if micro in self.remedies.left_out:
-            return torch.zeros(())
         given = self.remedies.rebatched(noted.batch, micro) if batch is None else batch
         root, compiled = self.view.root, self.facts.compiled
         with (
@@ -159,6 +165,7 @@ class LoopStep:
             return noted.rerun(given)
 
     def update(self) -> None:
+        self.collectives.share(parameters_of(self.view), self.replicas.average)
         optimizer = self.view.optimizer
         present = learning_rates(optimizer)
         # A rate that no window of this run had is a remedy's; it stays.
@@ -215,7 +222,9 @@ class LoopStep:
                     leaf.grad = None
                 self.replicas.begin()
                 for place, micro in enumerate(self.micros):
-                    loss = on_every_rank(ranks, f"micro-batch {place}", partial(self.run, place))
+                    with self.collectives.together(ranks):
+                        run = partial(self.run, place)
+                        loss = on_every_rank(ranks, f"micro-batch {place}", run)
                     micro.loss = loss if place not in self.remedies.left_out else None
                     if micro.reduced:
                         self.replicas.average()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.numerics.tensors import dense_parts
 from nanstop.replay.step import Batch
 
 _PACKED = ("Linear4bit", "Linear8bitLt", "LinearNF4", "LinearFP4")
@@ -60,10 +61,12 @@ class PlainView:
     def tied_groups(self) -> tuple[tuple[str, ...], ...]:
         groups: dict[tuple[Any, ...], list[str]] = {}
         for name, p in self.root.named_parameters(remove_duplicate=False):
-            if p.device.type == "meta":
+            part = next(iter(dense_parts(p)), p)  # of a sharded one what is here
+            if p.device.type == "meta" or not part.numel():
                 place: tuple[Any, ...] = (id(p),)
             else:
-                place = (p.device, p.untyped_storage().data_ptr(), p.storage_offset(), p.shape)
+                memory = part.untyped_storage().data_ptr()
+                place = (p.device, memory, part.storage_offset(), p.shape)
             groups.setdefault(place, []).append(name)
         return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 

@@ -76,7 +76,9 @@ class Carrier:
             stands = on_every_rank(ranks, "remedies", enter)
             replicas.begin()
             for index, micro in enumerate(step.window.micros):
-                micro.loss = on_every_rank(ranks, f"micro-batch {index}", partial(step.run, index))
+                with step.collectives.together(ranks):
+                    run = partial(step.run, index)
+                    micro.loss = on_every_rank(ranks, f"micro-batch {index}", run)
                 if micro.reduced:
                     replicas.average()
             if stands:

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from nanstop.hosts.trainer.step import Reentry, isolation
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window_end import WindowEnds
 from nanstop.records import RunFacts, Signal, StepId
+from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.step import Batch, ModelView
 from nanstop.tracebacks import passes_through
@@ -116,6 +117,7 @@ class EvalStep:
     host: Reentry
     predict: Any
     rates: tuple[float, ...] = ()
+    collectives: Collectives = field(default_factory=Collectives)
 
     @property
     def calls_script(self) -> bool:

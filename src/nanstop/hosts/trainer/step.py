@@ -20,6 +20,7 @@ from nanstop.hosts.sharded.ddp import SharedModels, reduces
 from nanstop.hosts.window_end import Ending
 from nanstop.hosts.window_remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
+from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
@@ -71,6 +72,7 @@ class TrainerWindow:
     logged: Tensor
     micros: list[Micro] = field(default_factory=list)
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
+    collectives: Collectives = field(default_factory=Collectives)
     ending: Ending = field(default_factory=Ending)
 
     @property
@@ -258,6 +260,10 @@ class HfStep:
         return self.facts.world_size == 1 or self.facts.ranks_agree
 
     @property
+    def collectives(self) -> Collectives:
+        return self.window.collectives
+
+    @property
     def replicas(self) -> Replicas:
         """See ``hosts.window_host.HostStep``."""
         micros = self.window.micros
@@ -285,19 +291,22 @@ class HfStep:
         state = host.trainer.state
         present, state.global_step = state.global_step, window.index
         try:
-            if micro in self.remedies.left_out:
-                return host.leave_out(noted)
-            kept, leaves = state_diff.tensors(noted.before), parameters_of(self.view).values()
-            compiled = self.facts.compiled
-            with (
-                self.remedies.under(self.view, micro),
-                run_again(host.root, leaves, compiled=compiled, own=kept),
-                self.replicas.alone(),
-            ):
-                given = self.remedies.rebatched(self.batches[micro], micro)
-                return host.replay(noted, given if batch is None else batch)
+            with self.collectives.around(micro, world_size=self.facts.world_size):
+                if micro in self.remedies.left_out:
+                    return host.leave_out(noted)
+                return self._replay(micro, noted, batch)
         finally:
             state.global_step = present
+
+    def _replay(self, micro: int, noted: Micro, batch: Batch | None) -> Tensor:
+        kept, leaves = state_diff.tensors(noted.before), parameters_of(self.view).values()
+        with (
+            self.remedies.under(self.view, micro),
+            run_again(self.host.root, leaves, compiled=self.facts.compiled, own=kept),
+            self.replicas.alone(),
+        ):
+            given = self.remedies.rebatched(self.batches[micro], micro)
+            return self.host.replay(noted, given if batch is None else batch)
 
     @property
     def remedies(self) -> WindowRemedies:
@@ -315,6 +324,7 @@ class HfStep:
         trainer = self.host.trainer
         optimizer = compat.inner_optimizer(trainer.optimizer)
         assert optimizer is not None
+        self.collectives.share(parameters_of(self.view), self.replicas.average)
         trainer.accelerator.unscale_gradients()
         limit = trainer.args.max_grad_norm
         if limit is not None and limit > 0:

@@ -10,10 +10,11 @@ from nanstop.decide.agreement import ONE_RANK, Ranks
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import has_bad
+from nanstop.prove.failing_step import FailingStep, Rewind, breaking_update_of_all
 from nanstop.records import codec
 from nanstop.records.record import record
-from nanstop.replay.collectives import communicates
-from nanstop.replay.rerun import attempt
+from nanstop.replay.collectives import finite, other
+from nanstop.replay.rerun import Attempt, attempt
 from nanstop.replay.step import Step
 from nanstop.session.shared.conclusion import Conclusion, as_text, from_text
 
@@ -23,25 +24,34 @@ _log = logging.getLogger("nanstop")
 @record
 class _Part:
     """What one rank says of its own part of a failing window. ``fails``: whether it does so by
-    itself, None where that cannot be tried; ``bad_loss``: whether a loss was not finite.
+    itself, None where that cannot be tried; ``arrived``: only by what a collective brought;
+    ``communicates``: whether it came to any; ``reads``: whether what they bring makes a difference
+    to it, None where that cannot be told; ``bad_loss``: whether a loss was not finite; ``since``:
+    the steps that it can go back to.
     """
 
     fails: bool | None
+    arrived: bool
+    communicates: bool
+    reads: bool | None
     bad_loss: bool
     num_micros: int
     step: int
+    since: tuple[int, ...]
     policy: Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """``leader``: the rank that looks into the failure, the first of those that it was ``born_on``
-    (None: nobody was asked, or could tell).
+    (None: nobody was asked, or could tell). ``broken_by``: the update that broke the weights of
+    all, where they have the way back to it.
     """
 
     ranks: Ranks = ONE_RANK
     leader: int = 0
     born_on: tuple[int, ...] | None = None
+    broken_by: FailingStep | None = None
 
     @property
     def agreed(self) -> bool:
@@ -49,24 +59,35 @@ class Meeting:
         return self.ranks.size > 1
 
     @classmethod
-    def over(cls, ranks: Ranks, step: Step | None, policy: Policy) -> Meeting:
+    def over(
+        cls, ranks: Ranks, step: Step | None, policy: Policy, broken: Rewind | None = None
+    ) -> Meeting:
         """Return the meeting over a window that fails, each rank's own part of which is run again,
         undone; of this rank alone where the others cannot be met.
+
+        ``broken``: the way back to weights that were not yet, where they are.
         """
         if ranks.size == 1 or step is None:
             return cls()
         try:
-            told = ranks.gather("part", codec.to_json(_own_part(step, policy)), patient=True)
+            own = _own_part(step, ranks, policy, broken)
+            told = ranks.gather("part", codec.to_json(own), patient=True)
             parts = [codec.from_json(_Part, one) for one in told]
             _require_alike(parts)
-        except NanstopError as error:
-            ranks.leave(error.message)
+            broken_by = None
+            if broken is not None and all(part.since == own.since for part in parts):
+                broken_by = breaking_update_of_all(broken, ranks)
+        except Exception as error:  # whatever it is, the others must not wait for this rank
+            ranks.leave(getattr(error, "message", f"{type(error).__name__}: {error}"))
             return cls()
-        born_on = tuple(rank for rank, part in enumerate(parts) if part.fails)
+        step.collectives.absent = not any(part.communicates for part in parts)
+        step.collectives.unread = {part.reads for part in parts} - {None} == {False}
+        failing = tuple(rank for rank, part in enumerate(parts) if part.fails)
+        born_on = tuple(rank for rank in failing if not parts[rank].arrived) or failing
         bad_losses = (rank for rank, part in enumerate(parts) if part.bad_loss)
         leader = (*born_on, *bad_losses, 0)[0]
         asked = born_on or all(part.fails is not None for part in parts)
-        return cls(ranks, leader, born_on if asked else None)
+        return cls(ranks, leader, born_on if asked else None, broken_by)
 
     def conclusion(
         self, own: Callable[[], Conclusion | None], follow: Callable[[Conclusion], None]
@@ -98,20 +119,59 @@ class Meeting:
 ALONE = Meeting()
 
 
-def _own_part(step: Step, policy: Policy) -> _Part:
-    try:
-        alone = step.is_local and not communicates(step)
-        fails = any(attempt(step, m).failed for m in range(len(step.batches))) if alone else None
-    except Exception:  # it cannot be run again
-        fails = None
-    bad_loss = any(loss is not None and has_bad(loss) for loss in step.losses)
+def _own_part(step: Step, ranks: Ranks, policy: Policy, broken: Rewind | None) -> _Part:
+    """Return this rank's part, run again with the collectives in place. Every rank calls it.
+
+    Errors: ``NanstopError`` where a rank does not come to them.
+    """
+    made, runs = step.collectives, _runs(step, ranks)
+    fails = any(run.failed for run in runs) if runs else None
+    arrived = reads = None
+    if runs and any(made.noted(micro) for micro in range(len(runs))):
+        arrived = bool(fails) and not _fails_alone(step, runs)
+        reads = _reads(step, runs)
     return _Part(
         fails=fails,
-        bad_loss=bad_loss,
+        arrived=bool(arrived),
+        communicates=bool(made.stopped) or any(made.noted(m) for m in range(len(step.batches))),
+        reads=reads,
+        bad_loss=any(loss is not None and has_bad(loss) for loss in step.losses),
         num_micros=len(step.batches),
         step=step.id.step,
+        since=tuple(one.id.step for one in broken.steps) if broken is not None else (),
         policy=policy,
     )
+
+
+def _runs(step: Step, ranks: Ranks) -> list[Attempt]:
+    """Return a run of each micro-batch, [] where one cannot be run again."""
+    obstacle = "" if step.is_local else "it needs the other processes"
+    try:
+        with step.isolated():
+            step.collectives.stopped = ""
+    except Exception as error:  # it cannot be run again
+        obstacle = str(error)
+    if any(ranks.gather("runs", obstacle)):
+        return []
+    with step.collectives.together(ranks):
+        runs = [attempt(step, micro) for micro in range(len(step.batches))]
+    again = zip(runs, step.losses, strict=True)
+    lost = any(run.error is not None and loss is not None for run, loss in again)
+    return [] if lost or step.collectives.stopped else runs
+
+
+def _fails_alone(step: Step, runs: list[Attempt]) -> bool:
+    """Return whether a run fails where everything that the others bring is finite."""
+    with step.collectives.changed(finite):
+        return any(attempt(step, micro).failed for micro, run in enumerate(runs) if run.failed)
+
+
+def _reads(step: Step, runs: list[Attempt]) -> bool | None:
+    """Return whether a healthy run depends on what the others bring; None: there is none."""
+    healthy = [m for m, run in enumerate(runs) if not run.failed and step.collectives.noted(m)]
+    with step.collectives.changed(other):
+        changed = [attempt(step, micro).digest != runs[micro].digest for micro in healthy]
+    return any(changed) if changed else None
 
 
 def _require_alike(parts: list[_Part]) -> None:

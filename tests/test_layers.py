@@ -22,6 +22,7 @@ ROWS = (
     ("session",),
     ("hosts",),
     ("hosts.model", "hosts.accelerate", "hosts.sharded"),
+    ("hosts.tape",),
     ("hosts.trainer", "hosts.loop"),
     ("hosts.script", "hosts.lightning"),
     ("process",),

@@ -122,7 +122,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "e559d3d95684ad6b")
+REPORT_FORM = (1, "315de7d9cee93578")
 
 
 def test_names():

@@ -82,7 +82,14 @@ BAD = [
     ({"begin": (BOS, BOS)}, "16 of the first 16 rows begin with two BOS tokens"),
     ({"begin": (BOS, BOS), "left": 3}, "16 of the first 16 rows begin with two BOS tokens"),
 ]
-GOOD = [{}, {"labels": "answer"}, {"left": 3}, {"end": ()}, {"begin": (5, 5)}]
+GOOD = [
+    {},
+    {"labels": "answer"},
+    {"left": 3},
+    {"end": ()},
+    {"begin": (5, 5)},
+    {"begin": (BOS, 5, BOS)},
+]
 
 
 @pytest.mark.parametrize(("shape", "cause"), BAD)

@@ -33,6 +33,13 @@ def by_hand(logits, y):
     return (logits.logsumexp(-1) - logits.gather(1, y[:, None])[:, 0]).mean()
 
 
+def spelled_out(m, b):
+    """A softmax and its cross entropy, as a textbook has them."""
+    scores = m(b["x"])
+    scores = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    return (scores.exp().sum(-1).log() - scores.gather(1, b["y"][:, None])[:, 0]).mean()
+
+
 def cross_entropy(m, b):
     return F.cross_entropy(m(b["x"]), b["y"])
 
@@ -83,6 +90,7 @@ FED = [
     ("function", net(), lambda m, b: F.cross_entropy(F.softmax(m(b["x"]), -1), b["y"])),
     ("by hand", net(Normalised()), cross_entropy),
     ("its cross entropy by hand", net(nn.Softmax(-1)), lambda m, b: by_hand(m(b["x"]), b["y"])),
+    ("a softmax that overflows", net(), spelled_out),
     ("sigmoid", net(nn.Sigmoid()), with_logits),
     ("sigmoid by hand", net(), lambda m, b: F.binary_cross_entropy_with_logits(
         1.0 / (1.0 + torch.exp(-m(b["x"]))), chosen(b))),

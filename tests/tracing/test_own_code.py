@@ -13,7 +13,7 @@ from torch import nn
 
 import nanstop.demo.scenarios
 import nanstop.faults.forward
-import nanstop.hosts.loop.tape
+import nanstop.hosts.tape.tape
 import nanstop.tracing.places
 from fnstep import FnStep
 from nanstop.tracing.own_code import is_library, is_own, is_wrapper, lies_in
@@ -38,7 +38,7 @@ def test_a_folder_beside_a_package_that_begins_as_it_does_is_another():
 
 
 def test_all_of_nanstop_is_its_own_but_what_uses_it():
-    for module in (nanstop, nanstop.hosts.loop.tape, nanstop.tracing.places):
+    for module in (nanstop, nanstop.hosts.tape.tape, nanstop.tracing.places):
         assert is_own(module.__file__)
         assert is_wrapper(module.__file__)
     for module in (nanstop.faults.forward, nanstop.demo.scenarios):

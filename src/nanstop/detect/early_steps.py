@@ -223,13 +223,14 @@ def at_once(step: Step) -> dict[str, Any]:
     """
     from nanstop.detect.label_alignment import Picks, misaligned_rows
     from nanstop.detect.objective_inputs import Ratios, objective_rows, ratio_rows
+    from nanstop.detect.running_sums import RunningSums, lost_sum_rows
     from nanstop.measure.cancellation import Cancellations, cancelled_rows
     from nanstop.measure.pooled_token import Pooling, pooled_rows
     from nanstop.measure.position_rounding import WholeNumbersInHalf, coarse_rows
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
-    ratios, pooling = Ratios(), Pooling()
-    rows = objective_rows(step, 0, differences, counts, picks, ratios, pooling)
+    ratios, pooling, sums = Ratios(), Pooling(), RunningSums()
+    rows = objective_rows(step, 0, differences, counts, picks, ratios, pooling, sums)
     rows += misaligned_rows(step, picks)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
@@ -239,6 +240,7 @@ def at_once(step: Step) -> dict[str, Any]:
         "objective": rows,
         "are_all_zero": bool(rows) and _are_zero(step.view),
         "cancelled": cancelled_rows(step, differences.found),
+        "lost_sums": lost_sum_rows(step, sums),
     }
 
 

@@ -205,24 +205,36 @@ class NeverReached:
         """Return whether the present window should be run again."""
         return bool(self._due)
 
-    def take(self, step: Step) -> tuple[tuple[str, ...], str]:
-        """Return the names of what is cut off, and the line that does it as far as it is known.
+    def take(self, step: Step) -> tuple[tuple[str, ...], str, str]:
+        """Return the names of what is cut off, the line that runs it without a graph, and the one
+        at which the loss leaves its graph; "" where that is not known.
 
         Undone bitwise; raises what the step raises. Synchronises the device.
         """
         names = {id(p): name for name, p in step.view.root.named_parameters()}
         due, line = self._due, ""
-        mine = [p for p in due if id(p) in names]
-        found = [p for p in mine if _matters(step, [p])] if _matters(step, mine) else []
-        outside: Any = getattr(step, "without_graph", {})
-        for module, (num, at) in outside.items():
+        found: list[Tensor] = []
+        without: Any = getattr(step, "without_graph", {})
+        often = {module: at for module, (num, at) in without.items() if num >= UPDATES}
+        for module in often:
             own = list(module.parameters())
-            if num >= UPDATES and own and all(any(p is one for one in due) for p in own):
-                found += [p for p in own if not any(p is one for one in found)]
+            if own and all(_is_among(p, due) for p in own):
+                found += [p for p in own if not _is_among(p, found)]
+                names = {id(p): name for name, p in module.named_parameters()} | names
+        mine = [p for p in due if id(p) in names and not _is_among(p, found)]
+        found += [p for p in mine if _matters(step, [p])] if _matters(step, mine) else []
+        for module, at in often.items():
+            own = [_is_among(p, found) for p in module.parameters()]
+            if 2 * sum(own) > len(own):  # others of it, tied to a head, may have a gradient
                 line = line_text(at)
-                names |= {id(p): name for name, p in module.named_parameters()}
+        cuts: Any = getattr(step, "cuts", list)() if found and not line else []
+        lost = line_text(cuts[0]) if len(cuts) == 1 else ""
         self._told |= bool(found)
-        return tuple(names.get(id(p), "?") for p in found), line
+        return tuple(names.get(id(p), "?") for p in found), line, lost
+
+
+def _is_among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(tensor is one for one in others)
 
 
 def _matters(step: Step, parameters: Sequence[Tensor]) -> bool:

@@ -7,7 +7,7 @@ again, undone, with other weights. How a softmax was spelled, and where, plays n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,9 +32,10 @@ MOST_ROWS = 64
 """Rows of an operand that are read: all of them are to be alike."""
 TOLERANCE = 1e-2
 """Of a sum of probabilities: those of bfloat16 sum to 1 within it."""
+MOST_TRIED = 4
 LARGE_RATIO = 1e6
 """Of the probabilities that two models give to one token: 14 nats apart. Clipping is at 1.2."""
-FAR = 10.0
+FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
 _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
 _LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
@@ -57,9 +58,12 @@ def objective_rows(step: Step, micro: int = 0, *looks: Look) -> tuple[ObjectiveR
         raise error
     if not first.odd:
         return ()
-    again = _with_other_weights(step, micro)
+    again = _with_other_weights(step, micro, FAR, set(first.odd))
+    if again.overflowed:  # a softmax that is spelled out leaves its format before torch's does
+        nearer = _with_other_weights(step, micro, NEAR, again.overflowed)
+        again.odd |= {n: given for n, given in nearer.odd.items() if n in again.overflowed}
     lasting: dict[int, Given] = {
-        index: given for index, given in first.odd.items() if again.get(index) == given
+        index: given for index, given in first.odd.items() if again.odd.get(index) == given
     }
     if not lasting:
         return ()
@@ -68,22 +72,24 @@ def objective_rows(step: Step, micro: int = 0, *looks: Look) -> tuple[ObjectiveR
     return tuple(dict.fromkeys(row for row in rows if row is not None))
 
 
-def _with_other_weights(step: Step, micro: int) -> Mapping[int, Given]:
+def _with_other_weights(step: Step, micro: int, share: float, asked: Set[int]) -> _Operands:
     trained = [p for p in step.view.root.parameters() if p.requires_grad]
-    look = _Operands()
+    look = _Operands(asked)
     # The script's own code may refuse what such weights compute: then nothing is established.
-    with suppress(Exception), step.isolated(), moved(trained, FAR), SecondRun(look):
+    with suppress(Exception), step.isolated(), moved(trained, share), SecondRun(look):
         step.run(micro)
-    return look.odd
+    return look
 
 
 class _Operands:
     """Called with each op; keeps of those that end an objective what was odd about their operand,
-    by index.
+    by index. ``overflowed``: those of ``asked`` whose operand was not finite.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}
+        self.overflowed: set[int] = set()
+        self._asked = asked
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
@@ -93,6 +99,8 @@ class _Operands:
         if read is not None and isinstance(args[0], Tensor) and args[0].is_floating_point():
             with torch.no_grad():
                 found = read(args)
+                if index in self._asked and not bool(args[0].isfinite().all()):
+                    self.overflowed.add(index)
             if found is not None:
                 self.odd[index] = found
         return None
@@ -256,10 +264,13 @@ def _place(tensor: Tensor) -> tuple[int, torch.Size]:
 
 
 def ratio_rows(step: Step, ratios: Ratios, micro: int = 0) -> tuple[RatioRow, ...]:
-    """Return the ratios of single tokens that are beyond reason. Undone bitwise; runs the
-    micro-batch once more where there is one.
+    """Return the ratios of single tokens that are beyond reason and that the loss is made of: a
+    mask may leave them out. Undone bitwise; runs the micro-batch a few times where there is one.
     """
-    found = {index: value for index, value in ratios.largest.items() if value >= LARGE_RATIO}
+    large = [index for index, value in ratios.largest.items() if value >= LARGE_RATIO]
+    plain = _loss(step, micro, _Doubled(-1)) if large else 0.0
+    used = [n for n in large[:MOST_TRIED] if _loss(step, micro, _Doubled(n)) != plain]
+    found = {index: ratios.largest[index] for index in used}
     if not found:
         return ()
     ops = record(step, micro).whole_trace().ops
@@ -272,3 +283,22 @@ def ratio_rows(step: Step, ratios: Ratios, micro: int = 0) -> tuple[RatioRow, ..
         )
         for index, value in found.items()
     )
+
+
+class _Doubled(SecondRun):
+    """Has one op give twice what it gives beyond ``LARGE_RATIO``."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self._index = index
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if index != self._index:
+            return result
+        return torch.where(result >= LARGE_RATIO, 2.0 * result, result)
+
+
+def _loss(step: Step, micro: int, mode: SecondRun) -> float:
+    with step.isolated(), mode:
+        return float(step.run(micro).detach())

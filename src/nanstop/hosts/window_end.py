@@ -132,10 +132,11 @@ class WindowEnds:
             alarm = self._look(step, read, ending)
             if alarm is None:
                 self._reported = ()
-                self._host.session.before_update(step)
+                seen = step.for_looks()
+                self._host.session.before_update(seen)
                 may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
                 if may_look and self._host.session.gauge_due(step.id.step) and not step.obstacle():
-                    self._host.session.gauge(step)
+                    self._host.session.gauge(seen)
                 return
             if num_redone == _MAX_ROUNDS:
                 ending.apply = False

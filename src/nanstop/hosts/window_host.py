@@ -30,6 +30,10 @@ class HostStep(Step, Protocol):
         """What other processes have of it."""
         ...
 
+    def for_looks(self) -> Step:
+        """Return the step as looks at a healthy window run it."""
+        ...
+
     def obstacle(self) -> str:
         """Return why it cannot be run again as a whole, or ""."""
         ...

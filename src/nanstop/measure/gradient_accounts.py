@@ -21,8 +21,9 @@ from nanstop.measure.followed import Followed, Line, OwnUpdate
 from nanstop.measure.gradient_balance import LEAST_SCALE, Samples, balance, is_even, on_host
 from nanstop.measure.loss_graph import leaves
 from nanstop.numerics.tensors import by_torch_alone
-from nanstop.records import GradientAccount, StepId
+from nanstop.records import GradientAccount, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
+from nanstop.tracing.own_code import is_library
 from nanstop.tracing.places import source_line
 
 MOST_STAGES = 256
@@ -53,6 +54,12 @@ class GradientAccounts:
         self._leave_own()
         self._followed.setdefault(optimizer, Followed(optimizer, line))
         self.is_looking = True
+
+    def made_at(self, optimizer: Optimizer | None) -> SourceLine | None:
+        """Return the script's line that made an optimizer, None where that was not seen."""
+        one = self._followed.get(optimizer) if optimizer is not None else None
+        line = one.line if one is not None else None
+        return None if line is None or is_library(line[0].co_filename) else source_line(line)
 
     def by_hand(self, losses: Sequence[Tensor], at: StepId) -> GradientAccount | None:
         """Return the account of an update that a script without an optimizer has made since its

@@ -24,8 +24,71 @@ _LIKE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "exp_inf"}
 )
 MAX_LISTED = 16
+MOST_LIKE, MOST_FITTED, LEAST_FITTED = 16, 4096, 256
+BETTER_FIT = 0.15
+"""Of a correlation: of 256 elements by chance it is 0.06."""
 _SMALLEST_MOVED = 1e-15
 """First moments beyond this have squares that float32 holds."""
+
+
+@torch.no_grad()
+def moments_of_others(
+    optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]
+) -> tuple[int, tuple[tuple[str, str], ...]]:
+    """Return how many parameters were compared, and pairs of names: a parameter, and the one of its
+    shape whose second moments fit its gradient far better than its own do.
+
+    Which elements of a gradient are large is much the same from window to window: squares of the
+    present one go with the sums of earlier ones. Looks at ``MOST_LIKE`` parameters of each shape,
+    up to ``MOST_FITTED`` elements of each; synchronises the device once for each shape.
+    """
+    groups: dict[torch.Size, list[tuple[str, Tensor, Tensor]]] = {}
+    for name, parameter in named:
+        squares = _squares(parameter, optimizer.state.get(parameter, {}))
+        gradient = parameter.grad
+        if squares is None or gradient is None or gradient.is_sparse:
+            continue
+        if parameter.numel() >= LEAST_FITTED and bool(gradient.any()):
+            groups.setdefault(parameter.shape, []).append((name, gradient, squares))
+    alike = [group[:MOST_LIKE] for group in groups.values() if len(group) > 1]
+    pairs: list[tuple[str, str]] = []
+    for group in alike:
+        fit = _fits([g.square() for _, g, _ in group], [squares for _, _, squares in group])
+        best = fit.argmax(1).tolist()
+        better = (fit.amax(1) - fit.diagonal() >= BETTER_FIT).tolist()
+        wrong = [place for place, is_better in enumerate(better) if is_better]
+        # Each has what another lacks: one alone may have changed by itself.
+        changed = [place for place in wrong if best[place] in wrong]
+        if len({best[place] for place in changed}) == len(changed):
+            pairs += [(group[place][0], group[best[place]][0]) for place in changed]
+    return sum(map(len, alike)), tuple(pairs)
+
+
+def _squares(parameter: Tensor, entries: Any) -> Tensor | None:
+    """Return what an optimizer keeps of the squares of a parameter's gradients, None without."""
+    for value in entries.values() if isinstance(entries, Mapping) else ():
+        like = isinstance(value, Tensor) and value.shape == parameter.shape and value.numel() > 1
+        if like and value.is_floating_point() and bool((value >= 0).all()) and bool(value.any()):
+            return value
+    return None
+
+
+def _fits(gradients: list[Tensor], moments: list[Tensor]) -> Tensor:
+    """Return the correlation of the logarithms of each with each, [gradients, moments]."""
+    sizes = [torch.stack([_log(one) for one in group]) for group in (gradients, moments)]
+    apart = [size - size.mean(1, keepdim=True) for size in sizes]
+    one, other = (size / size.norm(dim=1, keepdim=True).clamp(min=1e-12) for size in apart)
+    return (one @ other.T).cpu()
+
+
+def _log(values: Tensor) -> Tensor:
+    flat = values.detach().reshape(-1).float()
+    # An odd distance: an even one may meet the same column of every row.
+    flat = flat[:: max(1, flat.numel() // MOST_FITTED) | 1]
+    smallest = (
+        flat[flat > 0].amin() if bool((flat > 0).any()) else torch.ones((), device=flat.device)
+    )
+    return flat.clamp(min=float(smallest)).log()
 
 
 @torch.no_grad()

@@ -50,6 +50,7 @@ from nanstop.records.probe import (
     DriftRow,
     GradientRow,
     LogitGap,
+    LostSumRow,
     ObjectiveRow,
     Probe,
     RatioRow,
@@ -67,7 +68,7 @@ from nanstop.records.setup import (
     ScheduleFacts,
     TextFacts,
 )
-from nanstop.records.update import AccumulationFacts, ResumeFacts
+from nanstop.records.update import AccumulationFacts, LoadFacts, ResumeFacts
 from nanstop.records.values import (
     FORMAT_MAX,
     FailureKey,
@@ -150,8 +151,10 @@ __all__ = [
     "HeadFacts",
     "Incident",
     "KeyProblem",
+    "LoadFacts",
     "Localization",
     "LogitGap",
+    "LostSumRow",
     "ObjectiveFacts",
     "ObjectiveRow",
     "OpEvent",

@@ -17,8 +17,8 @@ from nanstop.records.setup import (
     ScheduleFacts,
     TextFacts,
 )
-from nanstop.records.update import AccumulationFacts, ResumeFacts
-from nanstop.records.values import TensorStats
+from nanstop.records.update import AccumulationFacts, LoadFacts, ResumeFacts
+from nanstop.records.values import SourceLine, TensorStats
 from nanstop.records.vocabulary import Phase
 
 
@@ -186,6 +186,8 @@ class RunFacts:
     task: str | None = None
     loss: str | None = None
     optimizer: OptimizerFacts | None = None
+    optimizer_at: SourceLine | None = None
+    """The line that made the optimizer, None where that was not seen."""
     clip: float | None = None
     num_micro: int = 1
     batch_shape: tuple[int, ...] | None = None
@@ -223,6 +225,8 @@ class RunFacts:
     none of them.
     """
     resume: ResumeFacts | None = None
+    loaded: LoadFacts | None = None
+    """What the model's weights lacked when they were loaded; None where they fitted."""
     accumulation: AccumulationFacts | None = None
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were not finite, or far too large, as they were loaded: when the run began."""

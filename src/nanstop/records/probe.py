@@ -77,6 +77,18 @@ class CancelledRow:
 
 
 @record
+class LostSumRow:
+    """A sum of ``num_terms``, one after the other, that lacks this ``share`` of what was added."""
+
+    module: str
+    op: str
+    dtype: str
+    num_terms: int
+    share: float
+    line: str = ""
+
+
+@record
 class StateRow:
     """Second moments of a parameter after the update: how many are 0 and should not be."""
 
@@ -150,6 +162,7 @@ class Probe:
     ratios: tuple[RatioRow, ...] = ()
     objective: tuple[ObjectiveRow, ...] = ()
     cancelled: tuple[CancelledRow, ...] = ()
+    lost_sums: tuple[LostSumRow, ...] = ()
     stale: tuple[float, float] | None = None
     """Losses with the copies of weights that autocast keeps, and with weights cast anew."""
     problems: tuple[str, ...] = ()

@@ -133,7 +133,7 @@ class GradientPath:
     asked. ``num_reached``: tensors that one backward gave a gradient, of ``num_tensors``; None
     where none was run. ``cut``: tensors that an optimizer holds and that got no gradient in its
     first updates although the loss depends on them, or whose module is only run without a graph;
-    ``cut_at``: FILE:LINE of that.
+    ``cut_at``: FILE:LINE of that. ``lost_at``: FILE:LINE of what leaves the graph, where one does.
     """
 
     num_trainable: int
@@ -146,3 +146,4 @@ class GradientPath:
     stuck: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
     cut_at: str = ""
+    lost_at: str = ""

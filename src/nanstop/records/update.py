@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanstop.records.record import record
+from nanstop.records.values import SourceLine
 
 
 @record
@@ -22,6 +23,24 @@ class ResumeFacts:
     num_zero: int = 0
     replaced: float = 0.0
     """By how much of their size the first update moved weights that the optimizer lacks."""
+    num_compared: int = 0
+    """Parameters whose second moments were held against the gradients of the first window."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Of those, pairs of a parameter and the one of its shape whose moments fit it far better."""
+    at: SourceLine | None = None
+    """The line that restored the optimizer's state, None where that was not seen."""
+
+
+@record
+class LoadFacts:
+    """What a state dict that was loaded lacks of a model of ``num_tensors`` parameters, and what it
+    has beside: as many of the same shapes. ``at``: the line that loaded it.
+    """
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    num_tensors: int = 0
+    at: SourceLine | None = None
 
 
 @record
@@ -40,3 +59,5 @@ class AccumulationFacts:
     batch_norms: int = 0
     sum_format: str | None = None
     """Half precision in which a loop's own gradients are summed over the window, or None."""
+    made_at: SourceLine | None = None
+    """The line that made the loss of the first micro-batch, where that was seen."""

@@ -121,8 +121,8 @@ class Looks:
                 if path is not None and zeros:
                     self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
             if self._never.due and facts.gradient_path is not None:
-                cut, line = self._never.take(step)
-                path = replace(facts.gradient_path, cut=cut, cut_at=line)
+                cut, line, lost = self._never.take(step)
+                path = replace(facts.gradient_path, cut=cut, cut_at=line, lost_at=lost)
                 self._learned(at=step.id, **({"gradient_path": path} if cut else {}))
             if self._early.due(step.id.step, facts):
                 self._look(lambda: self._early.again(step, facts))

@@ -23,10 +23,10 @@ from nanstop.errors import TrainingStopped
 from nanstop.hosts.data_rows import DataRows
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.step import LoopStep, learning_rates
-from nanstop.hosts.loop.taped_micro import TapedMicro
 from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.window_end import Ending, WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom, Phase, RunFacts, Signal, StepId

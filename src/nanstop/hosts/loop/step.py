@@ -67,6 +67,12 @@ class Micro(Protocol):
         """
         ...
 
+    def cuts(self) -> list[Line]:
+        """Return the lines at which the loss leaves its graph, as far as its calls were
+        recorded.
+        """
+        ...
+
 
 class UnseenMicro:
     """Stands for gradients whose making was not seen.
@@ -91,6 +97,9 @@ class UnseenMicro:
 
     def leaves(self) -> Iterable[Tensor]:
         return ()
+
+    def cuts(self) -> list[Line]:
+        return []
 
 
 @dataclass(slots=True)
@@ -140,6 +149,18 @@ class LoopStep:
         """
         kinds = {kind for m in self.view.root.modules() for kind in type(m).__mro__}
         return not any(kind.__module__.startswith(_SHARDING) for kind in kinds)
+
+    def cuts(self) -> list[Line]:
+        """Return the lines at which the first micro-batch leaves its graph, as far as its calls
+        were recorded. Undone.
+        """
+        with self.isolated():
+            restore_rng(self.micros[0].rng)
+            return self.micros[0].cuts()
+
+    def for_looks(self) -> LoopStep:
+        """Return the step as looks run it: as it is."""
+        return self
 
     def obstacle(self) -> str:
         """Return why the window cannot be run again as a whole, or ""."""

@@ -18,12 +18,13 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import total_norm
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
-from nanstop.hosts.loop.pieces import pieces, program_of_function
 from nanstop.hosts.loop.step import LoopStep
-from nanstop.hosts.loop.tensors import autocast_state, total
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.sharded.ddp import SharedModels, reduces
+from nanstop.hosts.tape.pieces import pieces, program_of_function
+from nanstop.hosts.tape.tensors import autocast_state, total
+from nanstop.measure.followed import Line
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import note_rng
@@ -63,6 +64,9 @@ class FunctionMicro:
     def rerun(self, batch: Batch | None) -> Tensor:
         given = copy.copy(self._given) if batch is None else _like(self._given, batch)
         return self._watch.backward(self.loss_fn(given))
+
+    def cuts(self) -> list[Line]:
+        return []
 
     def leaves(self) -> list[Tensor]:
         return [t for t in tensors(self.batch) if t.requires_grad and t.is_leaf]

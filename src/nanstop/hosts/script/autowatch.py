@@ -63,6 +63,7 @@ def install(open_session: OpenSession) -> None:
         torch = sys.modules["torch"]
         utils = torch.nn.utils
         table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
+        table.replace(torch.nn.Module, "load_state_dict", _load_weights)
         for owner in (torch.Tensor, torch.autograd):
             table.replace(owner, "backward", _backward)
         for name in ("register_hook", "register_post_accumulate_grad_hook"):
@@ -132,6 +133,13 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     _begun_loops(_open_session).made_optimizer(optimizer)
 
 
+def _load_weights(original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``Module.load_state_dict``: what it lacks is told of the model that trains."""
+    from nanstop.hosts.model.loaded_weights import LOADED
+
+    return LOADED.load(original, module, given, *args, **kwargs)
+
+
 def _registering(original: Any, tensor: Any, hook: Any) -> Any:
     """Stand in for what registers hooks on tensors: their lines are told where they take something
     from a gradient.
@@ -199,7 +207,8 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             from nanstop.hosts.trainer.watch import watch_trainer
 
-            scope.callback(watch_trainer(trainer, open_session).close)
+            known = {} if _loops is None else {"made_at": _loops.state.accounts.made_at}
+            scope.callback(watch_trainer(trainer, open_session, **known).close)
         except Exception as error:  # nanstop is never the reason a run dies
             from nanstop.hosts.compat import not_watched
 

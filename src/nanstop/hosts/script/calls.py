@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.loop.given_weights import given_weights
 from nanstop.hosts.loop.step import UnseenMicro
-from nanstop.hosts.loop.taped_micro import TapedMicro
-from nanstop.hosts.loop.tensors import total
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
@@ -28,6 +25,9 @@ from nanstop.hosts.script.window import (
     is_trainable,
     on_one_rank,
 )
+from nanstop.hosts.tape.given_weights import given_weights
+from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.hosts.tape.tensors import total
 from nanstop.numerics.tensors import by_torch_alone, tensors
 from nanstop.replay.rng import note_rng
 from nanstop.tracebacks import passes_through

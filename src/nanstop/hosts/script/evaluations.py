@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.step import Batch
@@ -69,6 +70,9 @@ class EvaluationMicro:
 
     def leaves(self) -> Iterable[Tensor]:
         return ()
+
+    def cuts(self) -> list[Line]:
+        return []
 
 
 class Evaluations:

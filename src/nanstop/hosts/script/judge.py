@@ -16,13 +16,13 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import UnseenMicro
-from nanstop.hosts.loop.taped_micro import TapedMicro
-from nanstop.hosts.loop.tensors import total
 from nanstop.hosts.script.closures import OpenUpdate
 from nanstop.hosts.script.moved_weights import has_moved
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
 from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module, norm_of, parameters_of
+from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.window_end import Ending
 from nanstop.measure.followed import Line
 from nanstop.numerics.weights import param_groups

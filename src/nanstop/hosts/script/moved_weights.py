@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from nanstop.hosts.loop.step import LoopStep
-from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.numerics.tensors import nonfinite
 
 _MOVED = (

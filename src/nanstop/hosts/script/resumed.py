@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim import Optimizer
@@ -12,7 +12,10 @@ from torch.optim import Optimizer
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
+from nanstop.measure.followed import Line
+from nanstop.numerics.optimizer_state import moments_of_others
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import source_line, user_line
 
 __tracebackhide__ = passes_through
 
@@ -24,6 +27,7 @@ class Restored:
 
     def __init__(self) -> None:
         self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._optimizers_at: WeakKeyDictionary[Optimizer, Line] = WeakKeyDictionary()
         self._scalers: WeakSet[Any] = WeakSet()
 
     def install(self, table: Table) -> None:
@@ -46,11 +50,16 @@ class Restored:
         forgotten = scaler is not None and scaler.is_enabled() and scaler not in self._scalers
         if resume is not None and forgotten:
             resume = replace(resume, missing=(SCALER,))
+        if resume is not None:
+            num, others = moments_of_others(optimizer, view.root.named_parameters())
+            at = source_line(self._optimizers_at.get(optimizer))
+            resume = replace(resume, num_compared=num, others=others, at=at)
         return {"optimizer": facts.optimizer, "resume": resume}
 
     def _optimizer(self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         self._optimizers.add(optimizer)
+        self._optimizers_at[optimizer] = user_line()
         return result
 
     def _scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,16 +17,16 @@ from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
 from nanstop.hosts.gradient_writes import GradientWrites
-from nanstop.hosts.loop.given_weights import inside_transform
 from nanstop.hosts.loop.step import Micro, UnseenMicro
-from nanstop.hosts.loop.tape import Tape
-from nanstop.hosts.loop.taped_micro import TapedMicro
-from nanstop.hosts.loop.weight_marks import WeightMarks
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.evaluations import Evaluations
 from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
 from nanstop.hosts.sharded.ddp import reduces
+from nanstop.hosts.tape.given_weights import inside_transform
+from nanstop.hosts.tape.tape import Tape
+from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.replay.rng import note_rng
 from nanstop.tracebacks import passes_through

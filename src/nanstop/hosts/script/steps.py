@@ -4,28 +4,30 @@ to open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import LoopStep, UnseenMicro
-from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.model.loaded_weights import LOADED
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.script.resumed import Restored
 from nanstop.hosts.script.window import (
     BufferGroup,
     ScriptWindow,
-    accumulation_in,
     one_root,
     parameters_of,
     update_again,
 )
 from nanstop.hosts.sharded.ddp import SharedModels
+from nanstop.hosts.tape.accumulation import accumulation_in
+from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
+from nanstop.records import SourceLine
 from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 
@@ -53,6 +55,10 @@ class Steps:
         self._shared = SharedModels("script")
         self.without_graph: WeakKeyDictionary[nn.Module, tuple[int, Line]] = WeakKeyDictionary()
         """How often a module with what could be trained was called without one, and where."""
+        self._asked: WeakSet[nn.Module] = WeakSet()
+        """Models of which it is known how they were loaded."""
+        self.made_at: Callable[[Optimizer | None], SourceLine | None] = lambda _: None
+        """Returns the line that made an optimizer."""
         self._views: dict[tuple[int, ...], PlainView] = {}
 
     def step(
@@ -81,6 +87,10 @@ class Steps:
 
     def open(self, window: ScriptWindow, view: PlainView) -> None:
         restored = self._restored.take(view)
+        if view.root not in self._asked:
+            self._asked.add(view.root)
+            loaded = LOADED.facts(view.root)
+            restored |= {"loaded": loaded} if loaded is not None else {}
         if self.controller.session is not None:
             if restored:
                 self.controller.session.learned(**restored)
@@ -93,10 +103,14 @@ class Steps:
             autocast=str(dtype).removeprefix("torch.") if on else None,
             clip=window.clip,
             num_micro=max(1, len(window.micros)),
-            accumulation=accumulation_in(window, view),
+            accumulation=accumulation_in(
+                [m for m in window.micros if isinstance(m, TapedMicro)],
+                parameters_of(view.optimizer) if view.optimizer is not None else (),
+            ),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
             ranks_agree=self._shared.agree(window.called.values()),
+            optimizer_at=self.made_at(view.optimizer),
             **restored,
             **({"veto": INSIDE} if window.updated_inside else {}),
             **({"veto": BY_HAND} if window.by_hand else {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from nanstop.hosts.loop.tape import Tape
+from nanstop.hosts.tape.tape import Tape
 
 _OP_SECONDS = 6e-6
 _PASSED_SECONDS = 1e-6

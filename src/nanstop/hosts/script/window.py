@@ -16,14 +16,12 @@ from torch.optim import Optimizer
 
 from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import total_norm
-from nanstop.hosts.loop.pieces import pieces, program_of
 from nanstop.hosts.loop.step import Micro
-from nanstop.hosts.loop.tape_calls import variable_names
-from nanstop.hosts.loop.taped_micro import TapedMicro
-from nanstop.hosts.model.updates import seen_accumulation
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.tape.tape_calls import variable_names
+from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
-from nanstop.records import AccumulationFacts, Phase
+from nanstop.records import Phase
 from nanstop.replay.snapshot import BufferNotes
 
 LEAST_SCALE = 8.0
@@ -242,23 +240,6 @@ def update_again(view: PlainView, window: ScriptWindow) -> None:
         parameters = parameters_of(optimizer)
         torch.nn.utils.clip_grads_with_norm_(parameters, clip, total_norm(parameters))
     (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
-
-
-def accumulation_in(window: ScriptWindow, view: PlainView) -> AccumulationFacts | None:
-    """Return how a window's own losses and gradients are made one. Synchronises the device."""
-    seen = [m for m in window.micros if isinstance(m, TapedMicro) and m.loss is not None]
-    if len(seen) < 2:
-        return None
-    programs = {id(micro): program_of(micro) for micro in seen}
-    split = pieces((micro, programs[id(micro)]) for micro in seen)
-    program = programs[id(split[0])] if split else None
-    updated = parameters_of(view.optimizer) if view.optimizer is not None else []
-    return seen_accumulation(
-        program.modules if program is not None else (),
-        [m.batch for m in split],
-        [float(m.loss) for m in split if m.loss is not None],
-        (parameter.grad for parameter in updated),
-    )
 
 
 @dataclass(frozen=True, slots=True)

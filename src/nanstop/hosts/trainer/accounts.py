@@ -74,7 +74,7 @@ class TrainerAccounts:
         look = partial(self._accounts.before_backward, is_again=self._is_again)
         self._accounts.guarded(look, [loss])
         try:
-            result = backward(loss, *args, **kwargs)
+            result = self._watch.host.tape.backward(backward, loss, *args, **kwargs)
         except BaseException:
             self._accounts.drop()
             raise

@@ -17,13 +17,16 @@ from nanstop.hosts import compat, state_diff
 from nanstop.hosts.replicas import Replicas
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.ddp import SharedModels, reduces
+from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
+from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.window_end import Ending
 from nanstop.hosts.window_remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
-from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
+from nanstop.replay.step import Batch, ModelView, Step, parameters_of, trainable_of, undone
 from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_of_library
@@ -39,7 +42,8 @@ class Micro:
 
     ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch``
     is a shallow copy of what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it
-    moved on to the next buffered slice as well.
+    moved on to the next buffered slice as well. ``taped``: the calls of a loss of
+    the script's own.
     """
 
     model: nn.Module
@@ -53,6 +57,7 @@ class Micro:
     after: state_diff.Notes = field(default_factory=dict)
     buffers: Any = ()
     loss: Tensor | None = None
+    taped: TapedMicro | None = None
 
     @property
     def reduced(self) -> bool:
@@ -112,6 +117,9 @@ class Reentry:
         self.shared = SharedModels("trainer")
         self.plain_lrs: deque[tuple[float, ...]] = deque(maxlen=512)
         self.position: tuple[TrainerWindow, int] | None = None
+        self.tape = LossTape()
+        self.may_tape = False
+        """Whether micro-batches are recorded where looks would have to call the script's loss."""
         self._python_rng: tuple[Any, ...] = ()
         self._recording: Micro | None = None
         self._replaying: tuple[Micro, Any] | None = None
@@ -148,6 +156,7 @@ class Reentry:
             micro.loss = loss = self.training_step(micro.model, micro.raw, micro.num_items)
             return loss
         finally:
+            self.tape.end()
             self._recording = None
             micro.after = state_diff.note(self.trainer)
 
@@ -167,6 +176,8 @@ class Reentry:
             micro.before = state_diff.note(self.trainer)
             micro.buffers = self.buffers.note()
             micro.rng = self._noted_rng()
+            if self.may_tape and is_recorded(self.trainer.state.global_step):
+                micro.taped = self.tape.begin(self.trainer.args.device.type, micro.rng)
         return prepared
 
     def leave_out(self, micro: Micro) -> Tensor:
@@ -254,6 +265,15 @@ class HfStep:
     @property
     def calls_script(self) -> bool:
         return has_own_loss(self.host.trainer)
+
+    def for_looks(self) -> Step:
+        """Return the step as looks run it: by what its losses called, where that was recorded."""
+        micros = self.window.micros
+        taped = [m.taped for m in micros if m.taped is not None and m.taped.tape.losses]
+        if not taped or len(taped) < len(micros) or any(one.obstacle() for one in taped):
+            return self
+        notes = [micro.buffers for micro in micros]
+        return TapedStep(self, taped, self.host.buffers, notes, self.host.tape.without_graph)
 
     @property
     def is_local(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from nanstop.hosts import compat
 from nanstop.hosts.data_rows import TrainerRows
 from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
+from nanstop.hosts.model.loaded_weights import LOADED
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.accounts import TrainerAccounts
 from nanstop.hosts.trainer.actions import Carrier
@@ -36,10 +37,10 @@ from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.objective import Objective
-from nanstop.hosts.trainer.step import Micro, Reentry, TrainerWindow
+from nanstop.hosts.trainer.step import Micro, Reentry, TrainerWindow, has_own_loss
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.windows import TrainerWindows
-from nanstop.records import RunFacts, StepId
+from nanstop.records import RunFacts, SourceLine, StepId
 from nanstop.session.watched_run import OpenSession, WatchedRun
 from nanstop.store.beside_weights import plan_beside
 from nanstop.tracebacks import passes_through
@@ -48,11 +49,15 @@ __tracebackhide__ = passes_through
 
 
 _log = logging.getLogger("nanstop")
+MadeAt = Callable[[Any], "SourceLine | None"]
 
 
-def watch_trainer(trainer: Any, open_session: OpenSession) -> TrainerWatch:
+def watch_trainer(
+    trainer: Any, open_session: OpenSession, *, made_at: MadeAt = lambda _: None
+) -> TrainerWatch:
     """Watch ``trainer`` from its next ``train()`` on and return the watch, which ``close()`` ends.
 
+    ``made_at`` returns the line that made an optimizer.
     ``open_session(view, facts)`` is called once, when the optimizer exists. Nothing is attached to
     the model. Errors: ``NanstopError`` for a trainer that lacks what a watch holds on to; it is
     left as it was.
@@ -61,6 +66,7 @@ def watch_trainer(trainer: Any, open_session: OpenSession) -> TrainerWatch:
     if missing:
         raise NanstopError(f"{compat.described(trainer)} has no {' and no '.join(missing)}")
     watch = TrainerWatch(trainer, open_session)
+    watch.made_at = made_at
     watch.install()
     return watch
 
@@ -78,6 +84,7 @@ class TrainerWatch:
         self.carrier = Carrier(self.host)
         self.objective = Objective(trainer, self._note_objective)
         self.rows = TrainerRows(trainer)
+        self.made_at: MadeAt = lambda _: None
         self._open_session = open_session
         self._train = trainer.train
         self._clip: Any = None
@@ -125,7 +132,12 @@ class TrainerWatch:
         session = self.session
         session.rows_of, session.decode = self.rows.rows_of, self.rows.decode
         session.prepare()
-        session.facts = self.facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
+        facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
+        made_at, loaded = self.made_at(self.view.optimizer), LOADED.facts(self.view.root)
+        facts = replace(facts, optimizer_at=made_at, loaded=loaded)
+        session.facts = self.facts = facts
+        alone = self.facts.world_size == 1 and not self.facts.compiled
+        self.host.may_tape = alone and has_own_loss(self.trainer)
         session.start()
         self._hooks.stop()
         self._hooks = HookWrites(self.view.root)

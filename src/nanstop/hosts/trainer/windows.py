@@ -10,6 +10,8 @@ from torch import Tensor
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_reading
 from nanstop.hosts import compat
+from nanstop.hosts.tape.accumulation import accumulation_in
+from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.step import HfStep, TrainerWindow, clear_gradients
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window_end import WindowEnds
@@ -35,6 +37,7 @@ class TrainerWindows:
         self._watch = watch
         self._num_overflows = 0
         self.applied = True
+        self._knows_sums = False
         self.redo, self.update_anew = watch.carrier.redo, watch.carrier.update_anew
         self.leave_out, self.stop = watch.carrier.skip, watch.stop
         self.ends = WindowEnds(self, lambda: watch.objective.signals(watch.step_id()))
@@ -63,9 +66,23 @@ class TrainerWindows:
 
         self.ends.close(self.step(window), read, window.ending, can_redo=window.replayable)
         self.applied = window.ending.applied
+        if self._watch.host.may_tape and self.applied:
+            self._note_accumulation(self.step(window))
         if window.replayable:
             window.trim()
         return norm
+
+    def _note_accumulation(self, step: HfStep) -> None:
+        """Learn once how the losses of a window are made one, where the script makes them."""
+        seen = step.for_looks()
+        if self._knows_sums or not isinstance(seen, TapedStep):
+            return
+        self._knows_sums = True
+        optimizer = step.view.optimizer
+        groups = optimizer.param_groups if optimizer is not None else ()
+        found = accumulation_in(seen.taped, (p for group in groups for p in group["params"]))
+        if found is not None and found.counts and self.session is not None:
+            self.session.learned(at=step.id, accumulation=found)
 
     def read(self, window: TrainerWindow, norm: Tensor) -> Reading:
         """Return the window's values on the host: the one synchronisation of a healthy window."""

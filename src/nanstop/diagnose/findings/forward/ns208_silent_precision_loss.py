@@ -2,22 +2,23 @@
 
 ## What happened
 No value left its range, and the model's answers are not those of the same model in float32:
-positions were counted in half precision, a difference of large numbers lost its digits, or a score
-was read at a padding token.
+positions were counted in half precision, a difference of large numbers lost its digits, a sum was
+kept in half precision term after term, or a score was read at a padding token.
 
 ## Why it happens
 bfloat16 has 8 bits, so that its whole numbers end at 256: 257 becomes 256, and positions 256 and
-257 are one. float16 ends at 2048. An angle of 1045 in float16 is right to 0.5 radian, so that its
-cosine is any number. When `model.to(torch.bfloat16)` has rounded `inv_freq`, the angle at position
-4096 is off by up to half a unit of the last place, 4096 / 512 = 8 radians, even if sine and cosine
-are computed in float32: 5.0 for a base of 10000 and 7.3 for one of 500000, at heads of 128. The
-mean of x^2 less the square of the mean: 10000.5 - 10000 is 0 in float16. A classifier whose config
-names another padding token than the tokenizer pads with pools a padding token, and so does
-`states[:, -1]` of rows that are padded on the right: told where the loss changes with what is read
-there. In float32 the same
-difference is lost where the numbers are around 4000: 16000000 has neighbours 1 apart. Autocast
-keeps the bfloat16 copies of weights that it has made until it is left: entered once around a loop
-of 1000 steps, it computes all of them with the first weights.
+257 are one. A sum of ones stands still there: 256 + 1 is 256, and of 600 terms most are lost. It is
+told where a tenth of what was added is missing. float16 ends at 2048. An angle of 1045 in float16
+is right to 0.5 radian, so that its cosine is any number. When `model.to(torch.bfloat16)` has
+rounded `inv_freq`, the angle at position 4096 is off by up to half a unit of the last place, 4096 /
+512 = 8 radians, even if sine and cosine are computed in float32: 5.0 for a base of 10000 and 7.3
+for one of 500000, at heads of 128. The mean of x^2 less the square of the mean: 10000.5 - 10000 is
+0 in float16. A classifier whose config names another padding token than the tokenizer pads with
+pools a padding token, and so does `states[:, -1]` of rows that are padded on the right: told where
+the loss changes with what is read there. In float32 the same difference is lost where the numbers
+are around 4000: 16000000 has neighbours 1 apart. Autocast keeps the bfloat16 copies of weights that
+it has made until it is left: entered once around a loop of 1000 steps, it computes all of them with
+the first weights.
 
 ## Example
 ```python
@@ -72,6 +73,7 @@ from nanstop.records import (
     Diagnosis,
     DriftRow,
     Evidence,
+    LostSumRow,
     Probe,
     op_kind,
     op_name,
@@ -97,12 +99,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
     coarse.sort(key=_is_angle)  # angles are wrong because of the counts that they come from
     distant = _distant(probe)
     causes = [*_pooled(probe), *_stale(probe), *map(_coarse_cause, coarse[:1])]
-    causes += [*map(_cancelled_cause, probe.cancelled[:1]), *distant]
+    causes += [*map(_cancelled_cause, probe.cancelled[:1])]
+    causes += [*map(_lost_cause, probe.lost_sums[:1]), *distant]
     if not causes:
         return None
     places = [row.module for row in probe.drift if distant]
     stale, cancelled = probe.stale is not None, bool(probe.cancelled)
-    met = [*coarse, *probe.cancelled]
+    met = [*coarse, *probe.cancelled, *probe.lost_sums]
     return Diagnosis(
         code="NS208",
         title="finite, and not what float32 computes",
@@ -113,6 +116,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *causes[1:],
             *map(_advice, coarse[:1]),
             *(("enter autocast anew for each forward, or with cache_enabled=False",) * stale),
+            *(("keep the sum in float32",) * bool(probe.lost_sums)),
             *(("take the mean of squared differences from the mean",) * cancelled),
             *(map(_drift_line, probe.drift[:1]) if distant else ()),
         ),
@@ -123,7 +127,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _confidence(probe: Probe, coarse: list[CoarseRow]) -> Confidence:
-    if probe.num_rows_pooled_at_padding or probe.stale or probe.cancelled:
+    if probe.num_rows_pooled_at_padding or probe.stale or probe.cancelled or probe.lost_sums:
         return "certain"
     return "likely" if coarse or _logit_distance(probe) >= LEAST_DISTANCE else "possible"
 
@@ -146,6 +150,14 @@ def _cancelled_cause(row: CancelledRow) -> str:
     return (
         f"a difference{place} is made of rounding errors: one rounding of what it is taken from "
         f"changes the loss by {100 * row.change:.2g} %"
+    )
+
+
+def _lost_cause(row: LostSumRow) -> str:
+    place = f" in `{row.module}`" if row.module else ""
+    return (
+        f"a sum of {row.num_terms} terms is kept in {row.dtype}{place}: it lacks "
+        f"{100 * row.share:.2g} % of what was added, as float64 has it"
     )
 
 

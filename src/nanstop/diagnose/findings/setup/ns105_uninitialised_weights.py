@@ -3,8 +3,10 @@
 ## What happened
 A model starts with weights that no checkpoint gave it: memory that was allocated and never written,
 an adapter whose second half is still zero, or tensors that the checkpoint lacks although its config
-expects them, so that loading draws them anew. Nothing need have failed yet; where an operation
-overflows and weights were beyond 2**20 as they were loaded, they are the cause.
+expects them, so that loading draws them anew. With `strict=False` a state dict whose keys have
+other names (`module.`, `fc.` for `head.`) leaves the model's own as they were drawn: that is told
+where it has as many tensors of the same shapes too many. Nothing need have failed yet; where an
+operation overflows and weights were beyond 2**20 as they were loaded, they are the cause.
 
 ## Why it happens
 `torch.empty` returns memory as it was. Read as float32, the 64-bit pointers and small integers that
@@ -69,6 +71,7 @@ from __future__ import annotations
 
 import math
 
+from nanstop.diagnose.evidence.accounts import quoted
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
     born,
@@ -79,7 +82,15 @@ from nanstop.diagnose.evidence.reading import (
     weights_of,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import CheckpointScan, Confidence, Diagnosis, Evidence, TensorScan, TensorStats
+from nanstop.records import (
+    CheckpointScan,
+    Confidence,
+    Diagnosis,
+    Evidence,
+    LoadFacts,
+    TensorScan,
+    TensorStats,
+)
 
 MOST_LINES = 4
 BEYOND_WEIGHTS = 2.0**20
@@ -100,6 +111,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     reason = _unfilled(weights_of(evidence), alone=alone) or _too_large(evidence)
     if reason is None and scan is not None:
         reason = _missing(scan) or _idle_adapter(scan) or _zero_matrices(scan)
+    if reason is None and alone:
+        reason = _under_other_names(standing(evidence).loaded)
     if reason is None:
         return None
     confidence, where, cause, lines = reason
@@ -172,6 +185,19 @@ def _missing(scan: CheckpointScan) -> Reason | None:
         lines.append(f"and {len(lost) - MOST_LINES} more")
     cause = f"the checkpoint lacks {counted(len(lost), 'part')} that loading would then draw anew"
     return "likely", lost[0].name, cause, tuple(lines)
+
+
+def _under_other_names(loaded: LoadFacts | None) -> Reason | None:
+    """Return the weights that stayed as they were drawn, for what was loaded has other names."""
+    if loaded is None:
+        return None
+    num = f"{len(loaded.missing)} of {counted(loaded.num_tensors, 'tensor')}"
+    cause = (
+        f"{num} are not in what was loaded, which has as many of the same shapes under other "
+        f"names: {listed(loaded.unexpected)}"
+    )
+    advice = "rename the keys, and load with strict=True"
+    return "likely", loaded.missing[0], cause, tuple(filter(None, (quoted(loaded.at), advice)))
 
 
 def _idle_adapter(scan: CheckpointScan) -> Reason | None:

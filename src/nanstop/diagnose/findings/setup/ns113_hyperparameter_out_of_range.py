@@ -125,16 +125,21 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if evidence.accounts:
         return _by_updates(evidence)
     facts = standing(evidence)
-    found = [*_rate(facts), *_schedule(facts), *_window(facts), *_objective(facts)]
+    rates = list(_rate(facts))
+    found = [*rates, *_schedule(facts), *_window(facts), *_objective(facts)]
     if not found:
         return None
     first, *others = sorted(found, key=lambda oddity: _RANK[oddity.confidence])
+    made = facts.optimizer_at if any(first is oddity for oddity in found[: len(rates)]) else None
     return Diagnosis(
         code="NS113",
         title=f"out of range: {first.setting}",
         cause=first.effect,
         confidence=first.confidence,
-        lines=tuple(f"also {other.setting}: {other.effect}" for other in others),
+        lines=(
+            *filter(None, (quoted(made),)),
+            *(f"also {other.setting}: {other.effect}" for other in others),
+        ),
         where=facts.host,
         seen=_seen(evidence, facts),
     )

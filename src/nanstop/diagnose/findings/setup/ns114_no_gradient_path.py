@@ -86,6 +86,7 @@ _FIVE, _LATE = 5, 8
 """Looks of an optimizer that never has a gradient, and the update of the last of them."""
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
+_ELSEWHERE = "the optimizer holds nothing that is trained"
 _REFUSAL = "does not require grad and does not have a grad_fn"
 
 
@@ -102,13 +103,14 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if reason is None:
         return None
     confidence, title, cause, help_line = reason
+    made = facts.optimizer_at if title == _ELSEWHERE else None
     return Diagnosis(
         code="NS114",
         title=title,
         cause=cause,
         confidence=confidence,
-        lines=(help_line,),
-        where=facts.host,
+        lines=tuple(filter(None, (quoted(made), help_line))),
+        where=shown(made) or facts.host,
         seen=_seen(evidence, facts),
     )
 
@@ -227,8 +229,7 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
     if facts.host == "loop" and path.num_reached is None:
         return None
     cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
-    title = "the optimizer holds nothing that is trained"
-    return "certain", title, cause, "make the optimizer after the model is complete"
+    return "certain", _ELSEWHERE, cause, "make the optimizer after the model is complete"
 
 
 def _cut_off(facts: RunFacts) -> Reason | None:
@@ -256,7 +257,8 @@ def _cut_off(facts: RunFacts) -> Reason | None:
         advice = "look for detach, .data, item or no_grad, or leave them out of the optimizer"
         # A tower that is run under no_grad on purpose is often in the optimizer all the same.
         sure: Confidence = "possible" if path.cut_at else "likely"
-        return sure, "a part is cut off", f"{cause}; {why}", f"{path.cut_at}  {advice}".strip()
+        shown_at = path.cut_at or path.lost_at
+        return sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip()
     if path.stuck:
         cause = f"{counted(len(path.stuck), 'tensor')} hold only zeros: {listed(path.stuck)}"
         return (

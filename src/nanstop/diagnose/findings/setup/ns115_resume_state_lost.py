@@ -4,8 +4,10 @@ random numbers.
 ## What happened
 The weights were restored and something else was not: the checkpoint has no `optimizer.pt` or
 `scheduler.pt` (`save_only_model`), no `scaler.pt`, no `rng_state.pth`, or the optimizer counts
-thousands of steps and its second moments are zero. Training goes on without a word; the loss jumps,
-and sometimes it does not come back.
+thousands of steps and its second moments are zero. Or the state is whole and in the wrong places:
+the optimizer was made with its parameters in another order than the saved one, and parameters of
+one shape have each other's moments. Training goes on without a word; the loss jumps, and sometimes
+it does not come back.
 
 ## Why it happens
 transformers loads `optimizer.pt` and `scheduler.pt` only where both are there, and says nothing
@@ -14,7 +16,10 @@ step, whatever its gradient: the ratio m / sqrt(v) is 1. Moments that are zero a
 worse: the bias correction is over (1 - 0.999^10000 = 1), so that m / sqrt(v) = 0.1 g / sqrt(0.001
 g^2) = 3.2: each weight moves 3.2 times the learning rate. Without the schedule the warm-up begins
 anew, or the peak rate does. Without its scale a scaler starts at 65536 and leaves out steps until
-it has fallen.
+it has fallen. `load_state_dict` goes by the place of a parameter, not by its name, and only a shape
+that does not fit would raise. Which elements of a gradient are large is much the same from step to
+step, so the squares of the first gradients go with the moments of their own parameter: where at
+least a quarter of the parameters go far better with those of another one, they are mixed up.
 
 ## Example
 ```python
@@ -56,6 +61,7 @@ NS302, a scale that falls because of overflow.
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.accounts import quoted, shown
 from nanstop.diagnose.evidence.reading import counted, listed, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ResumeFacts
@@ -63,6 +69,8 @@ from nanstop.records import Diagnosis, Evidence, ResumeFacts
 REPLACED = 0.5
 """A step moves a weight by a small part of its size; a new initialisation by 1.4 times it."""
 
+_MIXED = 0.25
+"""Share of the compared parameters from which their moments are mixed up, not changed."""
 _OPTIMIZER = ("optimizer.pt", "scheduler.pt")
 
 
@@ -73,6 +81,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     if resume.replaced > REPLACED:
         return _overwritten(resume)
+    if len(resume.others) >= _MIXED * max(resume.num_compared, 1):
+        return _mixed_up(resume)
     emptied = resume.step > 0 and resume.num_zero == resume.num_moments > 0
     if not (emptied or resume.missing):
         return None
@@ -88,6 +98,27 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain" if lost else "likely",
         lines=tuple(_lines(resume)),
         where=resume.folder or "optimizer",
+    )
+
+
+def _mixed_up(resume: ResumeFacts) -> Diagnosis:
+    (first, other), *_ = resume.others
+    num = f"{len(resume.others)} of {counted(resume.num_compared, 'parameter')}"
+    return Diagnosis(
+        code="NS115",
+        title="parameters have each other's moments",
+        cause=(
+            f"the second moments of {num} go with the gradients of another of the same shape: "
+            f"those of `{first}` are kept for `{other}`"
+        ),
+        confidence="likely",
+        lines=tuple(
+            filter(
+                None,
+                (quoted(resume.at), "make the optimizer with its parameters in the saved order"),
+            )
+        ),
+        where=shown(resume.at) or "optimizer",
     )
 
 

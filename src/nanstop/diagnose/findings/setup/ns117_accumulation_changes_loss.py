@@ -71,6 +71,7 @@ samples: they are no pieces of one batch, and are not told.
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.accounts import quoted, shown
 from nanstop.diagnose.evidence.reading import counted, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import AccumulationFacts, Confidence, Diagnosis, Evidence
@@ -104,8 +105,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=cause,
         confidence=confidence,
-        lines=(fix,),
-        where=facts.host,
+        lines=tuple(filter(None, (quoted(sums.made_at), fix))),
+        where=shown(sums.made_at) or facts.host,
     )
 
 

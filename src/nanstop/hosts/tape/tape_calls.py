@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.hosts.loop.tensors import autocast_state
+from nanstop.hosts.tape.tensors import autocast_state
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.tracebacks import passes_through
@@ -87,6 +87,11 @@ class Call:
     keep: bool = False
     outer: bool = False
     scalar: bool = False
+
+    @property
+    def results(self) -> range:
+        """The slots of its results."""
+        return range(self.first, self.first + self.count)
 
     @property
     def obstacle(self) -> str:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from nanstop.hosts.loop.tape import MAX_CALLS, Tape
-from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.tape.tape import MAX_CALLS, Tape
+from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.replay.rng import note_rng, restore_rng
 
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.loop.tape_calls import Call, Constant, History, Slot
-from nanstop.hosts.loop.taped_micro import TapedMicro
+from nanstop.hosts.tape.tape_calls import Call, Constant, History, Slot
+from nanstop.hosts.tape.taped_micro import TapedMicro
 
 LEAST_ROWS = 4
 """Rows in both micro-batches from which values of one without any among those of the other are

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
-from nanstop.hosts.loop.tape_calls import (
+from nanstop.hosts.tape.tape_calls import (
     HISTORY,
     Call,
     Constant,
@@ -26,7 +26,7 @@ from nanstop.hosts.loop.tape_calls import (
     leaves,
     root_of,
 )
-from nanstop.hosts.loop.tape_functions import (
+from nanstop.hosts.tape.tape_functions import (
     GRADIENTS,
     LITERALS,
     LOOKS,
@@ -34,7 +34,7 @@ from nanstop.hosts.loop.tape_functions import (
     NUMBERS,
     PLAIN,
 )
-from nanstop.hosts.loop.tensors import autocast_state
+from nanstop.hosts.tape.tensors import autocast_state
 from nanstop.numerics.tensors import by_torch_alone, has_bad, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.replay.rng import RngState

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.loop.given_weights import WEIGHTS
-from nanstop.hosts.loop.tape import Tape
-from nanstop.hosts.loop.tape_calls import Call, Constant, leaves, variable_names
-from nanstop.hosts.loop.tensors import total
-from nanstop.hosts.loop.weight_marks import WeightMarks
+from nanstop.hosts.tape.given_weights import WEIGHTS
+from nanstop.hosts.tape.tape import Tape
+from nanstop.hosts.tape.tape_calls import Call, Constant, Slot, leaves, variable_names
+from nanstop.hosts.tape.tensors import total
+from nanstop.hosts.tape.weight_marks import WeightMarks
+from nanstop.measure.followed import Line
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch
 from nanstop.tracebacks import passes_through
@@ -80,6 +81,29 @@ class TapedMicro:
         self.loss = seen
         self.tape.losses.append(slot.index)
         return True
+
+    @property
+    def made_at(self) -> Line:
+        """The line that made its loss."""
+        made = {slot: call for call in self.tape.calls for slot in call.results}
+        return next((made[slot].line for slot in self.tape.losses if slot in made), None)
+
+    def cuts(self) -> list[Line]:
+        """Return the lines that made of something with a graph something without one that the loss
+        is made of: ``detach``, ``data``, a number. Runs forward once more.
+        """
+        values: dict[int, Tensor] = {}
+        found: dict[Line, None] = {}
+        for call in self.tape.needed():
+            if call.keep:
+                continue
+            given = [values[slot.index] for slot in leaves(call.args, call.kwargs, kind=Slot)]
+            call.play(values, {})
+            made = [values[slot] for slot in call.results if values[slot].is_floating_point()]
+            had = call.grad and any(tensor.requires_grad for tensor in given)
+            if had and made and not any(tensor.requires_grad for tensor in made):
+                found[call.line] = None
+        return list(found)
 
     @property
     def calls_script(self) -> bool:

@@ -1,0 +1,73 @@
+"""Weights that a script loaded under other names than the model has: what they are called is left
+as it was drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from torch import Tensor, nn
+
+from nanstop.numerics.tensors import by_torch_alone, version
+from nanstop.records import LoadFacts
+from nanstop.tracing.places import source_line, user_line
+
+
+class LoadedWeights:
+    """Stands in for ``Module.load_state_dict``, which it calls, and remembers what did not fit."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, tuple[LoadFacts, list[Any]]] = WeakKeyDictionary()
+
+    def load(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(module, given, *args, **kwargs)
+        # Classes with a loading of their own return anything.
+        with suppress(Exception), by_torch_alone():
+            self._known.pop(module, None)
+            found = unmatched(module, given, result)
+            if found is not None:
+                own = dict(module.named_parameters())
+                marks = [(ref(own[name]), _mark(own[name])) for name in found.missing]
+                self._known[module] = replace(found, at=source_line(user_line())), marks
+        return result
+
+    def facts(self, root: nn.Module) -> LoadFacts | None:
+        """Return what a model, or a part of it, lacked when it was loaded and has not got since.
+        No device work.
+        """
+        for module in root.modules():
+            found, marks = self._known.get(module, (None, []))
+            held = [(known(), mark) for known, mark in marks]
+            if found and all(one is not None and _mark(one) == mark for one, mark in held):
+                return found
+        return None
+
+
+LOADED = LoadedWeights()
+"""Of this process: a model is loaded before anybody knows who will train it."""
+
+
+def unmatched(module: nn.Module, given: Mapping[str, Tensor], result: Any) -> LoadFacts | None:
+    """Return the trained tensors that a state dict lacks and those that it has too many, where
+    there are as many of the same shapes: the same ones under other names. None where it fits, or
+    where what is left over is something else (another head, a decoder that is not used).
+    """
+    own = dict(module.named_parameters())
+    missing = [name for name in result.missing_keys if name in own]
+    spare = [name for name in result.unexpected_keys if isinstance(given[name], Tensor)]
+    wanted = Counter(own[name].shape for name in missing)
+    if not missing or not wanted <= Counter(given[name].shape for name in spare):
+        return None
+    # One number, or a few, is no fingerprint of a layer.
+    if not any(len(shape) > 1 for shape in wanted):
+        return None
+    return LoadFacts(missing=tuple(missing), unexpected=tuple(spare), num_tensors=len(own))
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    return version(tensor), tensor.data_ptr()

@@ -1,0 +1,150 @@
+"""What a script restores in the wrong place: moments of another parameter, weights under other
+names; and what only looks like it.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from loop_scripts import findings_of
+
+torch.set_num_threads(1)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(part for _ in range(4) for part in (nn.Linear(24, 24), nn.Tanh())), nn.Linear(24, 4)
+    )
+
+
+def data(seed):
+    made = torch.Generator().manual_seed(seed)
+    scales = torch.logspace(-1, 1, 24)
+    for _ in range(8):
+        yield torch.randn(16, 24, generator=made) * scales, torch.randint(4, (16,), generator=made)
+
+
+def learn(model, optimizer, seed, factor=1.0):
+    for x, y in data(seed):
+        optimizer.zero_grad()
+        (factor * F.cross_entropy(model(x), y)).backward()
+        optimizer.step()
+
+
+def gone_on(model, kind, order, **more):
+    """Train, restore the optimizer's state over parameters in another order, train on."""
+    first = kind(model.parameters(), lr=1e-3)
+    learn(model, first, 0)
+    second = kind(order(list(model.parameters())), lr=1e-3)
+    second.load_state_dict(first.state_dict())
+    learn(model, second, 1, **more)
+
+
+def of_one_shape_backwards(parameters):
+    places = [n for n, p in enumerate(parameters) if p.shape == (24, 24)]
+    swapped = dict(zip(places, places[::-1], strict=True))
+    return [parameters[swapped.get(n, n)] for n in range(len(parameters))]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_moments_of_another_parameter(tmp_path, kind):
+    model = net()
+    findings = findings_of(tmp_path, lambda: gone_on(model, kind, of_one_shape_backwards))
+    assert findings["NS115"].title == "parameters have each other's moments"
+    assert "load_state_dict" in findings["NS115"].lines[0]
+    assert findings["NS115"].confidence == "likely"
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_moments_of_the_same_parameters_on_other_data(tmp_path, kind, factor):
+    model = net()
+    train = lambda: gone_on(model, kind, list, factor=factor)  # noqa: E731
+    assert "NS115" not in findings_of(tmp_path, train)
+
+
+def test_moments_without_a_structure(tmp_path):
+    """Weights that see noise alone: no parameter's moments fit it better than another's."""
+    torch.manual_seed(0)
+    one, two = (nn.Parameter(torch.zeros(32, 32)) for _ in range(2))
+
+    def train():
+        for _ in range(2):
+            optimizer = torch.optim.Adam([one, two], lr=1e-3)
+            if saved:
+                optimizer.load_state_dict(saved.pop())
+            for _ in range(6):
+                optimizer.zero_grad()
+                ((one + two * 2) * torch.randn(32, 32)).sum().backward()
+                optimizer.step()
+            saved.append(optimizer.state_dict())
+
+    saved = []
+    assert "NS115" not in findings_of(tmp_path, train)
+
+
+class Headed(nn.Module):
+    def __init__(self, outputs=4):
+        super().__init__()
+        self.body, self.head = nn.Linear(24, 16), nn.Linear(16, outputs)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+def renamed(saved, old, new):
+    return {name.replace(old, new): value for name, value in saved.items()}
+
+
+def loaded(change, *, outputs=4, after=None):
+    """Load what ``change`` makes of another model's weights, and train."""
+    torch.manual_seed(1)
+    saved, model = change(Headed().state_dict()), Headed(outputs)
+    model.load_state_dict(saved, strict=False)
+    if after is not None:
+        after(model, saved)
+    learn(model, torch.optim.SGD(model.parameters(), lr=1e-3), 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("head.", "fc."), ("", "module."), ("body", "model.body")]
+)
+def test_weights_under_other_names(tmp_path, old, new):
+    def change(saved):
+        if not old:
+            return {new + name: value for name, value in saved.items()}
+        return renamed(saved, old, new)
+
+    finding = findings_of(tmp_path, lambda: loaded(change))["NS105"]
+    assert finding.confidence == "likely"
+    assert "load_state_dict" in finding.lines[0]
+
+
+def test_weights_under_other_names_after_another_training(tmp_path):
+    def train():
+        learn(first := Headed(), torch.optim.SGD(first.parameters(), lr=1e-3), 0)
+        loaded(lambda _: renamed(first.state_dict(), "head.", "fc."))
+
+    assert "NS105" in findings_of(tmp_path, train)
+
+
+def by_hand(model, saved):
+    with torch.no_grad():
+        model.head.weight.copy_(saved["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "more"),
+    [
+        (dict, {}),
+        (lambda saved: renamed(saved, "head.", "fc."), {"outputs": 7}),
+        (lambda saved: renamed(saved, "head.", "fc."), {"after": by_hand}),
+        (lambda saved: {n: v for n, v in saved.items() if "body" in n}, {}),
+        (lambda saved: saved | {"decoder.weight": torch.zeros(9, 9)}, {}),
+    ],
+    ids=["all", "another head", "the rest by hand", "the body alone", "a part that is not used"],
+)
+def test_what_was_loaded_as_it_was_meant(tmp_path, change, more):
+    assert "NS105" not in findings_of(tmp_path, lambda: loaded(change, **more))

@@ -14,6 +14,7 @@ from nanstop.hosts.run_again import run_again
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
 from nanstop.records import RunFacts, StepId
+from nanstop.replay.collectives import Collectives
 from nanstop.replay.snapshot import Buffers
 from nanstop.replay.step import Batch, ModelView, Step, parameters_of
 
@@ -55,6 +56,10 @@ class TapedStep:
     @property
     def is_local(self) -> bool:
         return self.inner.is_local
+
+    @property
+    def collectives(self) -> Collectives:
+        return self.inner.collectives
 
     @property
     def calls_script(self) -> bool:

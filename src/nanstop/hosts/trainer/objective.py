@@ -17,6 +17,7 @@ from torch import Tensor
 from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
 from nanstop.records import Signal, StepId
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_of_library
 
 if TYPE_CHECKING:
     from nanstop.hosts.patching import Patches
@@ -123,6 +124,13 @@ class Objective:
             self._note(series, amount / total)
             told = f"{amount} of {total} rewards"
             self._signals += (Signal(source="reward", name=name, value=value, message=told),)
+
+
+def has_own_loss(trainer: Any) -> bool:
+    """Return whether a trainer's loss is computed by a function of the script's own."""
+    method = vars(trainer).get("compute_loss", type(trainer).compute_loss)
+    functions = [method, getattr(trainer, "compute_loss_func", None)]
+    return any(one is not None and not is_of_library(one) for one in functions)
 
 
 def _counted(function: Any, place: int, counts: dict[int, int | None]) -> Any:

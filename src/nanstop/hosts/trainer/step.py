@@ -20,6 +20,7 @@ from nanstop.hosts.sharded.ddp import SharedModels, reduces
 from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.taped_step import TapedStep
+from nanstop.hosts.trainer.objective import has_own_loss
 from nanstop.hosts.window_end import Ending
 from nanstop.hosts.window_remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
@@ -29,7 +30,6 @@ from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, Step, parameters_of, trainable_of, undone
 from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_of_library
 
 __tracebackhide__ = passes_through
 
@@ -233,13 +233,6 @@ def _given(batch: Batch) -> Any:
     return batch[_WHOLE] if tuple(batch) == (_WHOLE,) else batch
 
 
-def has_own_loss(trainer: Any) -> bool:
-    """Return whether a trainer's loss is computed by a function of the script's own."""
-    method = vars(trainer).get("compute_loss", type(trainer).compute_loss)
-    functions = [method, getattr(trainer, "compute_loss_func", None)]
-    return any(one is not None and not is_of_library(one) for one in functions)
-
-
 @dataclass(slots=True)
 class HfStep:
     """See ``replay.step.Step``.
@@ -297,12 +290,7 @@ class HfStep:
         window, host = self.window, self.host
         noted, touched = window.micros[micro], window.touched()
         previous = host.position
-        if (
-            micro > 0
-            and previous is not None
-            and previous[0] is window
-            and previous[1] == micro - 1
-        ):
+        if previous is not None and previous[0] is window and previous[1] == micro - 1:
             state_diff.advance(host.trainer, window.micros[micro - 1].after, noted.before, touched)
         else:
             state_diff.restore(host.trainer, noted.before, touched)

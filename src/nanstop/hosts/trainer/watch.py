@@ -36,8 +36,8 @@ from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
-from nanstop.hosts.trainer.objective import Objective
-from nanstop.hosts.trainer.step import Micro, Reentry, TrainerWindow, has_own_loss
+from nanstop.hosts.trainer.objective import Objective, has_own_loss
+from nanstop.hosts.trainer.step import Micro, Reentry, TrainerWindow
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.windows import TrainerWindows
 from nanstop.records import RunFacts, SourceLine, StepId

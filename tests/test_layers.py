@@ -28,7 +28,7 @@ ROWS = (
     ("process",),
     ("process.children", "process.crash"),
     ("process.inject",),
-    ("commands", "commands.scan", "commands.replay"),
+    ("commands", "commands.scan", "commands.replay", "commands.view"),
     (
         *("commands.run", "commands.check", "commands.doctor", "commands.plan", "commands.bisect"),
         *("commands.lr_range", "commands.compare", "commands.explain", "commands.fix"),

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from nanstop.commands.plan.plan import Applied, Plan
     from nanstop.report.run_report import RunReport
+    from nanstop.session.session import Session
+    from nanstop.session.telling.numbers import Log
 
 __tracebackhide__ = passes_through
 _log = logging.getLogger("nanstop")
@@ -179,19 +181,22 @@ def watch(
     out: str | os.PathLike[str] | None = None,
     accumulation: int | None = None,
     plan: Plan | PrecisionPlan | str | os.PathLike[str] | None = None,
+    log: Log | None = None,
 ) -> Watch:
     """Watch a transformers/TRL trainer (call ``trainer.train()`` as ever), or a model and its
     optimizer.
 
     ``plan``: a precision plan or its file, in force while a trainer trains, and on a model until
-    the watch is closed. ``policy``: a ``Policy`` or one of its words ("repair", "skip", "stop",
-    "observe"). ``out``: incident folder, else ``$NANSTOP_DIR``, else ``.nanstop``. Watching a
-    trainer twice is one watch. With ``NANSTOP=off`` nothing is watched. Errors: ``NanstopError``
-    NS001 for anything that can't be watched.
+    the watch is closed. ``log``: called as ``log(numbers, step)`` after an update by which
+    nanstop's own numbers have changed. ``policy``: a ``Policy`` or one of its words ("repair",
+    "skip", "stop", "observe"). ``out``: incident folder, else ``$NANSTOP_DIR``, else ``.nanstop``.
+    Watching a trainer twice is one watch. With ``NANSTOP=off`` nothing is watched. Errors:
+    ``NanstopError`` NS001 for anything that can't be watched.
     """
     from nanstop.session.factory import incident_folder, opener, run_store, switched_off
+    from nanstop.session.telling.numbers import also_logged
 
-    chosen = _policy(policy)
+    chosen, opened = _policy(policy), also_logged(autowatch.opened, log)
     if _is_trainer(target):
         from nanstop.hosts.trainer.watch import watch_trainer
 
@@ -200,16 +205,15 @@ def watch(
         job = planned()  # which stands in for the training
         if switched_off() or (job is not None and not job.keeps_watch):
             return Watch(_Off(), Store(incident_folder(out)))
-        known = vars(target).get("_nanstop_watch")
+        known, record = vars(target).get("_nanstop_watch"), _planned(plan)
         if known is None:
-            record = _planned(plan)
             if record is not None:
                 from nanstop.commands.plan.plan import require_fit
 
                 require_fit(record, target)
             store = run_store(out)
             announce = announcer(store.folder)
-            open_session = opener(chosen, store, announce, plan=record, opened=autowatch.opened)
+            open_session = opener(chosen, store, announce, plan=record, opened=opened)
             try:
                 inner = watch_trainer(target, open_session)
             except Exception as error:  # nanstop is never the reason a run dies
@@ -223,7 +227,7 @@ def watch(
                 "this trainer is watched already", hint="give the plan to its first watch()"
             )
         return known
-    return _watch_loop(target, optimizer, chosen, out, accumulation, plan=_planned(plan))
+    return _watch_loop(target, optimizer, chosen, out, accumulation, _planned(plan), opened)
 
 
 def _planned(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> PrecisionPlan | None:
@@ -240,8 +244,8 @@ def _watch_loop(
     policy: Policy,
     out: str | os.PathLike[str] | None,
     accumulation: int | None,
-    *,
     plan: PrecisionPlan | None,
+    opened: Callable[[Session], None],
 ) -> LoopWatch:
     import torch
 
@@ -272,7 +276,7 @@ def _watch_loop(
     # A job that stands in for the training has its own way to open a loop.
     open_session = autowatch.opener() if planned() is not None else None
     if open_session is None:
-        open_session = opener(policy, store, announcer(store.folder), opened=autowatch.opened)
+        open_session = opener(policy, store, announcer(store.folder), opened=opened)
     inner = watch_loop(
         model, optimizer, open_session, accumulation=accumulation, pause=autowatch.paused
     )

@@ -24,6 +24,7 @@ from nanstop.session.failures import Failures
 from nanstop.session.history import History
 from nanstop.session.investigation import Investigation
 from nanstop.session.session import Session
+from nanstop.session.telling.live import Live
 from nanstop.store.incidents import Store, load_report
 
 
@@ -184,7 +185,13 @@ def test_a_run_with_an_incident_leaves_a_page_and_a_healthy_one_none(tmp_path):
 def test_an_investigation_has_no_effect_and_its_records_get_their_id_at_the_end(tmp_path):
     step = half_step(LARGE, index=3)
     run = SimpleNamespace(
-        policy=Policy(), view=step.view, facts=step.facts, series=History(), in_force=()
+        policy=Policy(),
+        view=step.view,
+        facts=step.facts,
+        series=History(),
+        metrics=History(),
+        live=Live(tmp_path, []),
+        in_force=(),
     )
     signal = Signal(source="loss", value=float("nan"), at=step.id)
     end = Failures(run).met(step, alarm(signal), rewind=None, can_skip=True)

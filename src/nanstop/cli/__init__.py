@@ -25,7 +25,7 @@ from nanstop.cli.fix import fix, prove, replay
 from nanstop.cli.lr_range import lr_range
 from nanstop.cli.plan import plan
 from nanstop.cli.reference import env, explain, rules
-from nanstop.cli.report import report
+from nanstop.cli.report import report, view
 from nanstop.cli.run import run
 from nanstop.cli.scan import scan
 from nanstop.cli.terminal import (
@@ -80,6 +80,7 @@ app.command()(demo)
 app.command(cls=RunCommand)(run)
 app.command(cls=CheckCommand)(check)
 app.command()(report)
+app.command()(view)
 app.command(cls=AgainCommand)(replay)
 app.command()(fix)
 app.command(cls=AgainCommand)(prove)

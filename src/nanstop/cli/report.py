@@ -1,7 +1,8 @@
-"""`nanstop report`: show an incident again."""
+"""`nanstop report` and `nanstop view`: show what a run has met, and follow one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,3 +124,30 @@ def _summary(folder: Path) -> Summary | None:
         return load_summary(folder / SUMMARY)
     except NanstopError:
         return None
+
+
+def view(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="DIR", help="Incident folders, or what holds some [$NANSTOP_DIR or .nanstop]."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", help="The port [as before, else a free one].")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Follow runs in a browser: their numbers, incidents and investigations as they come.
+
+    The page is served to this machine alone, until Ctrl-C. With --json its address is an object.
+    """
+    from nanstop.commands.view.view import view as serve
+    from nanstop.session.factory import incident_folder
+
+    def ready(address: str) -> None:
+        typer.echo(json.dumps({"address": address}) if as_json else address)
+        progress("Ctrl-C ends it")
+
+    serve(folders or [incident_folder()], port=port, ready=ready)
+    return OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,17 @@ Series = Annotated[
 ]
 ShowText = Annotated[
     bool, typer.Option("--show-text", help="Show the training text around a failure.")
+]
+Live = Annotated[
+    bool, typer.Option("--live", help="Serve a page that follows the run, as nanstop view does.")
+]
+Hang = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        min=1.0,
+        help="End a run without a step for N median step times (60 s at least), with stacks.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing at the end of a run.")]
 
@@ -51,16 +63,10 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option("--record", help="Note every operation before it runs: names one that kills."),
     ] = False,
     series: Series = False,
-    hang: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            min=1.0,
-            help="End a run without a step for N median step times (60 s at least), with stacks.",
-        ),
-    ] = None,
+    hang: Hang = None,
     show_text: ShowText = False,
     quiet: Quiet = False,
+    live: Live = False,
     as_json: AsJson = False,
 ) -> int:
     """Run any training command, unchanged, watched. Its output and exit code stay its own.
@@ -74,16 +80,19 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     policy = Policy(on_failure=on_failure, on_stop=on_stop, **said)  # type: ignore[arg-type]
     from nanstop.commands.run.launch import launch
     from nanstop.commands.run.supervise import Patience
+    from nanstop.commands.view.beside import beside
+    from nanstop.session.factory import incident_folder
 
-    return launch(
-        command,
-        policy=policy,
-        out=out,
-        as_json=as_json,
-        record=record,
-        series=series,
-        patience=Patience(steps=hang) if hang is not None else None,
-    )
+    with beside(incident_folder(out), progress) if live else nullcontext():
+        return launch(
+            command,
+            policy=policy,
+            out=out,
+            as_json=as_json,
+            record=record,
+            series=series,
+            patience=Patience(steps=hang) if hang is not None else None,
+        )
 
 
 def _mention_ours(command: list[str]) -> None:

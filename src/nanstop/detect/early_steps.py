@@ -57,6 +57,10 @@ class EarlySteps:
         self._flushed = False
         self._are_all_zero = False
         self._num_compared = 0
+        self.lost: float | None = None
+        """Share of the last update looked at that its weights could not take up, None where none
+        was measured.
+        """
         self.arrival = GradientArrival(view)
 
     def before_update(self, step: Step, facts: RunFacts) -> None:
@@ -79,7 +83,7 @@ class EarlySteps:
         """Return what the update that was just made has lost.
         Synchronises where a sample of it was taken.
         """
-        sample, self._sample = self._sample, None
+        sample, self._sample, self.lost = self._sample, None, None
         if sample is None or sample.id.step != step:
             return None
         updates, states = after_update(sample.optimizer, sample.parameters, sample.before)
@@ -87,6 +91,7 @@ class EarlySteps:
         found = Probe(at=sample.id, num_micro=1, lr=sample.lr, states=states)
         before, self._losing = self._losing, None
         self._highest_rate = max(self._highest_rate, sample.peak)
+        self.lost = lost / total if total else None
         if total and lost >= LOST * total:
             self._losing = (step, sample.lr)
             # A rate that rises is a warm-up's, and a small one the end of a schedule:

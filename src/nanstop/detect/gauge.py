@@ -36,6 +36,8 @@ KEPT = 48
 LOOKS_AHEAD = 12
 """How many looks are wanted before a growing range arrives."""
 LEAST_STEPS = 4
+MUCH_ROOM = 64.0
+"""Doublings from which there is nothing to say: float32 and bfloat16 have 128 from 1 on."""
 
 
 class Gauge:
@@ -64,6 +66,10 @@ class Gauge:
         loop's autocast say.
         """
         self._closed = False
+        self.room: float | None = None
+        """Doublings that the narrowest module had left in the look that was just read, None where
+        none was, or there is much room in all.
+        """
 
     def wide_due(self, facts: RunFacts) -> bool:
         """Return whether a micro-batch of a healthy window should run under the recorder now.
@@ -100,7 +106,7 @@ class Gauge:
         prepares one for the next step where it is time for it.
         """
         began = self._clock()
-        tap, self._tap = self._tap, None
+        tap, self._tap, self.room = self._tap, None, None
         row = self._read(step, tap) if tap is not None else None
         self._tap = self._prepared(step)
         if self._tap is not None:
@@ -161,7 +167,15 @@ class Gauge:
             self._half_inside |= not tap.formats.isdisjoint(HALF)
         growths: list[tuple[ModuleEnd, Growth]] = []
         self._growing = {}
-        for spot, size in tap.read().items():
+        sizes = tap.read()
+        if not tap.partial:
+            rooms = [
+                math.log2(FORMAT_MAX[spot.dtype] / size)
+                for spot, size in sizes.items()
+                if 0.0 < size < math.inf and spot.dtype in FORMAT_MAX
+            ]
+            self.room = min((room for room in rooms if room < MUCH_ROOM), default=None)
+        for spot, size in sizes.items():
             if not 0.0 < size < math.inf or spot.dtype not in FORMAT_MAX or self._foretold:
                 continue
             kept = self._ranges.setdefault(spot, deque(maxlen=KEPT))

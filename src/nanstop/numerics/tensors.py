@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import FunctionType, MethodType, ModuleType
@@ -11,7 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 from nanstop.records import FORMAT_MAX, TensorStats, formats
 
@@ -161,6 +165,26 @@ def floats(tensor: Tensor) -> Iterator[Tensor]:
             yield torch.view_as_real(part.resolve_conj())
         else:
             yield part.float() if part.dtype.itemsize == 1 else part
+
+
+def as_numbers(values: Sequence[Any]) -> list[float]:
+    """Return numbers and 0-dim tensors as floats. Each device that has some is synchronised once,
+    and by nothing that a dispatch mode hears of.
+    """
+    found = [math.nan] * len(values)
+    far: dict[torch.device, list[int]] = {}
+    for at, value in enumerate(values):
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            far.setdefault(value.device, []).append(at)
+        else:
+            found[at] = float(value)
+    if far:
+        with _disable_current_modes(), torch.no_grad():
+            for places in far.values():
+                read = torch.stack([values[at].detach().float().reshape(()) for at in places])
+                for at, number in zip(places, read.tolist(), strict=True):
+                    found[at] = number
+    return found
 
 
 def has_bad(tensor: Tensor) -> bool:

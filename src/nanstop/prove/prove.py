@@ -4,6 +4,7 @@ baseline and reference, then the search over the candidates that the rules propo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from nanstop.decide.policy import DATA_REMEDIES, Policy, not_allowed
@@ -11,7 +12,7 @@ from nanstop.prove.bench import Budget
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.search import prove
 from nanstop.prove.trials import Trials
-from nanstop.records import Atom, FailureKey, Proof
+from nanstop.records import Atom, FailureKey, Proof, Trial
 from nanstop.records.remedies import safety_of
 
 _MAX_CONFIRMED = 3
@@ -25,19 +26,27 @@ def prove_step(
     candidates: tuple[tuple[Atom, ...], ...],
     *,
     policy: Policy,
+    tried: Callable[[Trial], None] = lambda _: None,
 ) -> Proof:
     """Return the smallest cure among ``candidates``. Call inside ``failing.in_place()``.
 
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
-    window is one of training, on the updates that follow. Everything tried is undone.
+    window is one of training, on the updates that follow. Everything tried is undone. ``tried``:
+    told of each trial as it ends.
     """
     trials = Trials(failing, key, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
     others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
     healthy = [m for m in range(len(failing.step.batches)) if m not in failing.micros][:1]
+
+    def trial(atoms: tuple[Atom, ...], micro: int | None) -> Trial:
+        ended = trials.trial(atoms, micro)
+        tried(ended)
+        return ended
+
     proof = prove(
         trials.trial(()),
         candidates,
-        trials.trial,
+        trial,
         reference=trials.reference(),
         safety_of=safety_of,
         extend=trials.extend,

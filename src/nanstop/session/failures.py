@@ -151,6 +151,7 @@ class Failures:
             bad_params=alarm.bad_params,
             bad_state=alarm.bad_state,
             born_on=meeting.born_on,
+            live=self._run.live,
         )
         return self._settled(found, now, lambda: self._captured(found, step, rewind, meeting))
 
@@ -167,7 +168,9 @@ class Failures:
         ``expected`` counts as far as it is not finite. Otherwise
         returns why the update could not be judged, () where the whole of it ruins nothing.
         """
-        found = Investigation(facts=self._run.facts, at=step.id, phase="optimizer", signals=())
+        found = Investigation(
+            facts=self._run.facts, at=step.id, phase="optimizer", signals=(), live=self._run.live
+        )
         found.lost_moments = lost_moments
         failing = found.stage("capture", lambda: pending_update(step, rewind))
         unseen = [one for one in expected if not math.isfinite(one.value or 0.0)]
@@ -189,6 +192,8 @@ class Failures:
         except Exception as failure:  # nanstop is never the reason a run dies
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
             return self._decide(found, now, None)
+        finally:
+            self._run.live.stage("", now.at.step)
 
     def _is_one_more(self, latest: Report, optimizer: int) -> bool:
         """Return whether a failure that looks like the last is taken for it: a long row is

@@ -43,6 +43,8 @@ class History:
     def __init__(self, kept: int = _KEPT) -> None:
         self._kept = kept
         self._rows: dict[str, deque[tuple[int, Any]]] = {}
+        self._counts: dict[str, int] = {}
+        """How many values were ever added to each series."""
         self._num_metrics = 0
 
     def add(self, name: str, step: int, value: Any) -> None:
@@ -50,6 +52,7 @@ class History:
         No synchronisation.
         """
         self._rows.setdefault(name, deque(maxlen=self._kept)).append((step, value))
+        self._counts[name] = self._counts.get(name, 0) + 1
 
     def log(self, step: int, entry: Mapping[str, Any]) -> None:
         """Append the metrics of the objective that a trainer has logged;
@@ -68,17 +71,42 @@ class History:
                 kept = self._kept if self._kept > _KEPT else _KEPT_OF_METRICS
                 self._rows[name] = deque(maxlen=kept)
             self._rows[name].append((step, math.nan if value is None else float(value)))
+            self._counts[name] = self._counts.get(name, 0) + 1
 
     def take_back(self, name: str, num: int) -> None:
         """Drop the last ``num`` values of a series: those of a window that is run again."""
         rows = self._rows.get(name, deque())
         for _ in range(min(num, len(rows))):
             rows.pop()
+            self._counts[name] -= 1
 
     def last(self, name: str) -> Any:
         """Return the last value of a series as it was added, None where there is none."""
         rows = self._rows.get(name)
         return rows[-1][1] if rows else None
+
+    def counts(self) -> dict[str, int]:
+        """Return how many values were ever added to each series: where the next ones begin."""
+        return dict(self._counts)
+
+    def since(
+        self, counts: Mapping[str, int]
+    ) -> tuple[dict[str, list[tuple[int, float]]], dict[str, int]]:
+        """Return what was added after ``counts``, as far as it is kept, and the counts of now.
+        Synchronises a device where new values lie on it, once for all of them.
+        """
+        from nanstop.numerics.tensors import as_numbers  # of a run that is followed
+
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for name, rows in self._rows.items():
+            new = min(self._counts[name] - counts.get(name, 0), len(rows))
+            if new > 0:
+                found[name] = list(islice(reversed(rows), new))[::-1]
+        values = as_numbers([value for rows in found.values() for _, value in rows])
+        told = iter(values)
+        return {n: [(step, next(told)) for step, _ in rows] for n, rows in found.items()}, dict(
+            self._counts
+        )
 
     def records(self) -> tuple[Series, ...]:
         """Return every series as a record. Synchronises the device where values lie on one."""

@@ -50,6 +50,7 @@ from nanstop.session.history import History
 from nanstop.session.machine import command, environment
 from nanstop.session.run_state import RunState
 from nanstop.session.shown_text import text_around
+from nanstop.session.telling.live import Live, Search
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class Investigation:
     open_questions: tuple[tuple[str, Change], ...] = ()
     proof: Proof | None = None
     failures: list[str] = field(default_factory=list)
+    live: Live
 
     @property
     def key(self) -> FailureKey:
@@ -98,6 +100,7 @@ class Investigation:
         """Return what a stage gives, or None with its error noted:
         nanstop is never the reason a run dies.
         """
+        self.live.stage(name, self.at.step)
         try:
             return work()
         except NanstopError as error:
@@ -229,13 +232,18 @@ class Investigation:
         )
         if not self.is_steady or not candidates:
             return
-        self.proof = self.stage(
-            "proof",
-            lambda: prove_step(failing, self.key, tuple(candidates), policy=policy),
-        )
+        self.proof = self.stage("proof", lambda: self._search(failing, tuple(candidates), policy))
         if self.proof is not None and self.proof.chance and self.replay is not None:
             self.replay = replace(self.replay, fidelity="different", runs=self.replay.runs + 1)
             self._diagnose()
+
+    def _search(
+        self, failing: FailingStep, candidates: tuple[tuple[Atom, ...], ...], policy: Policy
+    ) -> Proof:
+        bounds = Search(policy.budget_trials, policy.budget_seconds)
+        self.live.stage("proof", self.at.step, bounds)
+        tried = self.live.tried
+        return prove_step(failing, self.key, candidates, policy=policy, tried=tried)
 
     def report(self, audit: AuditEntry) -> Report:
         """Return the report. Call after ``explain``."""

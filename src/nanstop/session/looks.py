@@ -86,6 +86,8 @@ class Looks:
     def updated(self, step: int) -> None:
         self._arrived(self._early.arrival.unheld())
         self._look(lambda: self._early.updated(step))
+        if self._early.lost is not None:
+            self._run.metrics.add("lost", step, self._early.lost)
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
         self._follow(step)
@@ -185,6 +187,8 @@ class Looks:
             return
         try:
             row = self._gauge.stepped(step)
+            if self._gauge.room is not None:
+                self._run.metrics.add("headroom", step, self._gauge.room)
         except Exception as error:  # an instrument must not end a healthy run
             self._gauge.close()
             self._announce(f"ranges are no longer followed ({type(error).__name__}: {error})")

@@ -27,7 +27,7 @@ class OffSession(WatchedRun):
 
     def __init__(self) -> None:
         self.facts = RunFacts()
-        self.series = History()
+        self.series, self.metrics = History(), History()
         self.present: Callable[[], StepId | None] = lambda: None
         self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
         self.decode: Callable[[Sequence[int]], str] = str

@@ -9,10 +9,13 @@ from nanstop.decide.policy import Policy
 from nanstop.records import Atom, BatchRows, RunFacts
 from nanstop.replay.step import Batch, ModelView
 from nanstop.session.history import History
+from nanstop.session.telling.live import Live
 
 
 class RunState(Protocol):
-    """A watched run as it stands. ``in_force``: remedies that were adopted for the rest of it."""
+    """A watched run as it stands. ``in_force``: remedies that were adopted for the rest of it.
+    ``metrics``: numbers of nanstop's own.
+    """
 
     @property
     def policy(self) -> Policy: ...
@@ -22,6 +25,10 @@ class RunState(Protocol):
     def facts(self) -> RunFacts: ...
     @property
     def series(self) -> History: ...
+    @property
+    def metrics(self) -> History: ...
+    @property
+    def live(self) -> Live: ...
     @property
     def rows_of(self) -> Callable[[Batch], BatchRows | None]: ...
     @property

@@ -31,15 +31,16 @@ from nanstop.records import (
     Signal,
     StepId,
 )
-from nanstop.records.facts import BY_HAND
 from nanstop.records.remedies import describe
 from nanstop.report.announce import News, short
 from nanstop.report.text.run_end import RunEnd, said_again
+from nanstop.report.text.run_start import said_at_start
 from nanstop.session.findings import Findings
 from nanstop.session.history import WHOLE, History
 from nanstop.session.looks import Looks
 from nanstop.session.machine import command, environment
 from nanstop.session.shown_text import ids_as_text
+from nanstop.session.telling.live import Live
 from nanstop.session.watched_run import WatchedRun
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, finding_row, summary_row
@@ -76,6 +77,9 @@ class Session(WatchedRun):
         self.facts = facts
         self.environment = replace(environment(), command=command())
         self.series = History(WHOLE) if store.keeps_series else History()
+        self.metrics = History()
+        histories = (self.series, self.metrics)
+        self.live = Live(store.folder, histories, writes=is_first(), clock=clock)
         self._told = Findings(self._tell)
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""
@@ -133,18 +137,10 @@ class Session(WatchedRun):
             self._failures.begun()
         self.opened(self)
         self._examine_setup()
-        left = self.facts.left_weights
-        if left:
-            names = ", ".join(f"`{stats.name}`" for stats in left[:3])
-            self.announce(
-                f"an earlier training in this process left {len(left)} weights not finite or far "
-                f"too large: {names}{' and more' if len(left) > 3 else ''}"
-            )
-        if self.facts.world_size > 1 and not self.facts.ranks_agree:
-            self.announce(f"{self.facts.world_size} processes train together: observed only")
-        if self.facts.veto not in ("yes", BY_HAND):
-            self.announce(f"the update cannot be held back here: {self.facts.veto}")
+        for line in said_at_start(self.facts):
+            self.announce(line)
         self._write_summary()
+        self.live.begin(host=self.facts.host)
 
     def failed(
         self,
@@ -225,12 +221,14 @@ class Session(WatchedRun):
         self._looks.updated(step)
 
     def left_out(self, step: int, *, optimizer: int | None = None) -> None:
+        self.metrics.add("skipped", step, (self.metrics.last("skipped") or 0) + 1)
         self._count(step, optimizer)
 
     def _count(self, step: int, optimizer: int | None) -> None:
         self._steps = max(self._steps, step + 1)
         self._end.seen(optimizer or 0)
         self.beat(step)
+        self.live.stepped(step)
 
     def learned(self, *, at: StepId | None = None, **facts: Any) -> None:
         self.facts = replace(self.facts, **facts)
@@ -333,6 +331,7 @@ class Session(WatchedRun):
         except Exception as error:
             self.announce(f"a remedy could not be undone ({type(error).__name__}: {error})")
         self._write_summary()
+        self.live.end(exit_code)
         if self.store.keeps_series:
             self.store.write_series((*self.series.records(), *ranges))
         if self.reports and is_first():

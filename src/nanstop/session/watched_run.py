@@ -39,6 +39,8 @@ class WatchedRun(Protocol):
     facts: RunFacts
     """Of the present training; a host that has read them anew sets them."""
     series: History
+    metrics: History
+    """Numbers of nanstop's own, as ``session.telling.numbers`` names them."""
     present: Callable[[], StepId | None]
     """Asks the host which step the run is in."""
 

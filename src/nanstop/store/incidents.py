@@ -27,6 +27,7 @@ from nanstop.store.files import (
     read_text,
     write_whole,
 )
+from nanstop.store.live_file import LIVE
 from nanstop.store.summary import RecordedSeries, Summary, merge
 
 REPORT = "report.json"
@@ -137,7 +138,8 @@ class Store:
         )
 
     def _begin(self) -> None:
-        (self.folder / SERIES).unlink(missing_ok=True)
+        for left in (SERIES, LIVE):
+            (self.folder / left).unlink(missing_ok=True)
         self._put_summary(self.summary)
 
     def _write_summary(self) -> None:

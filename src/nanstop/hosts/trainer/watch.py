@@ -33,6 +33,7 @@ from nanstop.hosts.model.loaded_weights import LOADED
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.accounts import TrainerAccounts
 from nanstop.hosts.trainer.actions import Carrier
+from nanstop.hosts.trainer.callbacks import Trackers
 from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
@@ -41,6 +42,7 @@ from nanstop.hosts.trainer.step import Micro, Reentry, TrainerWindow
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.windows import TrainerWindows
 from nanstop.records import RunFacts, SourceLine, StepId
+from nanstop.session.telling.numbers import numbers
 from nanstop.session.watched_run import OpenSession, WatchedRun
 from nanstop.store.beside_weights import plan_beside
 from nanstop.tracebacks import passes_through
@@ -100,6 +102,7 @@ class TrainerWatch:
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
         self._hooks = HookWrites(nn.Module())
+        self._trackers = Trackers(lambda: numbers(self.session) if self.session else {})
 
     def install(self) -> None:
         """Put every patch in place; those of the window's end follow when training begins."""
@@ -116,6 +119,7 @@ class TrainerWatch:
     def close(self) -> None:
         """Restore every patched attribute; calling it again does nothing."""
         self.patches.undo()
+        self._trackers.end()
 
     def open(self) -> None:
         """Open the session, or begin it anew.
@@ -139,6 +143,7 @@ class TrainerWatch:
         alone = self.facts.world_size == 1 and not self.facts.compiled
         self.host.may_tape = alone and has_own_loss(self.trainer)
         session.start()
+        self._trackers.begin(self.trainer)
         self._hooks.stop()
         self._hooks = HookWrites(self.view.root)
         try:
@@ -360,6 +365,7 @@ class TrainerWatch:
         self._pending = None
 
     def _end(self, session: WatchedRun, exit_code: int) -> None:
+        self._trackers.end()
         self._step_done()
         self.carrier.close()
         self.carrier.begin_window()

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import AuditEntry, Environment, PrecisionPlan, Report
@@ -24,20 +19,13 @@ from nanstop.report.html.incident import (
 from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.html.run_record import RunRecord
 from nanstop.report.html.series import run_series
+from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, Panel, panels
-from nanstop.report.text.blocks import Block
-from nanstop.report.text.terminal import wrapped
 from nanstop.store.plan_file import headline
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-FOLDER = Path(__file__).parent / "page"
 MOST_INCIDENTS = 12
 """Incidents that are shown whole; of others a page has the headline."""
 MOST_AUDITED = 100
-MOST_CHARS = 2000
-"""Of one text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +57,15 @@ def html_page(run: RunRecord, *, show_text: bool = False) -> str:
     if not run.reports:
         raise ValueError("a page is made of incidents, and there is none")
     style, script = (FOLDER / "page.css").read_text(), (FOLDER / "copy.js").read_text()
-    return _template().render(
+    return template("page.html.jinja").render(
         page=_page(run, show_text=show_text),
-        style=_trusted(style),
-        script=_trusted(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style=trusted(style),
+        script=trusted(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
         proof_columns=PROOF_COLUMNS,
         batch_columns=BATCH_COLUMNS,
         series_columns=COLUMNS,
-        lines=_lines,
     )
 
 
@@ -168,58 +155,3 @@ def _audited(entry: AuditEntry) -> tuple[str, ...]:
         *(entry.incident or "", str(at.step), micro, str(at.rank), what, action.reason),
         *(entry.outcome, entry.before, entry.after),
     )
-
-
-def _lines(block: Block) -> str:
-    return "\n".join(wrapped(block, None))
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment as Templates
-    from jinja2 import FileSystemLoader, StrictUndefined
-
-    templates = Templates(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters |= {"chart": _trusted, "whole": _whole}
-    return templates.get_template("page.html.jinja")
-
-
-def _trusted(markup: str) -> Any:
-    """Return our own markup, which is not escaped: the style, the script, and charts, of which
-    every text was escaped as they were written.
-    """
-    from markupsafe import Markup
-
-    return Markup(markup)
-
-
-def _printable(value: Any) -> Any:
-    """Return a text without control characters and what turns the direction of writing; the end
-    of a very long one is left out.
-    """
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return _cleaned(value if len(value) <= MOST_CHARS else f"{value[:MOST_CHARS]}...")
-
-
-def _whole(text: str) -> Any:
-    """Return a text that is to be copied: escaped, whatever its length."""
-    from markupsafe import escape
-
-    return escape(_cleaned(text))
-
-
-def _cleaned(text: str) -> str:
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
-
-
-def _hash(text: str) -> str:
-    """Return what a Content-Security-Policy calls a style or script of this very text."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -16,6 +16,7 @@ CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Gradient norm", (("grad_norm", "before clipping"),)),
     ("Loss scale", (("scale", "of the scaler"),)),
     ("Learning rate", (("lr", "of the first group"),)),
+    ("Headroom", (("headroom", "doublings left in the narrowest module"),)),
 )
 SKIPPED = ("skip", "quarantine")
 
@@ -35,14 +36,20 @@ COLUMNS = ("series", "values", "first", "smallest", "largest", "last", "not fini
 
 
 def panels(
-    series: Mapping[str, Sequence[Point]], reports: Sequence[Report], *, draw: bool
+    series: Mapping[str, Sequence[Point]],
+    reports: Sequence[Report],
+    *,
+    draw: bool,
+    name: str = "series",
 ) -> Iterator[Panel]:
-    """Yield a panel for each quantity that the run noted; ``draw``: with its chart."""
+    """Yield a panel for each quantity that the run noted; ``draw``: with its chart. ``name``: what
+    the names of the charts begin with.
+    """
     marks = marked(reports)
     for number_of, (title, names) in enumerate(CHARTS):
-        told = [(name, label, series[name]) for name, label in names if series.get(name)]
+        told = [(kind, label, series[kind]) for kind, label in names if series.get(kind)]
         if told:
-            yield _panel(f"series-{number_of}", title, told, marks, draw=draw)
+            yield _panel(f"{name}-{number_of}", title, told, marks, draw=draw)
 
 
 def marked(reports: Sequence[Report]) -> dict[str, tuple[int, ...]]:

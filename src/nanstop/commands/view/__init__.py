@@ -1,0 +1,1 @@
+"""``nanstop view``: a local page that follows runs."""

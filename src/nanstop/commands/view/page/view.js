@@ -1,0 +1,60 @@
+
+const base = document.body.dataset.base;
+const runs = document.getElementById("runs");
+const link = document.getElementById("link");
+let source = null;
+let wait = 1000;
+
+function say(text, lost) {
+  if (link.textContent !== text) link.textContent = text;
+  link.classList.toggle("lost", lost);
+}
+
+function place(id, run) {
+  let part = document.getElementById(id);
+  if (part) return part;
+  let section = document.getElementById(run);
+  if (!section) {
+    section = document.createElement("section");
+    section.id = run;
+    runs.append(section);
+  }
+  part = document.createElement("div");
+  part.id = id;
+  section.append(part);
+  return part;
+}
+
+function show({ id, run, html }) {
+  const part = place(id, run);
+  const chosen = new Map([...part.querySelectorAll("details[id]")].map((one) => [one.id, one.open]));
+  const held = part.contains(document.activeElement) ? document.activeElement : null;
+  const at = held ? [...part.querySelectorAll(held.tagName)].indexOf(held) : -1;
+  part.innerHTML = html;
+  for (const one of part.querySelectorAll("details[id]")) {
+    if (chosen.has(one.id)) one.open = chosen.get(one.id);
+  }
+  if (held) part.querySelectorAll(held.tagName)[at]?.focus();
+}
+
+function keep(names) {
+  for (const section of [...runs.children]) {
+    if (!names.includes(section.id)) section.remove();
+  }
+}
+
+function connect() {
+  source = new EventSource(`${base}/events`);
+  source.onopen = () => { wait = 1000; say("following", false); };
+  source.addEventListener("part", (event) => show(JSON.parse(event.data)));
+  source.addEventListener("runs", (event) => keep(JSON.parse(event.data)));
+  source.addEventListener("bye", () => say("The view has ended. What is shown is the last of it.", true));
+  source.onerror = () => {
+    source.close();
+    if (!link.textContent.startsWith("The view")) say("The view does not answer; trying again.", true);
+    setTimeout(connect, wait);
+    wait = Math.min(wait * 1.5, 10000);
+  };
+}
+
+connect();

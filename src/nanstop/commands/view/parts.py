@@ -1,0 +1,155 @@
+"""A run that is followed as the parts of a page; a part that has not changed is the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nanstop.commands.view.followed import RunNow, Stage
+from nanstop.diagnose.evidence.reading import counted
+from nanstop.records import Report, RunFacts
+from nanstop.report.html.charts import MISSING, are_available
+from nanstop.report.html.headroom import heat_map
+from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS, incident_parts
+from nanstop.report.html.templates import FOLDER as SHARED
+from nanstop.report.html.templates import policy_hash, template, trusted
+from nanstop.report.html.timeline import COLUMNS, panels
+
+FOLDER = Path(__file__).parent / "page"
+MOST_SHOWN = 6
+"""Incidents that are shown whole; of others there is a line."""
+_QUIET_SECONDS = 30.0
+_STAGES = {
+    "capture": "taking hold of the failing step",
+    "batch": "reading the micro-batch",
+    "weights": "reading the weights",
+    "replay": "running the step again",
+    "localization": "looking for the first bad operation",
+    "samples": "telling which samples fail",
+    "rows": "telling which rows of the data these are",
+    "experiment": "making an experiment on the cause",
+    "proof": "proving a cure",
+}
+
+
+def shell(token_path: str) -> str:
+    """Return the page that the parts come into. ``token_path``: what its addresses begin with."""
+    style = (SHARED / "page.css").read_text() + (FOLDER / "view.css").read_text()
+    script = (FOLDER / "view.js").read_text()
+    return template("view.html.jinja", FOLDER).render(
+        style=trusted(style),
+        script=trusted(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
+        base=token_path,
+    )
+
+
+def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Mapping[str, str]:
+    """Return the parts of a run by the id of their place, in order. ``key``: of the run, unique.
+    ``page``: the address of its report. ``is_alone``: not beside others, whose charts are to stand
+    at the same height: then its newest incident is open.
+    """
+    draw = are_available()
+    reports = run.reports
+    shown = reports[-MOST_SHOWN:][::-1]
+    facts = reports[-1].incident.facts if reports else RunFacts()
+    given = {
+        "run": run,
+        "key": key,
+        "page": page if reports else "",
+        "state": _state(run),
+        "said": _said(run),
+        "stage": _stage_said(run.stage) if run.stage is not None else (),
+        "bar": run.stage,
+        "incidents": tuple(
+            (
+                report.incident.id,
+                _headline(report),
+                incident_parts(
+                    report, None, name=f"{key}-operand-{at}", draw=False, show_text=False
+                ),
+            )
+            for at, report in enumerate(shown)
+        ),
+        "others": tuple(_headline(report) for report in reports[:-MOST_SHOWN]),
+        "findings_rows": tuple(
+            (one.code, one.title, "" if one.step is None else str(one.step))
+            for one in (run.summary.findings if run.summary is not None else ())
+        ),
+        "panels": tuple(panels(run.series, reports, draw=draw, name=f"{key}-series")),
+        "heat": heat_map(run.series, facts),
+        "is_alone": is_alone,
+        "missing": "" if draw else MISSING,
+        "proof_columns": PROOF_COLUMNS,
+        "batch_columns": BATCH_COLUMNS,
+        "series_columns": COLUMNS,
+    }
+    names = ("state", "stage", "incidents", "charts")
+    return {
+        f"{key}-{name}": template(f"{name}.html.jinja", FOLDER).render(given).strip()
+        for name in names
+    }
+
+
+def _state(run: RunNow) -> tuple[str, str]:
+    """Return the class of a run's state and its word."""
+    summary = run.summary
+    if run.is_over:
+        ended = summary.ended if summary is not None else None
+        bad = summary is not None and bool(summary.exit)
+        return ("bad" if bad else "over"), (ended or ("failed" if bad else "over")).replace(
+            "_", " "
+        )
+    if run.stage is not None:
+        return "busy", "investigating"
+    if summary is None and not run.steps:
+        return "waiting", "waiting for a run"
+    if run.quiet_seconds > _patience(run):
+        return "waiting", f"no news for {_span(run.quiet_seconds)}"
+    return "going", "training" if run.steps else "begun"
+
+
+def _patience(run: RunNow) -> float:
+    return max(_QUIET_SECONDS, 10.0 * (run.pace or 0.0))
+
+
+def _said(run: RunNow) -> str:
+    said = [f"{counted(run.steps, 'step')}"]
+    if run.pace is not None and not run.is_over:
+        fast = run.pace < 1.0
+        said.append(f"{1 / run.pace:.2g} steps a second" if fast else f"{run.pace:.2g} s a step")
+    left_out = run.series.get("skipped")
+    if left_out:
+        said.append(f"{counted(int(left_out[-1][1]), 'update')} left out")
+    if run.host:
+        said.append(run.host)
+    if run.is_over and run.summary is not None and run.summary.seconds:
+        said.append(f"in {_span(run.summary.seconds)}")
+    return ", ".join(said)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 90:
+        return f"{int(seconds // 10) * 10} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
+
+
+def _stage_said(stage: Stage) -> tuple[str, ...]:
+    """Return the lines of a stage: what it is, what it has come to, how long it may take."""
+    lines = [f"Step {stage.step}: {_STAGES.get(stage.name, stage.name)}"]
+    if stage.trials:
+        tried = f"{counted(stage.tried, 'trial')} of at most {stage.trials}"
+        lines.append(f"{tried}; {f'passes so far: {stage.best}' if stage.best else 'none passes'}")
+    if stage.seconds_left is not None:
+        lines.append(f"at most {stage.seconds_left:.0f} s left")
+    return tuple(lines)
+
+
+def _headline(report: Report) -> str:
+    best = report.diagnoses[0] if report.diagnoses else None
+    what = f"{best.code}: {best.title}" if best is not None else "not diagnosed"
+    times = f", {report.count} times" if report.count > 1 else ""
+    return f"step {report.incident.at.step}{times} - {what}"

@@ -1,0 +1,76 @@
+"""How pages are filled in: every text escaped, what does not print replaced."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanstop.report.text.terminal import wrapped
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from nanstop.report.text.blocks import Block
+
+FOLDER = Path(__file__).parent / "page"
+MOST_CHARS = 2000
+"""Of one text."""
+
+
+@cache
+def template(name: str, folder: Path = FOLDER) -> Template:
+    """Return a template of a folder, which may use those of ours."""
+    from jinja2 import Environment as Templates
+    from jinja2 import FileSystemLoader, StrictUndefined
+
+    templates = Templates(
+        loader=FileSystemLoader([folder, FOLDER]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"chart": trusted, "whole": _whole, "lines": _lines}
+    return templates.get_template(name)
+
+
+def trusted(markup: str) -> Any:
+    """Return our own markup, which is not escaped: the style, the script, and charts, of which
+    every text was escaped as they were written.
+    """
+    from markupsafe import Markup
+
+    return Markup(markup)
+
+
+def _lines(block: Block) -> str:
+    return "\n".join(wrapped(block, None))
+
+
+def _printable(value: Any) -> Any:
+    """Return a text without control characters and what turns the direction of writing; the end
+    of a very long one is left out.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return _cleaned(value if len(value) <= MOST_CHARS else f"{value[:MOST_CHARS]}...")
+
+
+def _whole(text: str) -> Any:
+    """Return a text that is to be copied: escaped, whatever its length."""
+    from markupsafe import escape
+
+    return escape(_cleaned(text))
+
+
+def _cleaned(text: str) -> str:
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+
+
+def policy_hash(text: str) -> str:
+    """Return what a Content-Security-Policy calls a style or script of this very text."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

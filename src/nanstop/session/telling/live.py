@@ -1,0 +1,150 @@
+"""What a run tells whoever follows it, and costs nobody else anything: see ``store.live_file``.
+
+Now and then it is asked for, at most once in a second, and never so often that asking and writing
+take more than ``SHARE`` of the run's time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from nanstop.records.remedies import describe
+from nanstop.session.history import History
+from nanstop.store.live_file import LiveFile, Wish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nanstop.records import Trial
+
+SHARE = 0.001
+LEAST_SECONDS = 1.0
+_SECONDS_OF_BYTE = 2.0**-20
+"""Between two lines, for each byte written before: a file of 16 MiB grows every 16 seconds."""
+_MOST_POINTS = 120
+"""Of a series in one line."""
+_log = logging.getLogger("nanstop")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The search for a cure that is under way: what it may take."""
+
+    trials: int
+    seconds: float
+
+
+class Live:
+    """The live file of one run, where somebody wants it. Never raises.
+
+    ``histories``: whose new values are written. Not ``writes``: nothing is ever done.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        histories: Sequence[History],
+        *,
+        writes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._histories = histories
+        self._clock = clock
+        self._wish = Wish(folder)
+        self._header: dict[str, Any] = {}
+        self._file: LiveFile | None = None
+        self._due = -math.inf if writes else math.inf
+        self._writes = writes
+        self._costs: deque[float] = deque(maxlen=9)
+        """Seconds of the last times that it was asked for. That of the first line, which makes the
+        file and imports what is needed, is not counted.
+        """
+        self._is_first = True
+        self._told: list[dict[str, int]] = [{} for _ in histories]
+        self._failing: dict[str, Any] = {}
+        self._trials: list[tuple[bool, str]] = []
+
+    def begin(self, **header: Any) -> None:
+        """Note that a training begins: what is told of it goes into a file of its own."""
+        self._header = header
+        self._close()
+        if self._writes:
+            self._due = -math.inf
+        self._told = [history.counts() for history in self._histories]
+        self._guarded(lambda: self._tell({}))
+
+    def stepped(self, step: int) -> None:
+        """Tell what is new once a step is over, where it is time for it. Synchronises the device
+        where values of a run that is followed lie on one.
+        """
+        began = self._clock()
+        if began < self._due:
+            return
+        self._guarded(lambda: self._tell({"step": step}, numbers=True))
+        if self._writes:
+            now, written = self._clock(), self._file.num_bytes if self._file is not None else 0
+            if not self._is_first:
+                self._costs.append(now - began)
+            self._is_first = False
+            cost = median(self._costs) if self._costs else 0.0  # a busy machine's pause is none
+            self._due = now + max(LEAST_SECONDS, cost / SHARE, written * _SECONDS_OF_BYTE)
+
+    def stage(self, name: str, step: int, search: Search | None = None) -> None:
+        """Tell which stage an investigation is in, "" for the end of it."""
+        bounds = {"trials": search.trials, "seconds": search.seconds} if search else {}
+        self._failing, self._trials = {"stage": name, "of": step, **bounds}, []
+        self._guarded(lambda: self._tell(self._failing))
+
+    def tried(self, trial: Trial) -> None:
+        """Tell of one more trial of the search that is under way."""
+        self._trials.append((trial.outcome == "pass", describe(trial.atoms)))
+        best = next((said for passed, said in reversed(self._trials) if passed), "")
+        done = {"stage": "proof", "of": self._failing.get("of", 0)}
+        self._guarded(lambda: self._tell({**done, "tried": len(self._trials), "best": best}))
+
+    def end(self, exit_code: int) -> None:
+        """Tell what is left, and that the training is over."""
+        self._guarded(lambda: self._tell({"end": exit_code}, numbers=True))
+        self._close()
+
+    def _tell(self, entry: dict[str, Any], *, numbers: bool = False) -> None:
+        if not self._writes or not self._wish.is_fresh(self._clock()):
+            return
+        if self._file is None:
+            self._is_first = True
+            self._file = LiveFile(self._folder, self._header)
+        if numbers:
+            entry |= {"series": dict(self._new())}
+        if entry:
+            self._file.append(entry)
+
+    def _new(self) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+        from nanstop.report.html.series import thinned
+
+        for place, history in enumerate(self._histories):
+            rows, self._told[place] = history.since(self._told[place])
+            for name, points in rows.items():
+                told = thinned(points, most=_MOST_POINTS)
+                yield name, [(step, float(f"{value:.6g}")) for step, value in told]
+
+    def _guarded(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception as error:  # a follower is never the reason a run dies
+            self._writes, self._due = False, math.inf
+            kind = type(error).__name__
+            _log.warning("nanstop: this run can no longer be followed (%s: %s)", kind, error)
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

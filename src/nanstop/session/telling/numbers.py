@@ -1,0 +1,86 @@
+"""The few numbers of nanstop's own that are worth a line in whatever tracks a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from nanstop.session.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from nanstop.session.session import Session
+
+PREFIX = "nanstop/"
+NAMES = {
+    "headroom": "headroom_bits",
+    "lost": "share_of_update_lost",
+    "skipped": "updates_left_out",
+}
+"""What the metrics of a run are called elsewhere."""
+Log = Callable[[Mapping[str, float], int], object]
+_log = logging.getLogger("nanstop")
+
+
+def numbers(run: WatchedRun) -> dict[str, float]:
+    """Return a run's own numbers as they were last measured, {} where there is nothing to say.
+
+    ``nanstop/headroom_bits``: doublings that the narrowest module has left, in half precision.
+    ``nanstop/share_of_update_lost``: of a sample of half-precision weights, 0 to 1.
+    ``nanstop/loss_scale``, where there is a scaler. ``nanstop/updates_left_out`` and
+    ``nanstop/incidents``: how many so far, once there is one. No synchronisation.
+    """
+    found = {name: run.metrics.last(kept) for kept, name in NAMES.items()}
+    found["loss_scale"] = run.series.last("scale")
+    found["incidents"] = len(run.reports) or None
+    return {
+        f"{PREFIX}{name}": float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float)
+    }
+
+
+class NumbersLogged:
+    """Calls the user's ``log(numbers, step)`` after each update by which the numbers of a run have
+    changed. A ``log`` that raises is not called again.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._run: Session | None = None
+        self._before: Callable[[int | None], None] = lambda _: None
+        self._told: dict[str, float] = {}
+
+    def follow(self, session: Session) -> None:
+        """Be told of each step of a training that begins."""
+        if session.beat != self._beat:
+            self._before, session.beat = session.beat, self._beat
+        self._run, self._told = session, {}
+
+    def _beat(self, step: int | None) -> None:
+        self._before(step)
+        if step is None or self._run is None:
+            return
+        found = numbers(self._run)
+        if found == self._told:
+            return
+        self._told = found
+        try:
+            self._log(found, step)
+        except Exception as error:  # of the user's own; a run does not die of its log
+            self._run = None
+            kind = type(error).__name__
+            _log.warning("nanstop: `log` is not called again (%s: %s)", kind, error)
+
+
+def also_logged(opened: Callable[[Session], None], log: Log | None) -> Callable[[Session], None]:
+    """Return what is told of each training that begins: ``opened``, and the user's ``log``."""
+    if log is None:
+        return opened
+    logged = NumbersLogged(log)
+
+    def both(session: Session) -> None:
+        opened(session)
+        logged.follow(session)
+
+    return both

@@ -1,0 +1,243 @@
+"""The live page in a real browser, with a real training beside it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from nanstop.store.live_file import LiveFile
+from report.hostile import MARKUP
+from view_server import served
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
+pytest.importorskip("uvicorn", reason="pip install nanstop[live]")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), "")
+DRIVER = shutil.which("chromedriver") or ""
+AXE = Path(os.environ.get("AXE_CORE", "axe.min.js"))
+PATIENCE = 180.0
+"""Seconds that a busy machine may take for what comes within seconds."""
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium with its driver here"),
+]
+
+TRAINING = """
+import sys, time
+import torch, nanstop
+
+seconds, out = float(sys.argv[1]), sys.argv[2]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+began, step = time.monotonic(), 0
+with nanstop.watch(model, optimizer, out=out) as watch:
+    while time.monotonic() - began < seconds or step < 40:
+        batch = torch.randn(8, 8)
+        if step == 20:
+            batch[3] = float("inf")
+        watch.step(lambda rows: (model(rows) - rows.sum(1, keepdim=True)).square().mean(), batch)
+        watch.update()
+        time.sleep(0.05)
+        step += 1
+"""
+
+SEEN = """
+const all = (query) => [...document.querySelectorAll(query)];
+const place = (one) => one.getBoundingClientRect();
+const wide = document.documentElement.clientWidth;
+const scrolls = (one) =>
+  one && (getComputedStyle(one).overflowX === "auto" || scrolls(one.parentElement));
+const isCut = (one) => {
+  const box = place(one), chart = place(one.ownerSVGElement);
+  return box.left < chart.left - 1 || box.right > chart.right + 1 || box.bottom > chart.bottom + 1;
+};
+return {
+  beyond: all("body *")
+    .filter((one) => !one.closest(".skip") && !scrolls(one) && place(one).right > wide + 1)
+    .map((one) => one.outerHTML.slice(0, 80)),
+  scroll: document.documentElement.scrollWidth - wide,
+  cut: all("svg text").filter(isCut).map((one) => one.textContent),
+  charts: all("svg").length,
+  empty: all("svg").filter((one) => !one.querySelector(".line path, circle")).length,
+  states: all(".state").map((one) => one.textContent),
+  link: document.getElementById("link").textContent,
+  steps: all(".said").map((one) => parseInt(one.textContent)),
+  text: document.body.innerText,
+};
+"""
+
+
+@contextmanager
+def opened(address, *, width=1280, dark=False):
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", scheme):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(address)
+        yield browser
+    finally:
+        browser.quit()
+
+
+def seen(browser):
+    return browser.execute_script(SEEN)
+
+
+def until(browser, holds, *, seconds=PATIENCE):
+    """What the page shows as soon as ``holds`` says so of it."""
+    end = time.monotonic() + seconds
+    while not holds(found := seen(browser)):
+        assert time.monotonic() < end, json.dumps(found)[:3000]
+        time.sleep(0.3)
+    return found
+
+
+def complaints(browser):
+    """What the browser complains of, but for connections that were refused."""
+    said = [one["message"] for one in browser.get_log("browser")]
+    return [one for one in said if "ERR_CONNECTION" not in one and "ERR_INCOMPLETE" not in one]
+
+
+@contextmanager
+def training(folder, seconds):
+    script = folder.parent / "train.py"
+    script.write_text(TRAINING)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(seconds), str(folder)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def recorded(folder, num_steps=300, host="SFTTrainer"):
+    """A run that is under way, as its files say it."""
+    file = LiveFile(folder, {"host": host})
+    steps = range(num_steps)
+    series = {
+        "loss_raw": [(step, 1.0 + 3.0 / (1 + step)) for step in steps],
+        "loss_logged": [(step, 1.0 + 3.0 / (1 + step)) for step in steps[::10]],
+        "grad_norm": [(step, 10.0 ** (step % 5)) for step in steps],
+        "scale": [(step, 2.0 ** (16 - step // 50)) for step in steps],
+        "lr": [(step, 1e-4 * step) for step in steps],
+        "headroom": [(step, 9.0 - step / 100) for step in steps[::10]],
+        MARKUP: [(0, 1.0), (1, 2.0)],
+    }
+    file.append({"step": num_steps - 1, "series": series})
+    file.append({"stage": "proof", "of": 299, "trials": 40, "seconds": 600.0})
+    file.append({"stage": "proof", "of": 299, "tried": 7, "best": f"keep `{MARKUP}` in float32"})
+    file.close()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_runs_stand_side_by_side_and_nothing_overflows(width, dark, tmp_path):
+    for name in ("first", "second-of-" + "a-very-long-name-" * 6):
+        (tmp_path / name).mkdir()
+        recorded(tmp_path / name)
+    with served(tmp_path) as address, opened(address, width=width, dark=dark) as browser:
+        found = until(browser, lambda now: now["charts"] == 10)
+        assert found["states"] == ["investigating"] * 2
+        assert "7 trials of at most 40" in found["text"]
+        assert (found["beyond"], found["scroll"], found["cut"], found["empty"]) == ([], 0, [], 0)
+        left = browser.execute_script(
+            "return [...document.querySelectorAll('#runs > section')]"
+            ".map((one) => one.getBoundingClientRect().left)"
+        )
+        assert (left[0] == left[1]) is (width == 390)
+        if AXE.is_file():
+            browser.execute_script(AXE.read_text())
+            faults = browser.execute_async_script(
+                "axe.run().then((found) => arguments[0](found.violations.map("
+                "(one) => [one.impact, one.id, one.nodes[0].html.slice(0, 99)])))"
+            )
+            assert [one for one in faults if one[0] in ("serious", "critical")] == []
+        assert complaints(browser) == []
+
+
+def test_what_was_opened_or_closed_stays_so(tmp_path):
+    out = tmp_path / "run"
+    with training(out, 600), served(out) as address, opened(address) as browser:
+        until(browser, lambda now: "error[NS501]" in now["text"])
+        browser.find_element("css selector", "details > summary").click()
+        closed = until(browser, lambda now: "error[NS501]" not in now["text"])
+        later = until(browser, lambda now: now["steps"][0] > closed["steps"][0])
+        assert "error[NS501]" not in later["text"]
+        assert complaints(browser) == []
+
+
+def test_a_run_of_a_minute_is_followed_to_its_end(tmp_path):
+    out = tmp_path / "run"
+    with training(out, 60) as process, served(out) as address, opened(address) as browser:
+        steps = []
+        while process.poll() is None:
+            found = seen(browser)
+            steps.append(found["steps"][0] if found["steps"] else 0)
+            time.sleep(1.0)
+        assert steps == sorted(steps)
+        assert len(set(steps)) > 10
+        found = until(browser, lambda now: now["states"] == ["over"])
+        assert "error[NS501]" in found["text"]
+        assert "1 update left out" in found["text"]
+        assert found["charts"] >= 3
+        assert found["empty"] == 0
+        assert complaints(browser) == []
+
+
+def test_the_page_survives_a_restart_of_the_server(tmp_path):
+    recorded(tmp_path)
+    with ExitStack() as stack:
+        with served(tmp_path) as address:
+            browser = stack.enter_context(opened(address))
+            until(browser, lambda now: now["charts"] == 5)
+        lost = until(browser, lambda now: "following" not in now["link"])
+        assert lost["charts"] == 5
+        recorded(tmp_path, num_steps=400)
+        with served(tmp_path) as again:
+            assert again == address
+            found = until(browser, lambda now: now["link"] == "following" and 400 in now["steps"])
+            assert found["charts"] == 5
+
+
+def test_run_live_serves_its_run_and_tells_its_end(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    command = [sys.executable, "-m", "nanstop", "run", "--live", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [*command, str(script), "20", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        line = ""
+        while "follow this run at" not in line:
+            line = process.stderr.readline()
+            assert line, "it ended without an address"
+        with opened(line.split(" at ")[1].strip()) as browser:
+            found = until(browser, lambda now: now["states"] == ["over"] or "ended" in now["link"])
+            assert found["charts"] >= 3
+            last = until(browser, lambda now: "ended" in now["link"])
+            assert last["charts"] >= 3
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)

@@ -47,6 +47,7 @@ class Window:
     id: StepId
     view: PlainView
     batches: tuple[dict[str, Tensor], ...]
+    losses: tuple[None, ...] = (None,)
 
 
 class Run:

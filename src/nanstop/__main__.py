@@ -13,21 +13,27 @@ def main() -> int:
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:]
-    if words[:1] != ["run"] or words[1:2] == [] or words[1].startswith("-"):
-        from nanstop import cli
-
-        return cli.main(words)
-    # No option of ours stands before a command: there is nothing to read for typer, whose import
-    # takes longer than all that has to be done before the command can begin.
+    plain = len(words) > 1 and not words[1].startswith("-")
+    # Where no option of ours stands there is nothing to read for typer, whose import takes longer
+    # than all that has to be done before a command can begin.
     try:
-        from nanstop.commands.run.launch import launch
-        from nanstop.decide.policy import Policy
+        if plain and words[0] == "run":
+            from nanstop.commands.run.launch import launch
+            from nanstop.decide.policy import Policy
 
-        return launch(words[1:], policy=Policy())
+            return launch(words[1:], policy=Policy())
+        if plain and words[0] == "explain" and len(words) == 2:
+            from nanstop.commands.explain.page import print_page
+
+            print_page(words[1])
+            return 0
     except (Exception, KeyboardInterrupt) as error:
         from nanstop import cli
 
         return cli.ended(error)
+    from nanstop import cli
+
+    return cli.main(words)
 
 
 if __name__ == "__main__":

@@ -151,6 +151,7 @@ class FakeStep:
     id: StepId
     view: PlainView
     batches: tuple = ({"x": torch.zeros(4)},)
+    losses: tuple = (None,)
 
 
 def test_a_step_of_a_session_costs_and_holds_as_much_at_its_end_as_at_its_beginning(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +34,7 @@ def explain(
 
     A page says what happened, why, and how to fix it.
     """
+    from nanstop.commands.explain.page import print_page
     from nanstop.diagnose import pages
 
     if (code is None) == (symptom is None):
@@ -43,24 +43,21 @@ def explain(
         if run_it:
             raise NanstopError("--run goes with a CODE")
         return _fitting(symptom or "", lang, as_json)
+    if not as_json:
+        print_page(code, lang)
+        if run_it and code.upper() != "NS001":
+            typer.echo(_exhibits(pages.find_rule(code).code)[1])
+        return OK
     if code.upper() == "NS001":
         page = pages.usage_error(lang)
-        row = {"code": "NS001", "name": "usage-error", "title": "wrong usage", "page": page}
-        show(row, page.rstrip(), as_json)
+        show(
+            {"code": "NS001", "name": "usage-error", "title": "wrong usage", "page": page}, "", True
+        )
         return OK
     rule, page = pages.find_rule(code), pages.explain(code, lang=lang)
     title = pages.page(rule, lang).title
     row = {"code": rule.code, "name": rule.slug, "title": title, "page": page}
-    if as_json or not sys.stdout.isatty():
-        row |= _exhibits(rule.code)[0] if run_it and as_json else {}
-        show(row, page.rstrip(), as_json)
-    else:
-        from rich.console import Console
-        from rich.markdown import Markdown
-
-        Console(width=min(100, Console().width)).print(Markdown(page))
-    if run_it and not as_json:
-        typer.echo(_exhibits(rule.code)[1])
+    show(row | (_exhibits(rule.code)[0] if run_it else {}), "", as_json)
     return OK
 
 

@@ -26,9 +26,11 @@ def progress(line: str) -> None:
 
 def show(value: Any, text: str, as_json: bool) -> None:
     """Print ``text``, or ``value`` as JSON; non-finite numbers are strings, as everywhere."""
-    from pydantic_core import to_json
+    if as_json:
+        from pydantic_core import to_json
 
-    typer.echo(to_json(value, inf_nan_mode="strings").decode() if as_json else text)
+        text = to_json(value, inf_nan_mode="strings").decode()
+    typer.echo(text)
 
 
 def printable(value: Any) -> Any:

@@ -63,12 +63,17 @@ class EarlySteps:
         """
         self.arrival = GradientArrival(view)
 
+    @property
+    def has_sample(self) -> bool:
+        """Whether the present update is looked at."""
+        return self._sample is not None
+
     def before_update(self, step: Step, facts: RunFacts) -> None:
         """Look at the gradients and weights that an update is about to change.
         Synchronises in float16 runs only.
         """
         self._sample = None
-        if not _is_time(step.id.step) or not is_whole(facts):
+        if not is_early(step.id.step) or not is_whole(facts):
             return
         self._sample = _sample(step)
         if self._num_compared < MAX_COMPARED and "float16" in _formats(facts):
@@ -102,7 +107,7 @@ class EarlySteps:
 
     def due(self, step: int, facts: RunFacts) -> bool:
         """Return whether a micro-batch of this healthy window may be run again."""
-        if not _is_time(step) or not (is_whole(facts) or _is_by_hand(facts)):
+        if not is_early(step) or not (is_whole(facts) or _is_by_hand(facts)):
             return False
         return self._flushed or bool(self._wanted(step, facts))
 
@@ -262,7 +267,8 @@ def _is_by_hand(facts: RunFacts) -> bool:
     return facts.world_size == 1 and facts.veto == BY_HAND
 
 
-def _is_time(step: int) -> bool:
+def is_early(step: int) -> bool:
+    """Return whether a step is one of those that are looked at."""
     return step & (step - 1) == 0
 
 

@@ -34,6 +34,11 @@ class FirstRows:
         self._num_windows = 0
         self._told = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to count any more."""
+        return self._told
+
     def note(self, step: Step) -> DataFacts | None:
         """Return what was counted, once, when there are rows enough. Synchronises until then."""
         if self._told:

@@ -68,7 +68,7 @@ class Rates:
         used = self._used.setdefault(optimizer, _Used())
         rate = max(rates)
         used.num, used.highest = used.num + 1, max(used.highest, rate)
-        used.micros = max(used.micros, len(step.batches))
+        used.micros = max(used.micros, len(step.losses))
         used.num_dead = used.num_dead + 1 if rate <= DEAD * used.highest else 0
         least = max(LEAST_DEAD, math.ceil(DEAD_SHARE * (used.num - used.num_dead)))
         if used.num_dead != least or used.told:

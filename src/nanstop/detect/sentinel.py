@@ -28,6 +28,8 @@ class Reading:
     @property
     def bad_losses(self) -> tuple[int, ...]:
         """Return the positions of losses that are not finite."""
+        if all(map(math.isfinite, self.losses)):
+            return ()
         return tuple(i for i, loss in enumerate(self.losses) if not math.isfinite(loss))
 
     @property
@@ -48,7 +50,7 @@ def read_window(
     device = norm.device
     scalars = [next(iter(dense_parts(one)), one) for one in (*losses, norm, *found_inf)]
     # A finite loss in float64 may be beyond float32; not every device has float64.
-    wide = torch.float64 if any(s.dtype == torch.float64 for s in scalars) else torch.float32
+    wide = torch.float64 if torch.float64 in [s.dtype for s in scalars] else torch.float32
     stacked = torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars])
     values = stacked.tolist()
     num_losses = len(losses)
@@ -68,6 +70,13 @@ def total_norm(
     Of sparse gradients it is that of their values.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
+    return norm_of_gradients(gradients, norm_type, foreach)
+
+
+def norm_of_gradients(
+    gradients: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
+) -> Tensor:
+    """Return the norm of some gradients, as ``total_norm`` does."""
     dense = [g._values() if g.is_sparse else g for g in gradients]
     return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach)
 

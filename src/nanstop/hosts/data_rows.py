@@ -86,8 +86,8 @@ class DataRows:
         def next_data() -> Any:
             found = reads(itself())
             if drawn.pending:
-                given = (tensor.detach() for tensor in tensors(found))
-                small = tuple(t for t in given if t.dim() and t.nbytes <= _MOST_BYTES)
+                given = [tensor.detach() for tensor in tensors(found)]
+                small = tuple([t for t in given if t.dim() and t.nbytes <= _MOST_BYTES])
                 self._add(Delivery(drawn.pending.popleft(), small, in_order, streamed))
             return found
 
@@ -198,10 +198,11 @@ class _Drawn:
 
     def _note(self, drawn: Any) -> None:
         rows = list(drawn)
-        if all(row is None for row in rows):  # a stream: whatever comes next
+        kinds = set(map(type, rows))
+        if kinds <= {type(None)}:  # a stream: whatever comes next
             rows = list(range(self._num_streamed, self._num_streamed + len(rows)))
-            self._num_streamed += len(rows)
-        known = all(isinstance(row, int) for row in rows)
+            self._num_streamed, kinds = self._num_streamed + len(rows), {int}
+        known = all(issubclass(kind, int) for kind in kinds)
         self.pending.append(tuple(rows) if known else ())
 
 

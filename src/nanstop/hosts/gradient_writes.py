@@ -76,7 +76,7 @@ class GradientWrites(OwnMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with by_torch_alone():
-            given = list(tensors((args, kwargs)))
+            given = tensors((args, kwargs))
             held = [(t, version(t)) for t in given if self._is_known(t)]
             weights = [(t, version(t)) for t in given if self._weight(t) is not None]
             name = getattr(func, "__name__", "")

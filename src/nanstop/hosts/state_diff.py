@@ -13,16 +13,23 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
 
 from nanstop.replay.untouched import versions_kept
 
-_MAPPINGS = (dict, defaultdict, OrderedDict, Counter)
-_SEQUENCES = (list, deque)
+_MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
+_SEQUENCES = frozenset({list, deque})
+_CONTAINERS = frozenset({*_MAPPINGS, *_SEQUENCES, set})
+_NOTED = frozenset({*_CONTAINERS, torch.Tensor})
 _DEPTH = 4
 _MAX_ITEMS = 2048
+_MAX_NAMED, _MAX_LISTED = 256, 32
+"""Containers within a mapping, or within a list, that are looked into: what holds more of them is
+data, not books that are kept.
+"""
 _MAX_NUMEL = 4096
 
 Notes = dict[str, Any]
@@ -30,20 +37,41 @@ Notes = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Mapping:
+    """``items`` as they were; ``inner``: notes of those that are containers themselves."""
+
     ref: Any
     items: dict[Any, Any]
+    inner: dict[Any, Any]
+
+    def is_now(self) -> bool:
+        now, items = self.ref, self.items
+        if len(now) != len(items) or not all(map(is_, now, items)):
+            return False
+        same = all(map(is_, now.values(), items.values()))
+        return same and (not self.inner or _are_now(self.inner))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
+    """As ``_Mapping``; ``inner`` by place."""
+
     ref: Any
     items: list[Any]
+    inner: dict[int, Any]
+
+    def is_now(self) -> bool:
+        now, items = self.ref, self.items
+        same = len(now) == len(items) and all(map(is_, now, items))
+        return same and (not self.inner or _are_now(self.inner))
 
 
 @dataclass(frozen=True, slots=True)
 class _Set:
     ref: set[Any]
     items: frozenset[Any]
+
+    def is_now(self) -> bool:
+        return self.ref == self.items
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +81,9 @@ class _Long:
     ref: list[Any]
     length: int
 
+    def is_now(self) -> bool:
+        return len(self.ref) == self.length
+
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
@@ -60,13 +91,24 @@ class _Tensor:
     version: int
     copy: torch.Tensor
 
+    def is_now(self) -> bool:
+        return self.ref._version == self.version
 
-def note(host: object) -> Notes:
+
+_KINDS = (_Mapping, _Sequence, _Set, _Long, _Tensor)
+
+
+def note(host: object, since: Notes | None = None) -> Notes:
     """Return the present attributes of ``host``.
 
-    Small tensors are copied on their device, nothing synchronises.
+    Small tensors are copied on their device, nothing synchronises. ``since``: an earlier note, of
+    which what has not changed is taken over: it costs no copy, and is the same in both.
     """
-    return {name: _note(value, 0) for name, value in vars(host).items()}
+    earlier = since or {}
+    return {
+        name: _noted(value, earlier.get(name)) if type(value) in _NOTED else value
+        for name, value in vars(host).items()
+    }
 
 
 def tensors(notes: Notes) -> Iterator[torch.Tensor]:
@@ -76,7 +118,8 @@ def tensors(notes: Notes) -> Iterator[torch.Tensor]:
 
 def changed(before: Notes, after: Notes) -> set[str]:
     """Return names of attributes that differ between two notes of one object."""
-    names = before.keys() | after.keys()
+    names = [n for n, v in after.items() if before.get(n, _ABSENT) is not v]
+    names += before.keys() - after.keys()
     return {n for n in names if not _same(before.get(n, _ABSENT), after.get(n, _ABSENT))}
 
 
@@ -102,7 +145,7 @@ def kept(hosts: Iterable[object], *, but: Collection[str] = ()) -> Iterator[None
             yield
         finally:
             for host, before in notes:
-                names = changed(before, note(host)).difference(but)
+                names = changed(before, note(host, before)).difference(but)
                 restore(host, before, names)
 
 
@@ -126,20 +169,42 @@ def advance(host: object, before: Notes, after: Notes, names: Iterable[str]) -> 
 _ABSENT = object()
 
 
+def _noted(value: Any, earlier: Any) -> Any:
+    is_known = isinstance(earlier, _KINDS) and earlier.ref is value
+    return earlier if is_known and earlier.is_now() else _note(value, 0)
+
+
+def _are_now(inner: dict[Any, Any]) -> bool:
+    return all(noted.is_now() for noted in inner.values())
+
+
 def _note(value: Any, depth: int) -> Any:
     kind = type(value)
-    if depth < _DEPTH:
-        if kind in _MAPPINGS and len(value) <= _MAX_ITEMS:
-            return _Mapping(value, {k: _note(v, depth + 1) for k, v in value.items()})
-        if kind in _SEQUENCES and len(value) <= _MAX_ITEMS:
-            return _Sequence(value, [_note(v, depth + 1) for v in value])
-        if kind is set and len(value) <= _MAX_ITEMS:
-            return _Set(value, frozenset(value))
+    if depth < _DEPTH and kind in _CONTAINERS and len(value) <= _MAX_ITEMS:
+        if kind in _MAPPINGS:
+            return _Mapping(value, dict(value), _inner(value.values(), value, depth, _MAX_NAMED))
+        if kind in _SEQUENCES:
+            return _Sequence(
+                value, list(value), _inner(value, range(len(value)), depth, _MAX_LISTED)
+            )
+        return _Set(value, frozenset(value))
     if kind is list:
         return _Long(value, len(value))
     if depth == 0 and kind is torch.Tensor and value.numel() <= _MAX_NUMEL:
         return _Tensor(value, value._version, value.detach().clone())
     return value
+
+
+def _inner(values: Iterable[Any], keys: Iterable[Any], depth: int, most: int) -> dict[Any, Any]:
+    """Return notes of the containers among the entries of one, by key; of more than ``most``,
+    none.
+    """
+    kinds = list(map(type, values))
+    if _CONTAINERS.isdisjoint(kinds) or sum(map(kinds.count, _CONTAINERS)) > most:
+        return {}
+    entries = zip(keys, values, kinds, strict=True)
+    found = {key: _note(value, depth + 1) for key, value, kind in entries if kind in _CONTAINERS}
+    return {key: noted for key, noted in found.items() if isinstance(noted, _KINDS)}
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -149,10 +214,10 @@ def _same(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, _Mapping):
         return a.items.keys() == b.items.keys() and all(
-            _same(v, b.items[k]) for k, v in a.items.items()
+            _same(_entry(a, key), _entry(b, key)) for key in a.items
         )
     if isinstance(a, _Sequence):
-        return len(a.items) == len(b.items) and all(map(_same, a.items, b.items))
+        return len(a.items) == len(b.items) and all(map(_same, _entries(a), _entries(b)))
     if isinstance(a, _Set):
         return a.items == b.items
     if isinstance(a, _Long):
@@ -162,13 +227,22 @@ def _same(a: Any, b: Any) -> bool:
     return False
 
 
+def _entry(noted: _Mapping, key: Any) -> Any:
+    """Return an entry, as a note where it is a container that was looked into."""
+    return noted.inner.get(key, noted.items[key])
+
+
+def _entries(noted: _Sequence) -> list[Any]:
+    return [noted.inner.get(place, value) for place, value in enumerate(noted.items)]
+
+
 def _put(noted: Any) -> Any:
     if isinstance(noted, _Mapping):
         noted.ref.clear()
-        noted.ref.update({k: _put(v) for k, v in noted.items.items()})
+        noted.ref.update({key: _put(_entry(noted, key)) for key in noted.items})
         return noted.ref
     if isinstance(noted, _Sequence):
-        items = [_put(v) for v in noted.items]
+        items = [_put(value) for value in _entries(noted)]
         noted.ref.clear()
         noted.ref.extend(items)
         return noted.ref
@@ -189,9 +263,10 @@ def _put(noted: Any) -> Any:
 
 def _advance(present: Any, old: Any, new: Any) -> Any:
     if isinstance(new, _Sequence) and type(present) in _SEQUENCES:
-        start = old.items if isinstance(old, _Sequence) else []
-        if len(start) <= len(new.items) and all(map(_same, start, new.items)):
-            present.extend(_put(v) for v in new.items[len(start) :])
+        start = _entries(old) if isinstance(old, _Sequence) else []
+        now = _entries(new)
+        if len(start) <= len(now) and all(map(_same, start, now)):
+            present.extend(_put(v) for v in now[len(start) :])
             return present
     if isinstance(new, _Mapping) and isinstance(old, _Mapping) and isinstance(present, Mapping):
         return _advance_mapping(present, old, new)
@@ -201,8 +276,9 @@ def _advance(present: Any, old: Any, new: Any) -> Any:
 def _advance_mapping(present: Any, old: _Mapping, new: _Mapping) -> Any:
     for key in old.items.keys() - new.items.keys():
         present.pop(key, None)
-    for key, value in new.items.items():
-        earlier = old.items.get(key, _ABSENT)
+    for key in new.items:
+        earlier = _entry(old, key) if key in old.items else _ABSENT
+        value = _entry(new, key)
         if not _same(earlier, value):
             present[key] = _advance(present.get(key, _ABSENT), earlier, value)
     return present

@@ -229,6 +229,16 @@ class Followed:
         idle = Counter(p.shape for p in self.parameters() if p.requires_grad and p.grad is None)
         return sum(wanted.values()) if wanted <= idle else 0
 
+    def passes(self) -> bool:
+        """Note an update that was not looked at, if the next one is not to be either; return
+        whether it is so.
+        """
+        is_next = not (self.num_updates + 1) & self.num_updates
+        if self.samples is not None or self.looks_on or self._num_more or is_next:
+            return False
+        self.num_updates += 1
+        return True
+
     def close(self) -> Samples | None:
         """Return what was copied since the last update, and begin anew."""
         closed, self.samples = self.samples, None

@@ -51,9 +51,10 @@ class GradientAccounts:
 
     def made(self, optimizer: Optimizer, line: Line = None) -> None:
         """Follow an optimizer, which ``line`` made, from its first update on."""
-        self._leave_own()
-        self._followed.setdefault(optimizer, Followed(optimizer, line))
-        self.is_looking = True
+        if optimizer not in self._followed:
+            self._leave_own()
+            self._followed[optimizer] = Followed(optimizer, line)
+            self.is_looking = True
 
     def made_at(self, optimizer: Optimizer | None) -> SourceLine | None:
         """Return the script's line that made an optimizer, None where that was not seen."""
@@ -235,6 +236,12 @@ class GradientAccounts:
 
         Synchronises the device where it was.
         """
+        one = self._followed.get(optimizer)
+        if one is None:
+            return None
+        if not self.is_looking and one.passes():
+            self._scaler = None
+            return None
         return self._safely(self._updated, optimizer, at)
 
     def _updated(self, optimizer: Optimizer | OwnUpdate, at: StepId) -> GradientAccount | None:

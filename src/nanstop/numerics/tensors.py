@@ -25,6 +25,7 @@ _MOST_OBJECTS, _LONGEST = 64, 256
 """Objects of other classes that are looked into, and containers of theirs: one may lead to a whole
 data set.
 """
+_HOLD_NOTHING = frozenset({bool, int, float, str, bytes, type(None)})
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
@@ -33,33 +34,41 @@ by_torch_alone = torch._C.DisableTorchFunction
 """Reading a tensor's attributes is a call that function modes of a script would see."""
 
 
-def tensors(value: Any, _objects: set[int] | None = None) -> Iterator[Tensor]:
-    """Yield the tensors in a result or an argument list, always in the same order.
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in a result or an argument list, always in the same order.
 
     Also those that an object of any other class has as attributes: a model may return a
     distribution. A mapping that is neither a dict nor a ``UserDict`` is one of these: asking it for
     its values may load or draw them. Modules are not looked into.
     """
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        if _objects is None or len(value) <= _LONGEST:
-            for entry in value:
-                yield from tensors(entry, _objects)
-    elif isinstance(value, (dict, UserDict)):
-        if _objects is None or len(value) <= _LONGEST:
-            for entry in value.values():
-                yield from tensors(entry, _objects)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors(
-                getattr(value, field.name, None), _objects
-            )  # one without a value yet
-    elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO):
-        _objects = set() if _objects is None else _objects
-        if id(value) not in _objects and len(_objects) < _MOST_OBJECTS:
-            _objects.add(id(value))
-            yield from tensors(list(vars(value).values()), _objects)
+    found: list[Tensor] = []
+    _collect((value,), found, None)
+    return found
+
+
+def _collect(values: Iterable[Any], found: list[Tensor], objects: set[int] | None) -> None:
+    """Add the tensors in some values; ``objects``: ids of those that they are attributes of."""
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) in _HOLD_NOTHING:
+            continue
+        elif isinstance(value, (tuple, list)):
+            if objects is None or len(value) <= _LONGEST:
+                _collect(value, found, objects)
+        elif isinstance(value, (dict, UserDict)):
+            if objects is None or len(value) <= _LONGEST:
+                _collect(value.values(), found, objects)
+        elif is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in fields(value)]  # one may have no value yet
+            _collect([getattr(value, name, None) for name in names], found, objects)
+        elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO):
+            known = set() if objects is None else objects
+            if id(value) not in known and len(known) < _MOST_OBJECTS:
+                known.add(id(value))
+                attributes = list(vars(value).values())
+                if len(attributes) <= _LONGEST:
+                    _collect(attributes, found, known)
 
 
 def version(tensor: Tensor) -> int:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _len_torch_dispatch_stack
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanstop.replay.undo import attributes_kept
@@ -35,13 +37,12 @@ def eager() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Keep what is computed inside from dispatch modes that are on outside: a recorder that notes
-    the run's operations, a script's own counter.
+def unrecorded() -> AbstractContextManager[Any]:
+    """Return a context that keeps what is computed inside from dispatch modes that are on outside:
+    a recorder that notes the run's operations, a script's own counter. None is on as a rule.
     """
-    with _disable_current_modes():
-        yield
+    num = _len_torch_dispatch_stack() + _len_torch_dispatch_stack_pre_dispatch()
+    return _disable_current_modes() if num else nullcontext()
 
 
 @contextmanager

@@ -53,6 +53,12 @@ def take_off(mode: OwnMode) -> bool:
 
     Inside a call that it handles it is not: torch holds it, and puts it back.
     """
+    count = torch._C._len_torch_function_stack()
+    if not count:
+        return False
+    if torch._C._get_function_stack_at(count - 1) is mode:
+        _pop_mode()
+        return True
     if not any(other is mode for other in _modes()):
         return False
     above = []
@@ -96,6 +102,8 @@ def is_crowded() -> bool:
     """Return whether a mode of the script's is on the stack, but that of ``set_default_device``,
     which stays where it is.
     """
+    if not torch._C._len_torch_function_stack():
+        return False
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return any(mode is not default and not isinstance(mode, OwnMode) for mode in _modes())
 

@@ -19,6 +19,8 @@ _NOTE_BYTES = 1 << 15
 """What is noted of a micro-batch beside its batch: nearly all of it random state."""
 _RETRY = 64
 _MEMORY_SHARE = 0.25
+_WEIGHED, _WEIGH_EVERY = 4, 8
+"""Windows after a snapshot whose bytes are counted: the first, and of the others one in so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class SnapshotKeeper:
     snapshot: Snapshot | None = None
     _windows: list[Step] = field(default_factory=list)
     _window_bytes: int = 0
+    _heaviest: int = 0
+    """The most bytes that a window since the snapshot was seen to hold; what others are taken for:
+    an unchanged loop's batch is found by a walk through all that was recorded.
+    """
     _spent: float = 0.0
     _next_cost: float = 0.0
     _started: float = 0.0
@@ -111,7 +117,7 @@ class SnapshotKeeper:
         """Free the snapshot and the windows; the next update that is due takes a new one."""
         self.snapshot = None
         self._windows.clear()
-        self._window_bytes = 0
+        self._window_bytes = self._heaviest = 0
 
     def _due(self) -> bool:
         if self._num_updates == 0:
@@ -166,16 +172,20 @@ class SnapshotKeeper:
 
     def _keep(self, step: Step) -> None:
         self._windows.append(step)
-        batches = step.batches
-        self._window_bytes += len(batches) * _NOTE_BYTES + sum(
-            value.numel() * value.element_size()
-            for batch in batches
-            for value in batch.values()
-            if isinstance(value, Tensor)
-        )
+        number = len(self._windows)
+        if number <= _WEIGHED or number % _WEIGH_EVERY == 0:
+            self._heaviest = max(self._heaviest, _num_bytes(step))
+        self._window_bytes += self._heaviest
         if len(self._windows) > self.max_windows or self._window_bytes > self.max_window_bytes:
             self.reason = (
                 f"{len(self._windows)} updates since the last snapshot ({self._window_bytes} bytes "
                 "of batches and notes) are more than are kept"
             )
             self.forget()
+
+
+def _num_bytes(step: Step) -> int:
+    """Return what the batches and notes of a window hold."""
+    batches = step.batches
+    held = [value for batch in batches for value in batch.values() if isinstance(value, Tensor)]
+    return len(batches) * _NOTE_BYTES + sum(value.nbytes for value in held)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.trained import Trained
 from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
 
 
@@ -133,12 +134,18 @@ class Snapshot:
             if optimizer is not None
             else {}
         )
+        self._lists = [
+            kept
+            for _, entries in self._state.values()
+            for kept in entries.values()
+            if isinstance(kept, _KeptList)
+        ]
         self._groups = (
             [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
             if optimizer is not None
             else []
         )
-        self._trained = _trained(optimizer)
+        self._trained = Trained.by(optimizer)
         self._scaler = trainable.scaler.state_dict() if trainable.scaler is not None else None
         self._stages = _scaler_stages(trainable.scaler)
 
@@ -156,9 +163,8 @@ class Snapshot:
         """Return whether the optimizer trains the same parameters as then, none unfrozen, frozen,
         added or removed, and has written to nothing that is not copied.
         """
-        states = (kept for _, entries in self._state.values() for kept in entries.values())
-        lists = all(kept.is_whole() for kept in states if isinstance(kept, _KeptList))
-        return lists and _trained(self.trainable.optimizer) == self._trained
+        lists = all(kept.is_whole() for kept in self._lists) if self._lists else True
+        return lists and self._trained.is_by(self.trainable.optimizer)
 
     def restore(self) -> None:
         """Put everything back bitwise, into the same tensors, at the versions that they have;
@@ -202,11 +208,12 @@ class Snapshot:
         frozen since.
         """
         groups = self.trainable.optimizer.param_groups if self.trainable.optimizer else []
+        trained = self._trained.ids()
         moved = [
             p
             for group in groups
             for p in group["params"]
-            if p.is_leaf and p.requires_grad != (id(p) in self._trained)
+            if p.is_leaf and p.requires_grad != (id(p) in trained)
         ]
         added = groups[len(self._groups) :]
         del groups[len(self._groups) :]
@@ -224,11 +231,6 @@ def ready_scaler(scaler: Any) -> None:
     """
     if scaler is not None:
         scaler._per_optimizer_states.clear()
-
-
-def _trained(optimizer: Optimizer | None) -> frozenset[int]:
-    groups = optimizer.param_groups if optimizer is not None else ()
-    return frozenset(id(p) for group in groups for p in group["params"] if p.requires_grad)
 
 
 def _flip(parameters: Sequence[Tensor]) -> None:

@@ -51,7 +51,10 @@ class History:
         """Append a number or a detached 0-dim tensor, which must not change afterwards.
         No synchronisation.
         """
-        self._rows.setdefault(name, deque(maxlen=self._kept)).append((step, value))
+        rows = self._rows.get(name)
+        if rows is None:
+            rows = self._rows[name] = deque(maxlen=self._kept)
+        rows.append((step, value))
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def log(self, step: int, entry: Mapping[str, Any]) -> None:

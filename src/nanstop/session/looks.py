@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nanstop.detect.early_steps import EarlySteps
+from nanstop.detect.early_steps import EarlySteps, is_early
 from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
 from nanstop.detect.gradient_arrival import NeverReached
@@ -80,14 +80,17 @@ class Looks:
         share = self._early.arrival.replaced(step.view)
         if share > 0.0:
             self._learned(resume=replace(self._run.facts.resume or ResumeFacts(), replaced=share))
-        self._look(lambda: self._early.before_update(step, self._run.facts))
-        self._look(lambda: self._counted(self._rows.note(step)))
+        if self._early.has_sample or is_early(step.id.step):
+            self._look(lambda: self._early.before_update(step, self._run.facts))
+        if not self._rows.is_over:
+            self._look(lambda: self._counted(self._rows.note(step)))
 
     def updated(self, step: int) -> None:
         self._arrived(self._early.arrival.unheld())
-        self._look(lambda: self._early.updated(step))
-        if self._early.lost is not None:
-            self._run.metrics.add("lost", step, self._early.lost)
+        if self._early.has_sample:
+            self._look(lambda: self._early.updated(step))
+            if self._early.lost is not None:
+                self._run.metrics.add("lost", step, self._early.lost)
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
         self._follow(step)

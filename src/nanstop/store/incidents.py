@@ -28,7 +28,7 @@ from nanstop.store.files import (
     write_whole,
 )
 from nanstop.store.live_file import LIVE
-from nanstop.store.summary import RecordedSeries, Summary, merge
+from nanstop.store.summary import RecordedSeries, Summary, merge, quiet_summary
 
 REPORT = "report.json"
 SUMMARY = "summary.json"
@@ -102,9 +102,10 @@ class Store:
     def present_summary(self) -> Summary:
         """Return what ``summary.json`` holds, not validated. Errors: as ``load_report``."""
         path = self.folder / SUMMARY
-        if read_text(path, MAX_JSON_BYTES) == codec.to_json(self._on_disk):
+        text = read_text(path, MAX_JSON_BYTES)
+        if text == codec.to_json(self._on_disk):
             return self._on_disk
-        return load_summary(path)
+        return quiet_summary(text) or load_summary(path)
 
     def write_series(self, series: tuple[Series, ...]) -> None:
         """Write the numbers of a run as ``series.json``; of several sessions the last counts."""

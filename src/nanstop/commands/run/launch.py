@@ -9,7 +9,6 @@ Only a training that nanstop stops, and that the command does not answer for its
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from threading import Timer
 from types import FrameType
 from typing import Any
@@ -29,9 +29,8 @@ from nanstop.process.children.command import resolve_command
 from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.inject.variables import watching
 from nanstop.ranks import is_first
+from nanstop.records import Report
 from nanstop.records.codec import to_json
-from nanstop.report.announce import announcer
-from nanstop.report.page_file import write_folder_page
 from nanstop.session.factory import SERIES_VARIABLE, incident_folder, switched_off
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, summary_row
@@ -75,7 +74,7 @@ def launch(
     if switched_off(given):
         return _shell_code(_run(resolved, given, subprocess.Popen.wait)[0])
     folder = incident_folder(out or given.get("NANSTOP_DIR")).absolute()
-    run_id = secrets.token_hex(8)
+    run_id = os.urandom(8).hex()
     store = Store(folder, run_id)
     if is_first(given):  # of several that a launcher has started, each under a `nanstop run`
         store.reset()
@@ -95,15 +94,27 @@ def launch(
     if code == 0 and summary == Summary() and store.problem is None and not policy.quiet:
         sys.stderr.write(_NOTHING_SEEN)
     if report is not None:
-        announcer(folder)(report)
+        _announce(folder, report)
         summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
     shown = STOPPED if end.kind == "stopped" else _shell_code(code)
     summary = _close(store, summary, end, shown, time.monotonic() - began)
     if report is not None:
-        write_folder_page(folder)
+        _write_page(folder)
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return shown
+
+
+def _announce(folder: Path, report: Report) -> None:
+    from nanstop.report.announce import announcer  # most runs have nothing to tell
+
+    announcer(folder)(report)
+
+
+def _write_page(folder: Path) -> None:
+    from nanstop.report.page_file import write_folder_page  # as above
+
+    write_folder_page(folder)
 
 
 def _run(

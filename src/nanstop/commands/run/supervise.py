@@ -103,7 +103,10 @@ class Supervisor:
         ``interrupted``, ``failed`` and ``stopped`` as in ``classify``. A run that died is recorded
         from its next start on, until one ends cleanly.
         """
-        processes = collect(self._folder) if self._folder is not None else ()
+        orderly = code == 0 and self._hung is None
+        processes = (
+            collect(self._folder, with_facts=not orderly) if self._folder is not None else ()
+        )
         evidence = self._memory_evidence(processes, code)
         end = classify(
             code,

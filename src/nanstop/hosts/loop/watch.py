@@ -27,7 +27,7 @@ from nanstop.hosts.tape.tensors import autocast_state, total
 from nanstop.measure.followed import Line
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import tensors, version
-from nanstop.replay.rng import note_rng
+from nanstop.replay.rng import RngNotes
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch
 from nanstop.session.watched_run import OpenSession
@@ -46,7 +46,7 @@ class FunctionMicro:
     def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
         self.loss: Tensor | None = None
         self.reduced = reduces(watch.view.root)
-        self.rng = note_rng()
+        self.rng = watch.rng_notes.note()
         self.batch = named_batch(batch)
         self._watch = watch
         self.loss_fn = loss_fn
@@ -130,6 +130,7 @@ class LoopWatch:
         self._accounts.made(optimizer)
         self._is_live = False
         self._shared = SharedModels("watch")
+        self.rng_notes = RngNotes()
 
     @property
     def session(self) -> Any:
@@ -248,14 +249,15 @@ class LoopWatch:
         assert self.view.optimizer is not None
         return self.view.optimizer
 
-    @contextmanager
-    def _first_look(self) -> Iterator[None]:
+    def _first_look(self) -> AbstractContextManager[None]:
         """In the first micro-batch, note the autocast that the loss function runs the model
         under.
         """
-        if self.controller.session is not None or self._autocast is not None:
-            yield
-            return
+        is_known = self.controller.session is not None or self._autocast is not None
+        return nullcontext() if is_known else self._autocast_noted()
+
+    @contextmanager
+    def _autocast_noted(self) -> Iterator[None]:
         handle = self.view.root.register_forward_pre_hook(lambda *_: self._note_autocast())
         try:
             yield
@@ -267,6 +269,8 @@ class LoopWatch:
         self._autocast = str(dtype).removeprefix("torch.") if on else None
 
     def _open(self) -> None:
+        if self.controller.session is not None:
+            return
         programs = [(m, program_of_function(m.loss_fn, m.batch)) for m in self._micros]
         split = self.accumulation is not None or pieces(programs)
         self.controller.open(

@@ -29,7 +29,6 @@ from nanstop.hosts.tape.given_weights import given_weights
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.numerics.tensors import by_torch_alone, tensors
-from nanstop.replay.rng import note_rng
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
 
@@ -104,7 +103,7 @@ class Calls:
         if micro is None:
             return function(*args, **kwargs)
         micro.tape.stop()
-        rng = note_rng() if micro.tape.has_model else micro.rng
+        rng = self._state.rng.note() if micro.tape.has_model else micro.rng
         try:
             with self._state.pause(), self._state.roots.paused():
                 result = micro.tape.call(function, args, kwargs, recorded=again, rng=rng)
@@ -201,7 +200,7 @@ class Calls:
             return original(loss, *args, **kwargs)
         accounts = self._state.accounts
         self._state.ignore_writes()
-        losses = list(tensors(loss))
+        losses = tensors(loss)
         if self._state.by_hand:
             self._judge.account_by_hand(losses)
         self._state.account(accounts.before_backward, losses)
@@ -215,7 +214,7 @@ class Calls:
         return result
 
     def _backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        raw = list(tensors(self._unscaled(loss)))
+        raw = tensors(self._unscaled(loss))
         micro = self._state.micro or self._state.begin_without_model(raw)
         if micro is None or self._state.window.closed:
             self._state.drop()

@@ -83,7 +83,7 @@ class Evaluations:
 
     def note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note a call that the loop made. No device work."""
-        given = list(tensors((args, kwargs)))
+        given = tensors((args, kwargs))
         size = sum(tensor.nbytes for tensor in given)
         versions = tuple(map(version, given))
         self._noted.append(_Noted(module, args, kwargs, module.training, versions, size))

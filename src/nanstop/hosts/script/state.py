@@ -28,7 +28,7 @@ from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
-from nanstop.replay.rng import note_rng
+from nanstop.replay.rng import RngNotes
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -73,6 +73,7 @@ class LoopState:
         self._lingering: list[Tape] = []
         self._early: Tape | None = None
         self._marks = WeightMarks()
+        self.rng = RngNotes()
 
     @property
     def idle(self) -> bool:
@@ -232,7 +233,9 @@ class LoopState:
             if self.micro is not None:
                 self.drop()
             self.budget.begun()
-            self.micro = TapedMicro(self._begun_tape(device_of(module)), note_rng(), self._marks)
+            self.micro = TapedMicro(
+                self._begun_tape(device_of(module)), self.rng.note(), self._marks
+            )
         self.micro.reduced |= reduces(module)
         return self.micro
 
@@ -250,7 +253,7 @@ class LoopState:
         self.roots.begin()
         tape.stop()
         tape.device = losses[0].device.type
-        self.micro, self._early = TapedMicro(tape, note_rng(), self._marks), None
+        self.micro, self._early = TapedMicro(tape, self.rng.note(), self._marks), None
         return self.micro
 
     def refused_between_steps(self) -> TapedMicro | None:
@@ -261,7 +264,7 @@ class LoopState:
         if tape is None or not tape.ends_refused:
             return None
         self.drop()
-        return TapedMicro(tape, note_rng(), self._marks)
+        return TapedMicro(tape, self.rng.note(), self._marks)
 
     def _begun_tape(self, device: str) -> Tape:
         """Return the tape of a micro-batch that begins now.

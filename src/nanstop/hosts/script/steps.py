@@ -64,8 +64,7 @@ class Steps:
     def step(
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> LoopStep:
-        called = [p for root in window.roots.values() for p in root.parameters()]
-        optimizer = optimizer or self._optimizer_of(parameters or called)
+        optimizer = optimizer or self._optimizer_of(window, parameters)
         if not window.by_hand:
             self.controller.num_updates = self.updates.get(optimizer, 0) if optimizer else 0
         view = self._view(window, optimizer, parameters)
@@ -117,10 +116,11 @@ class Steps:
             **({"scaler": window.applied_scale} if window.applied_scale is not None else {}),
         )
 
-    def _optimizer_of(self, parameters: Sequence[Tensor]) -> Optimizer | None:
-        wanted = {id(p) for p in parameters}
+    def _optimizer_of(self, window: ScriptWindow, parameters: Sequence[Tensor]) -> Optimizer | None:
+        called = parameters or [p for root in window.roots.values() for p in root.parameters()]
+        wanted = set(map(id, called))
         for optimizer in self.updates:
-            if any(id(p) in wanted for p in parameters_of(optimizer)):
+            if not wanted.isdisjoint(map(id, parameters_of(optimizer))):
                 return optimizer
         # The only one there is updates something else: that it does is a finding of its own.
         return next(iter(self.updates)) if len(self.updates) == 1 else None

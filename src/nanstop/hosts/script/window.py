@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.detect.numeric_errors import phase_of
-from nanstop.detect.sentinel import total_norm
+from nanstop.detect.sentinel import norm_of_gradients, total_norm
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.tape_calls import variable_names
@@ -212,7 +212,7 @@ def is_trainable(module: nn.Module) -> bool:
 
 
 def has_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
+    return next(module.parameters(), None) is not None
 
 
 def device_of(module: nn.Module) -> str:
@@ -227,8 +227,8 @@ def norm_of(
     parameters: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
 ) -> Tensor | None:
     """Return the norm as ``clip_grad_norm_`` computes it, or None without gradients."""
-    known = any(p.grad is not None for p in parameters)
-    return total_norm(parameters, norm_type, foreach) if known else None
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return norm_of_gradients(gradients, norm_type, foreach) if gradients else None
 
 
 def update_again(view: PlainView, window: ScriptWindow) -> None:

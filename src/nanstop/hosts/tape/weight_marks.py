@@ -28,14 +28,11 @@ class WeightMarks:
     def of(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Return the marks of now. No device work."""
         with by_torch_alone():
-            return [_mark(reference()) for module in modules for reference in self._weights(module)]
+            weights = [one() for module in modules for one in self._weights(module)]
+            return [None if one is None else (one._version, one.data_ptr()) for one in weights]
 
     def _weights(self, module: nn.Module) -> list[ref[Tensor]]:
         if module not in self._known:
             plain = [p for p in module.parameters() if p.requires_grad and type(p) is nn.Parameter]
             self._known[module] = [ref(p) for p in plain[:: 1 + len(plain) // _MOST]]
         return self._known[module]
-
-
-def _mark(weight: Tensor | None) -> tuple[int, int] | None:
-    return None if weight is None else (weight._version, weight.data_ptr())

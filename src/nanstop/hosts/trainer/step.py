@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from nanstop.hosts.window_end import Ending
 from nanstop.hosts.window_remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
-from nanstop.replay.rng import RngState, note_rng, restore_rng
+from nanstop.replay.rng import RngNotes, RngState, restore_rng
 from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, Step, parameters_of, trainable_of, undone
 from nanstop.replay.undo import attributes_kept
@@ -120,7 +120,7 @@ class Reentry:
         self.tape = LossTape()
         self.may_tape = False
         """Whether micro-batches are recorded where looks would have to call the script's loss."""
-        self._python_rng: tuple[Any, ...] = ()
+        self._rng = RngNotes()
         self._recording: Micro | None = None
         self._replaying: tuple[Micro, Any] | None = None
 
@@ -158,7 +158,7 @@ class Reentry:
         finally:
             self.tape.end()
             self._recording = None
-            micro.after = state_diff.note(self.trainer)
+            micro.after = state_diff.note(self.trainer, micro.before)
 
     def prepare(self, inputs: Any) -> Any:
         """Stand in for the trainer's ``_prepare_inputs``."""
@@ -175,7 +175,7 @@ class Reentry:
             micro.advanced = compat.position(self.trainer) != position
             micro.before = state_diff.note(self.trainer)
             micro.buffers = self.buffers.note()
-            micro.rng = self._noted_rng()
+            micro.rng = self._rng.note()
             if self.may_tape and is_recorded(self.trainer.state.global_step):
                 micro.taped = self.tape.begin(self.trainer.args.device.type, micro.rng)
         return prepared
@@ -188,16 +188,6 @@ class Reentry:
         if not micro.advanced:
             compat.advance_position(self.trainer)
         return torch.zeros((), device=self.trainer.args.device)
-
-    def _noted_rng(self) -> RngState:
-        """Return the random state.
-
-        Python's, 20 KB of numbers that seldom change, is shared between notes.
-        """
-        noted = note_rng()
-        if self._python_rng != noted.python:
-            self._python_rng = noted.python
-        return replace(noted, python=self._python_rng)
 
     def replay(self, micro: Micro, batch: Batch | None) -> Tensor:
         """Run a recorded micro-batch again.

@@ -105,10 +105,11 @@ class ProcessEnd:
     files: ProcessFiles | None = None
 
 
-def collect(folder: Path) -> tuple[ProcessFiles, ...]:
+def collect(folder: Path, *, with_facts: bool = True) -> tuple[ProcessFiles, ...]:
     """Return what the processes of a run left in its live folder.
 
-    What cannot be read is left out.
+    What cannot be read is left out. ``with_facts``: what trained is asked for as well, which an
+    orderly end has no use for.
     """
     found = []
     for path in sorted(folder.glob("*.flight")):
@@ -119,8 +120,9 @@ def collect(folder: Path) -> tuple[ProcessFiles, ...]:
             continue
         with suppress(NanstopError):
             stacks = read_text(path.with_suffix(".stacks"), MAX_STACKS_BYTES)
-        with suppress(NanstopError):
-            known = load_record(path.with_suffix(".facts.json"), TrainingFacts)
+        if with_facts:
+            with suppress(NanstopError):
+                known = load_record(path.with_suffix(".facts.json"), TrainingFacts)
         found.append(ProcessFiles(flight=flight, known=known, stacks=stacks))
     return tuple(found)
 

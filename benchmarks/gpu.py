@@ -1,0 +1,75 @@
+"""What nanstop costs and finds on a GPU, in parts; each ends of itself.
+
+    python benchmarks/gpu.py [--part NAME ...] [--minutes N] [--toy] [--out FILE]
+
+Needs torch, transformers and peft; bitsandbytes for 4-bit. Runs wherever a CUDA device is, prints a
+table for each part and what this device lacks for it, and writes all of it as JSON under
+``results/gpu/``. Without a CUDA device everything is a toy: the parts are gone through, and nothing
+of what they print says anything of a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu.machine import Machine, Row, described, present
+from rich.console import Console
+from rich.table import Table
+
+from gpu import attention, determinism, gauge, half, overhead, synchronisations
+
+RESULTS = Path(__file__).parent / "results" / "gpu"
+PARTS: dict[str, Callable[[Machine], list[Row]]] = {
+    "overhead": overhead.run,
+    "synchronisations": synchronisations.run,
+    "gauge": gauge.run,
+    "half": half.run,
+    "determinism": determinism.run,
+    "attention": attention.run,
+}
+
+
+def shown(name: str, rows: list[Row]) -> Table:
+    """Return the rows of a part as a table: a column for each name that any row has."""
+    table = Table(title=name)
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*("" if row.get(one) is None else str(row[one]) for one in columns))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; all by default")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of a part, at most")
+    parser.add_argument("--toy", action="store_true", help="small sizes, on a GPU too")
+    parser.add_argument("--out", type=Path, help="the JSON file, by default named by the device")
+    options = parser.parse_args()
+    machine, console = present(toy=options.toy, minutes=options.minutes), Console(width=140)
+    known = described(machine)
+    console.print(known)
+    parts = {}
+    for name in options.part or PARTS:
+        machine.begin()
+        began = time.monotonic()
+        rows = PARTS[name](machine)
+        console.print(shown(name, rows))
+        for lack in machine.lacks:
+            console.print(f"not here: {lack}")
+        seconds = round(time.monotonic() - began, 1)
+        parts[name] = {"rows": rows, "lacks": list(machine.lacks), "seconds": seconds}
+    file = options.out or RESULTS / f"{known.get('name', 'cpu toy').replace(' ', '-')}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"machine": known, "parts": parts}, indent=2) + "\n")
+    console.print(f"written: {file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""float16 under a precision plan: a Gemma3 in which one norm leaves float16's range.
+
+Plain float16, float16 with the plan that nanstop finds, bfloat16, and float32 with and without
+TF32: time of a step, and the loss of the same steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nanstop
+from gpu import models
+from gpu.machine import Machine, Row
+
+LOUD = 30_000.0
+"""What the gains of one norm are multiplied by: its output leaves float16, not bfloat16."""
+
+
+def run(machine: Machine) -> list[Row]:
+    """Return a row for each format; the loss is the mean of the last tenth of the steps."""
+    size, steps, length = ("toy", 4, 16) if machine.toy else ("0.5B", 200, 1024)
+    base = _planted(models.gemma3(size, machine))
+    batches = [models.batch(base, machine, 2, length, seed) for seed in range(4)]
+    plan = nanstop.plan(copy.deepcopy(base), batches, seconds=5.0 if machine.toy else 60.0)
+    if not plan.found:
+        machine.lack(f"float16 with a plan: {plan.record.reason}")
+    ways: dict[str, tuple[str | None, bool, bool]] = {
+        "float32": (None, False, False),
+        "float32, TF32": (None, True, False),
+        "bfloat16": ("bfloat16", True, False),
+        "float16": ("float16", True, False),
+        "float16 + plan": ("float16", True, True),
+    }
+    rows: list[Row] = []
+    for name, (dtype, tf32, with_plan) in ways.items():
+        if (with_plan and not plan.found) or not machine.goes_on(name):
+            continue
+        with machine.within_memory(name):
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            model = copy.deepcopy(base)
+            held = plan.apply(model) if with_plan else nullcontext()
+            rows.append({"format": name} | _trained(machine, model, held, batches, dtype, steps))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return rows
+
+
+def _planted(model: Any) -> Any:
+    """Multiply one norm's gain; the projection that reads it is divided by as much."""
+    layer = model.model.layers[-1]
+    with torch.no_grad():
+        norm = layer.pre_feedforward_layernorm.weight
+        norm.copy_((1.0 + norm) * LOUD - 1.0)  # Gemma's norms add 1 to their weight
+        for one in (layer.mlp.gate_proj, layer.mlp.up_proj):
+            one.weight.div_(LOUD)
+    return model
+
+
+def _trained(
+    machine: Machine,
+    model: nn.Module,
+    held: AbstractContextManager[Any],
+    batches: list[Any],
+    dtype: str | None,
+    steps: int,
+) -> Row:
+    optimizer = models.optimizer_of(model, machine)
+    scaler = torch.amp.GradScaler(machine.device, enabled=dtype == "float16")
+    losses: list[Tensor] = []
+
+    def step(number: int) -> None:
+        kind = getattr(torch, dtype) if dtype else torch.float32
+        with torch.autocast(machine.device, dtype=kind, enabled=dtype is not None):
+            loss = model(**batches[number % len(batches)]).loss
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+
+    with held:
+        milliseconds = [machine.milliseconds(partial(step, number)) for number in range(steps)]
+    last = torch.stack(losses[-max(1, steps // 10) :]).float()
+    return {
+        "step ms": round(statistics.median(milliseconds), 3),
+        "loss": float(last.mean()),
+        "finite losses": int(torch.stack(losses).isfinite().sum()),
+        "steps": steps,
+    }

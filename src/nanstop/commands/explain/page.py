@@ -1,0 +1,23 @@
+"""The page of a finding, as it is printed."""
+
+from __future__ import annotations
+
+import sys
+
+from nanstop.diagnose import pages
+
+
+def print_page(code: str, lang: str = "en") -> None:
+    """Print the page of a finding, or of NS001: drawn on a terminal, as Markdown elsewhere.
+
+    Errors: ``NanstopError`` NS001 for a code or a language that does not exist.
+    """
+    usage = code.upper() == "NS001"
+    page = pages.usage_error(lang) if usage else pages.explain(code, lang=lang)
+    if usage or not sys.stdout.isatty():
+        sys.stdout.write(f"{page.rstrip()}\n")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(width=min(100, Console().width)).print(Markdown(page))

@@ -1,0 +1,47 @@
+"""Which parameters an optimizer trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, is_
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The parameters that an optimizer holds, and whether each takes a gradient.
+
+    Compared before each update, so without a call for each parameter.
+    """
+
+    groups: tuple[tuple[Tensor, ...], ...]
+    takes: tuple[tuple[bool, ...], ...]
+
+    @classmethod
+    def by(cls, optimizer: Optimizer | None) -> Trained:
+        held = (
+            [group["params"] for group in optimizer.param_groups] if optimizer is not None else []
+        )
+        return cls(tuple(map(tuple, held)), tuple(tuple(map(_REQUIRES_GRAD, one)) for one in held))
+
+    def is_by(self, optimizer: Optimizer | None) -> bool:
+        """Return whether an optimizer trains the same ones."""
+        held = (
+            [group["params"] for group in optimizer.param_groups] if optimizer is not None else []
+        )
+        if [len(one) for one in held] != [len(one) for one in self.groups]:
+            return False
+        return all(
+            all(map(is_, now, then)) and tuple(map(_REQUIRES_GRAD, now)) == takes
+            for now, then, takes in zip(held, self.groups, self.takes, strict=True)
+        )
+
+    def ids(self) -> frozenset[int]:
+        """Return the ids of those that take a gradient."""
+        pairs = zip(chain(*self.groups), chain(*self.takes), strict=True)
+        return frozenset(id(parameter) for parameter, takes in pairs if takes)

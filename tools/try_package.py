@@ -30,7 +30,7 @@ def main() -> None:
         Path(folder, "train.py").write_text(LOOP)
         command = [sys.executable, "-m", "nanstop", "run", "--on-failure", "observe", "train.py"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert "NS501" in done.stderr, done.stderr
+        assert "error[NS204]" in done.stderr, done.stderr
     sys.stdout.write(f"nanstop {nanstop.__version__} works as installed\n")
 
 

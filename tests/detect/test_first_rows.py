@@ -115,20 +115,39 @@ def test_rows_of_a_model_that_pads_with_its_beginning_do_not_begin_twice(tmp_pat
     assert "NS505" not in checked(data, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["labels", "wanted"])
 @pytest.mark.parametrize("masked", [True, False])
-def test_masks_and_labels_beside_embeddings_are_no_tokens(masked, tmp_path):
+def test_masks_and_labels_beside_embeddings_are_no_tokens(masked, name, tmp_path):
     made = model()
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
 
     def loss_fn(batch):
-        part = {name: batch[name] for name in batch if name != "labels"}
+        part = {key: batch[key] for key in batch if key != name}
         out = made(**part, output_hidden_states=True).hidden_states[-1]
-        return torch.nn.functional.cross_entropy(out.flatten(0, 1), batch["labels"].flatten())
+        return torch.nn.functional.cross_entropy(out.flatten(0, 1), batch[name].flatten())
 
     with nanstop.watch(made, optimizer, out=tmp_path) as watch:
         for _ in range(4):
             batch = {"inputs_embeds": torch.randn(4, 6, 16)}
             batch |= {"attention_mask": torch.ones(4, 6).long()} if masked else {}
-            watch.step(loss_fn, batch | {"labels": torch.full((4, 6), BOS)})
+            watch.step(loss_fn, batch | {name: torch.tensor([BOS, BOS, 5, 4, 3, 3]).repeat(4, 1)})
+            watch.update(clip=None)
+    assert watch.findings == ()
+
+
+def test_labels_that_the_loss_does_not_read_are_no_missing_ones(tmp_path):
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
+
+    def loss_fn(batch):
+        logits = made(input_ids=batch["input_ids"]).logits
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten()
+        )
+
+    with nanstop.watch(made, optimizer, out=tmp_path) as watch:
+        for _ in range(4):
+            batch = {"input_ids": torch.randint(3, 64, (4, 6))}
+            watch.step(loss_fn, batch | {"labels": torch.full((4, 6), -100)})
             watch.update(clip=None)
     assert watch.findings == ()

@@ -74,7 +74,7 @@ Distillation(Student(), given, train_dataset=rows,
 finish(student)
 """
 
-LOOPS = {"watched": WATCHED, "trainer": TRAINER}
+LOOPS = {"raw": RAW, "watched": WATCHED, "trainer": TRAINER}
 
 
 @pytest.mark.slow
@@ -96,3 +96,37 @@ def test_a_loop_with_a_healthy_teacher_is_its_own(tmp_path):
     alone, watched = run(tmp_path, "script.py", watched=False), run(tmp_path, "script.py")
     assert (watched.code, watched.out) == (0, alone.out), watched.err
     assert watched.rows == []
+
+
+ALIKE = """
+class Net(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.body, self.last, self.scale = nn.Linear(16, 16), nn.Linear(16, 16), scale
+
+    def forward(self, x):
+        h = self.body(x)
+        return self.last(h * h * self.scale) / self.scale
+
+student, teacher = Net(1.0), Net(1e4).half().eval()
+optimizer = torch.optim.AdamW(student.parameters(), 1e-3)
+for step in range(6):
+    x = torch.randn(8, 16) * (4 if BAD and step in (0, 3) else 1)
+    with torch.no_grad():
+        wanted = teacher(x.half()).float()
+    loss = F.mse_loss(student(x), wanted)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+finish(student)
+"""
+
+
+@pytest.mark.slow
+def test_a_teacher_of_the_class_of_its_student_is_no_batch(tmp_path):
+    (tmp_path / "script.py").write_text(HEAD + ALIKE)
+    ended = run(tmp_path, "script.py", "bad")
+    (row,) = ended.rows
+    assert (row["code"], row["step"], row["module"]) == ("NS201", 0, "Net"), ended.err
+    assert (row["verdict"], "Net" in row["remedy"]) == ("proven", True), ended.err
+    assert b"finite True" in ended.out

@@ -6,7 +6,8 @@ twice and rows that all end in mid-sentence are finite, and teach nothing or som
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,9 +45,12 @@ class FirstRows:
         if self._told:
             return None
         text = step.facts.text or TextFacts()
-        for batch in step.batches:
+        unread = _table_is_unread(self._view)
+        for batch, loss in zip(step.batches, step.losses, strict=True):
             if self._counted.num_rows < NUM_ROWS:
-                self._counted = added(self._counted, counted(batch, self._view, text))
+                known = float(loss.detach()) if loss is not None and loss.numel() == 1 else None
+                found = counted(batch, self._view, text, loss=known, has_ids=not unread)
+                self._counted = added(self._counted, found)
         self._num_windows += 1
         enough = self._counted.num_rows >= NUM_ROWS or self._num_windows >= MOST_WINDOWS
         return self.finished() if enough else None
@@ -78,43 +82,67 @@ def added(first: DataFacts, second: DataFacts) -> DataFacts:
     )
 
 
-def counted(batch: Batch, view: ModelView, text: TextFacts) -> DataFacts:
-    """Return what the rows of one micro-batch hold."""
+def counted(
+    batch: Batch,
+    view: ModelView,
+    text: TextFacts,
+    *,
+    loss: float | None = None,
+    has_ids: bool = True,
+) -> DataFacts:
+    """Return what the rows of one micro-batch hold. ``loss``: of the micro-batch, where it was
+    run: a loss of rows without any label is 0 or NaN, and another one has other labels than those
+    that are seen here. ``has_ids``: whether the model reads tokens.
+    """
     labels = _labels(batch)
-    ids = _text_ids(batch, view, labels)
-    rows = labels if labels is not None else ids
+    ids = _text_ids(batch, view, labels) if has_ids else None
+    rows = labels[0] if labels else ids
     if rows is None:
         return DataFacts()
-    found = DataFacts(num_rows=len(rows))
+    num = len(rows)
+    # Of sequences the first label is predicted by nothing.
+    trained = [(one[:, 1:] if one.dim() > 1 else one[:, None]) != IGNORED_LABEL for one in labels]
+    taught = [one.flatten(1).any(1) for one in trained if len(one) == num]
+    without = int((~torch.stack(taught).any(0)).sum()) if taught else 0
+    if without == num and loss is not None and math.isfinite(loss) and loss != 0.0:
+        without = 0
     twice, cut = _starts_and_ends(ids, batch, text) if ids is not None else (0, 0)
-    if labels is not None:
-        # Of sequences the first label is predicted by nothing.
-        trained = (labels[:, 1:] if labels.dim() > 1 else labels[:, None]) != IGNORED_LABEL
-        without = int((~trained.flatten(1).any(1)).sum())
-        found = DataFacts(num_rows=len(rows), num_labelled=len(rows), num_without_labels=without)
-    return added(found, DataFacts(num_twice_begun=twice, num_cut=cut))
+    return DataFacts(
+        num_rows=num,
+        num_labelled=num,
+        num_without_labels=without,
+        num_twice_begun=twice,
+        num_cut=cut,
+    )
 
 
-def _labels(batch: Batch) -> Tensor | None:
-    """Return the labels: those of that name, else whole numbers with the label that torch's
-    losses ignore.
+def _labels(batch: Batch) -> list[Tensor]:
+    """Return what may be labels, whatever it is called: whole numbers, one of which is the label
+    that torch's losses ignore.
     """
-    whole = {n: v for n, v in batch.items() if isinstance(v, Tensor) and v.dtype == torch.int64}
-    named = whole.get("labels")
-    if named is not None:
-        return named if named.dim() else None
-    ignoring = (v for v in whole.values() if v.dim() and bool((v == IGNORED_LABEL).any()))
-    return next(ignoring, None)
+    whole = (v for v in batch.values() if isinstance(v, Tensor) and v.dtype == torch.int64)
+    return [v for v in whole if v.dim() and bool((v == IGNORED_LABEL).any())]
 
 
-def _text_ids(batch: Batch, view: ModelView, labels: Tensor | None) -> Tensor | None:
+def _text_ids(batch: Batch, view: ModelView, labels: Sequence[Tensor]) -> Tensor | None:
     """Return the tokens of a batch, None where it brings embeddings: what else it holds of whole
     numbers, a row for each text, are labels, or a mask of 0 and 1.
     """
     ids = view.token_ids(batch)
-    if ids is None or ids is labels or ids.dim() != 2 or ids.dtype not in _WHOLE:
+    if ids is None or any(ids is one for one in labels):
+        return None
+    if ids.dim() != 2 or ids.dtype not in _WHOLE:
         return None
     return ids if bool((ids > 1).any()) else None
+
+
+def _table_is_unread(view: ModelView) -> bool:
+    """Return whether no gradient has come to a table of tokens that is trained: the model is given
+    something else.
+    """
+    name = view.embedding()
+    weight = getattr(view.root.get_submodule(name), "weight", None) if name else None
+    return isinstance(weight, Tensor) and weight.requires_grad and weight.grad is None
 
 
 def _starts_and_ends(ids: Tensor, batch: Batch, text: TextFacts) -> tuple[int, int]:

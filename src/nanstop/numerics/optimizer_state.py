@@ -4,7 +4,7 @@ restored from another run, or from damaged memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,6 @@ from torch.optim import Optimizer
 from nanstop.numerics.tensors import floats, has_bad, is_inexact
 from nanstop.records import StateFault
 
-_SUMS_OF_SQUARES = frozenset(
-    {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col", "exp_inf"}
-)
-"""Moments of Adam, AMSGrad, RMSprop, Adadelta, Adafactor and Adamax that start at zero and only
-take up squares or sizes.
-"""
 _LIKE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "exp_inf"}
 )
@@ -93,10 +87,12 @@ def _log(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def state_faults(
-    optimizer: Optimizer | None, named: Iterable[tuple[str, Tensor]]
+    optimizer: Optimizer | None,
+    named: Iterable[tuple[str, Tensor]],
+    squares: Container[str] = (),
 ) -> tuple[StateFault, ...]:
     """Return what is wrong with an optimizer's state, MAX_LISTED at most;
-    ``named``: the model's parameters.
+    ``named``: the model's parameters, ``squares``: entries that are nowhere below zero.
 
     Packed (integer) states are not looked into. Reads every value up to three times (0.2 ns each),
     those of a second moment that holds a zero once more (25 ns), and synchronises as often; an
@@ -116,7 +112,8 @@ def state_faults(
             if isinstance(value, Tensor) and len(found) < MAX_LISTED:
                 name = f"{names.get(id(parameter), '?')}:{key}"
                 found += _misshapen(name, key, value, parameter) if whole else ()
-                found += _impossible(name, key, value) or _vanished(name, key, value, entries)
+                fault = _impossible(name, value, is_square=key in squares)
+                found += fault or _vanished(name, key, value, entries)
     return tuple(found)
 
 
@@ -127,14 +124,14 @@ def _misshapen(name: str, key: str, value: Tensor, parameter: Tensor) -> list[St
     return [StateFault(name=name, kind="shape", detail=detail)]
 
 
-def _impossible(name: str, key: str, value: Tensor) -> list[StateFault]:
+def _impossible(name: str, value: Tensor, *, is_square: bool) -> list[StateFault]:
     if not is_inexact(value) or value.device.type == "meta":
         return []
     parts = list(floats(value))
     if has_bad(value):
         num_bad = sum(int((~part.isfinite()).sum()) for part in parts)
         return [StateFault(name=name, kind="nonfinite", num_bad=num_bad)]
-    if key not in _SUMS_OF_SQUARES or not any(bool(part.amin() < 0) for part in parts):
+    if not is_square or not any(bool(part.amin() < 0) for part in parts):
         return []
     num_negative = sum(int((part < 0).sum()) for part in parts)
     return [StateFault(name=name, kind="negative", num_bad=num_negative)]

@@ -19,7 +19,7 @@ from nanstop.hosts.model.parts import (
     quantized_of,
 )
 from nanstop.hosts.model.updates import accumulation_of, resumed_state
-from nanstop.measure.step_per_rate import step_per_rate
+from nanstop.measure.step_per_rate import step_per_rate, sums_of_squares
 from nanstop.numerics.optimizer_state import innermost, state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
@@ -125,7 +125,9 @@ def _optimizer(
     name = type(optimizer).__name__
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     betas = group.get("betas")
-    per_rate = step_per_rate(type(innermost(optimizer)), group)
+    kind = type(innermost(optimizer))
+    per_rate = step_per_rate(kind, group)
+    squares = sums_of_squares(kind, group) if getattr(optimizer, "state", None) else frozenset()
     return OptimizerFacts(
         name=name,
         lr=_number(group.get("lr")),
@@ -137,7 +139,7 @@ def _optimizer(
         weight_decay=_number(group.get("weight_decay")),
         state_bits=8 if bits == 8 or "8bit" in name else None,
         fused=bool(group.get("fused")),
-        state_faults=state_faults(optimizer, root.named_parameters()),
+        state_faults=state_faults(optimizer, root.named_parameters(), squares),
     )
 
 

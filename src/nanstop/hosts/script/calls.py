@@ -26,6 +26,7 @@ from nanstop.hosts.script.window import (
     on_one_rank,
 )
 from nanstop.hosts.tape.given_weights import given_weights
+from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.numerics.tensors import by_torch_alone, tensors
@@ -71,7 +72,19 @@ class Calls:
             self._state.claim()
             self._table.replace(type(module), "__call__", self.call)
             return type(module).__call__(module, *args, **kwargs)
+        if watched and not torch.is_grad_enabled():
+            with self._state.untaped() as tape:
+                self._follow_aside(tape, module)
+                return _aside(tape, module, partial(original, module), args, kwargs)
         return original(module, *args, **kwargs)
+
+    def _follow_aside(self, tape: Tape | None, module: nn.Module) -> None:
+        """Have what the loop calls without a graph seen past the first update too; not torch's own
+        classes, which are parts of models that may be compiled.
+        """
+        own = not type(module).__module__.startswith("torch.")
+        if tape is not None and own and has_parameters(module):
+            self._table.replace(type(module), "__call__", self.call)
 
     def call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for a root class's ``__call__``."""
@@ -94,10 +107,10 @@ class Calls:
         self._state.account(self._state.accounts.forward)
         if not torch.is_grad_enabled():
             self._judge.called_without_graph(module, user_line())
-            with self._state.untaped():
+            with self._state.untaped() as tape:
                 if self._state.micro is None and isinstance(again, nn.Module):
                     self._state.evaluations.note(again, args, kwargs)
-                return function(*args, **kwargs)
+                return _aside(tape, module, function, args, kwargs, again=again)
         self._state.claim()
         micro = self._begun(module)
         if micro is None:
@@ -274,3 +287,16 @@ class Calls:
         self._state.roots.begin()
         self._state.begin_window()
         self._state.keep(UnseenMicro(NO_MODEL, total(raw)))
+
+
+def _aside(
+    tape: Tape | None, module: nn.Module, function: Any, args: Any, kwargs: Any, again: Any = None
+) -> Any:
+    """Return what a model that is called without a graph returns: for a loss, it may be, and so
+    a call of the tape.
+    """
+    # In training it may draw, or move running statistics that nobody puts back.
+    if tape is None or any(part.training for part in module.modules()):
+        return function(*args, **kwargs)
+    recorded = module if again is None else again
+    return tape.call(function, args, kwargs, recorded=recorded, always=False)

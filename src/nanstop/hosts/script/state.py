@@ -129,12 +129,14 @@ class LoopState:
             self.paused -= 1
 
     @contextmanager
-    def untaped(self) -> Iterator[None]:
-        """Keep the tape off the stack of function modes inside, if it was on it."""
+    def untaped(self) -> Iterator[Tape | None]:
+        """Keep the tape off the stack of function modes inside, if it was on it: the tape, or
+        None.
+        """
         tape = self._tape
         was_on = tape is not None and tape.stop()
         try:
-            yield
+            yield tape if was_on else None
         finally:
             if tape is not None and was_on and tape is self._tape:
                 tape.start()

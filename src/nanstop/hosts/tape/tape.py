@@ -180,16 +180,17 @@ class Tape(OwnMode):
         recorded: Callable[..., Any] | None = None,
         rng: RngState | None = None,
         keep: bool = False,
+        always: bool = True,
     ) -> Any:
-        """Return what ``function`` returns and add the call (of ``recorded``, if another one is
-        to be repeated).
+        """Return what ``function`` returns and add the call (of ``recorded``, if that is to be
+        repeated), ``always`` or only where an op on the same tensors would be recorded.
         """
         operands: list[Operand] = []
         if rng is not None and self._first_of_model is None:
             self._first_of_model = self._count
         # Not `or`: a module may have a length of its own, which is 0 or which raises.
         repeated = function if recorded is None else recorded
-        call = self._before(repeated, args, kwargs, operands, always=True)
+        call = self._before(repeated, args, kwargs, operands, always=always)
         if call is not None:
             call.rng, call.keep = rng, keep
         result = function(*args, **kwargs)
@@ -384,10 +385,9 @@ class Tape(OwnMode):
     def stop(self) -> bool:
         """Take the tape off the stack of function modes, wherever in it it is.
 
-        Return whether it was there.
-
-        Inside an op that raised it cannot be taken off: torch holds it and puts it back. It
-        ``lingers`` then, records nothing any more, and a later ``stop`` succeeds.
+        Return whether it was there. Inside an op that raised it cannot be taken off: torch holds
+        it and puts it back. It ``lingers`` then, records nothing any more, and a later ``stop``
+        succeeds.
         """
         was_on = take_off(self)
         self.lingers = self.is_on and not was_on

@@ -118,6 +118,31 @@ def loss_of(out, x, y):
 }
 
 
+def test_a_buffer_that_the_model_writes_to_is_no_constant(tmp_path):
+    made = """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("spread", torch.ones(4))
+
+    def forward(self, x):
+        out = self.linear(x) * self.spread
+        self.spread = self.spread * 0.0 / (0.0 if BAD else 1.0)
+        return out
+
+net = Scaled()
+"""
+    loop = STEPS.replace("net = nn.Linear(8, 4)\n", "")
+    report = told(tmp_path, HEAD + made + objective("net(x).square().mean()") + loop)
+    best, found = report.diagnoses[0], report.localization
+    assert (best.title, found.culprit, best.lines) == (
+        "state of the script not finite: `self.spread`",
+        "self.spread",
+        (),
+    )
+
+
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_is_named_as_what_it_is(tmp_path, name):
     # Made before there is an optimizer: no tape has seen it.

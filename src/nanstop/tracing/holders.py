@@ -34,7 +34,7 @@ _NO_OWNERS = (ModuleType, type, str, bytes, int, float, complex, nn.ParameterDic
 class Holder:
     """A variable of the script. ``name`` is what the script writes: ``loss_fn.weight``.
 
-    ``line``: the one that gave it its value, None where the source does not say.
+    ``line``: the one that gave it its value, None where the source does not say, or names several.
     ``before``: whether that was before the step, as the structure of the source says.
     ``declared``: whether ``line`` is one of the class that has it as an attribute.
     """
@@ -77,7 +77,8 @@ def holder_of(tensor: Tensor) -> Holder | None:
                 made = _line_of(place)
                 fresh = is_local and (inside or _bound_in_loop(place, frame.f_lineno))
                 if place.attribute:
-                    fresh = made is None or made.function != "__init__"
+                    fresh = made is None
+                    made = made if _is_set_up_alone(place) else None
                 return Holder(name, made, not fresh, declared=place.attribute)
         frame = frame.f_back
     return None
@@ -185,15 +186,26 @@ def _line_of(place: _Place) -> SourceLine | None:
         return None
     number = lines[0] if place.attribute else max(lines)
     text = linecache.getline(place.file, number).strip()
-    around = max(_functions(tree, number), key=lambda f: f.lineno, default=None) if tree else None
-    function = around.name if around is not None else "<module>"
+    function = _function_at(tree, number) if tree is not None else "<module>"
     return SourceLine(file=place.file, line=number, function=function, text=text)
+
+
+def _function_at(tree: ast.AST, line: int) -> str:
+    around = max(_functions(tree, line), key=lambda f: f.lineno, default=None)
+    return around.name if around is not None else "<module>"
 
 
 def _functions(tree: ast.AST, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return the functions that a line lies in."""
     every = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return [f for f in every if f.lineno <= line <= (f.end_lineno or 0)]
+
+
+def _is_set_up_alone(place: _Place) -> bool:
+    """Return whether nothing but a constructor gives an attribute a value."""
+    tree = tree_of(place.file)
+    lines = list(_bindings(tree, place)) if tree is not None else []
+    return all(_function_at(tree, line) == "__init__" for line in lines if tree is not None)
 
 
 def _bound_in_loop(place: _Place, at: int) -> bool:

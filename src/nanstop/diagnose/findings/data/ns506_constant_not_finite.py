@@ -59,9 +59,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
     held = f"{name} holds {bad_counts(operand)}" if operand is not None else f"{name} is not finite"
     since = "it was so before the step" if found.made_before else "no operation has made it"
     made = found.made
+    what = "constant" if made is not None else "state of the script"
     return Diagnosis(
         code="NS506",
-        title=f"constant not finite: {name}",
+        title=f"{what} not finite: {name}",
         cause=f"{held}; {since}",
         confidence="certain",
         lines=(f"made in line {made.line}: `{made.text}`",) if made is not None else (),

@@ -9,16 +9,16 @@ from benchmarks.fixed_cost.calls import calls_a_step
 from benchmarks.fixed_cost.trainings import TRAININGS
 
 MOST = {
-    "trainer": 260,
-    "loop": 170,
-    "script": 460,
-    "trainer, accumulation 8": 900,
-    "loop, accumulation 8": 470,
-    "script, accumulation 8": 2200,
-    "loop, scaler": 200,
-    "script, scaler": 650,
-    "SFT": 320,
-    "DPO": 320,
+    "trainer": 300,
+    "loop": 200,
+    "script": 520,
+    "trainer, accumulation 8": 1000,
+    "loop, accumulation 8": 520,
+    "script, accumulation 8": 2400,
+    "loop, scaler": 230,
+    "script, scaler": 720,
+    "SFT": 400,
+    "DPO": 400,
 }
 FAST = ("trainer", "loop", "script")
 

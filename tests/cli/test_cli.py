@@ -351,6 +351,7 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
         "show_text": False,
         "quiet": False,
         "as_json": False,
+        "live": False,
     }
     assert params == {"command": command} | defaults | options
 

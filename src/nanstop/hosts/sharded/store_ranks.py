@@ -124,6 +124,19 @@ def _bounded(work: Callable[[], T], seconds: float) -> T:
     return result  # pyright: ignore[reportReturnType]  (None only with an error)
 
 
+def _own_connection(library: Any, store: Any) -> Any:
+    """Return the same store on a connection that nobody else waits at. Raises what torch raises
+    where there can be none.
+    """
+    if hasattr(store, "clone"):
+        return store.clone()
+    if isinstance(store, library.PrefixStore):  # before torch 2.8 none could be cloned
+        return _own_connection(library, store.underlying_store)
+    if isinstance(store, library.FileStore):
+        return library.FileStore(store.path, distributed.get_world_size())
+    return library.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+
+
 def ranks_of_run(host: str) -> StoreRanks:
     """Return the ranks of the default process group; they have left where there is no store.
 
@@ -132,7 +145,7 @@ def ranks_of_run(host: str) -> StoreRanks:
     rank, size = distributed.get_rank(), distributed.get_world_size()
     try:
         library: Any = distributed  # whose stubs know neither of the three
-        store = library.distributed_c10d._get_default_store().clone()
+        store = _own_connection(library, library.distributed_c10d._get_default_store())
         number = store.add(f"nanstop/{host}/{rank}", 1)
         own = library.PrefixStore(f"nanstop/{host}/{number}", store)
     except Exception:  # a store of somebody's own

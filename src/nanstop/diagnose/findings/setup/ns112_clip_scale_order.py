@@ -80,8 +80,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     reason = _applied_scaled(facts)
     if evidence.incident is None:
         reason = reason or _clipped_scaled(facts)
-    if evidence.accounts:  # what the order of calls has told is told anew with its line alone
-        reason = _with_line(evidence, reason) if reason else _measured(evidence.accounts)
+    if evidence.accounts:  # what the order of calls has told is told
+        reason = None if reason else _measured(evidence.accounts)
     elif evidence.incident is None:
         reason = reason or _unscaled_half(facts) or _norm_in_half(facts)
     if reason is None:
@@ -101,12 +101,6 @@ def check(evidence: Evidence) -> Diagnosis | None:
         if evidence.accounts
         else None,
     )
-
-
-def _with_line(evidence: Evidence, reason: Reason) -> Reason | None:
-    applied = standing(evidence).sinks[:1] == ("update",)
-    line = update_line(evidence) if applied else changed_last(evidence.accounts)
-    return reason if line is not None else None
 
 
 def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:

@@ -15,6 +15,8 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TRAINERS = ("trainer", "sft", "dpo")
+"""Programs that train by a Trainer of transformers."""
 SECONDS = 300
 """After which ranks that have not ended are killed, and told as hung."""
 
@@ -93,6 +95,8 @@ def _rank(job, rank, port):
         if job["watched"]:
             from nanstop.process.inject.start import start
 
+            if job["program"] in TRAINERS:  # as after the import that `nanstop run` waits for
+                import transformers.trainer  # noqa: F401
             start()
         sys.argv = [str(HERE / "rank_programs.py"), job["program"], *job["args"]]
         try:

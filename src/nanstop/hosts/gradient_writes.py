@@ -59,6 +59,7 @@ class GradientWrites(OwnMode):
         """Watch from here on; nothing where the script has a function mode of its own."""
         with by_torch_alone():
             if not is_crowded():
+                take_off(self)  # a closure was evaluated inside the update: it is on
                 put_on(self)
                 parameters = self._accounts.watched()
                 self._parameters = {id(p): p for p in parameters}

@@ -46,6 +46,7 @@ def watched(run, policy, folder):
         ended = run()
     finally:
         autowatch.unwatch()
+    assert not torch._C._len_torch_function_stack(), "a mode of ours was left behind"
     rows = json.loads((folder / "summary.json").read_text())["incidents"]
     lost = [num for one in said if isinstance(one, RunEnd) for num in one.lost.values() if num]
     return ended, rows, [one for one in said if isinstance(one, str)] + lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from nanstop.records import SCHEMA, Diagnosis, Report, Series
 from nanstop.records.record import record
@@ -99,7 +100,8 @@ def quiet_summary(text: str) -> Summary | None:
         return None
     if values["schema"] != SCHEMA or values["incidents"] or values["findings"]:
         return None
-    return Summary(**(values | {"incidents": (), "findings": ()}))
+    known: dict[str, Any] = {**values, "incidents": (), "findings": ()}
+    return Summary(**known)
 
 
 _QUIET: dict[str, tuple[type, ...]] = {

@@ -17,6 +17,7 @@ from nanstop.errors import NanstopError
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.watch import named_batch
 from nanstop.hosts.model.view import PlainView
+from nanstop.measure.followed import Line
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.apply import applied
@@ -69,6 +70,9 @@ class CalibrationMicro:
 
     def leaves(self) -> tuple[Tensor, ...]:
         return ()
+
+    def cuts(self) -> list[Line]:
+        return []
 
 
 class CalibrationStep(LoopStep):

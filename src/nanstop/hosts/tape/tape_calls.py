@@ -145,8 +145,10 @@ def keep_values(calls: Iterable[Call], written: Tensor) -> None:
         for constant in leaves(call.args, call.kwargs, kind=Constant):
             given = constant.tensor
             if root_of(given) is root and not constant.moved:
-                copies[id(given)] = copy = copies.get(id(given), given.detach().clone())
-                constant.tensor, constant.version = copy, version(copy)
+                if id(given) not in copies:
+                    copies[id(given)] = given.detach().clone()
+                constant.tensor = copies[id(given)]
+                constant.version = version(constant.tensor)
 
 
 def leaves(*noted: Any, kind: type) -> Iterator[Any]:

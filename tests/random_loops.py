@@ -9,6 +9,7 @@ import random
 import warnings
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import nn
@@ -115,6 +116,56 @@ class Hooked(nn.Module):
         return self.inner(x).tanh()
 
 
+class Tally:
+    """Counts what it is shown: no module, and no attribute of one."""
+
+    shown_to_all = 0
+
+    def __init__(self):
+        self.shown, self.last, self.own = 0, [], random.Random(3)
+
+    def __call__(self, _module, _given, result):
+        self.shown += 1
+        Tally.shown_to_all += 1
+        self.last.append(float(result.detach().mean()))
+        if len(self.last) > 3:
+            self.last.pop(0)
+        return result * (1 + 0.1 / self.shown + 0.01 * self.own.random())
+
+
+def counted(module, _given, result, seen=[]):  # noqa: B006 - as scripts do it
+    """A hook that remembers in a default, and in the file that it stands in."""
+    seen[:] = [*seen[-2:], result.shape[0]] if module.training else []
+    totals["rows"] = totals.get("rows", 0) + result.shape[0]
+    return result + 1e-3 * totals["rows"] + 1e-3 * sum(seen)
+
+
+totals = {}
+
+
+class Remembering(nn.Module):
+    """Is followed by hooks that remember, in every place where a script may."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, calls = nn.Linear(HIDDEN, HIDDEN), 0
+        generator, Tally.shown_to_all = np.random.default_rng(4), 0
+        totals.clear()
+        counted.__defaults__[0].clear()
+
+        def annealed(_module, given):
+            nonlocal calls
+            calls += 1
+            return (given[0] / calls + 0.01 * generator.random(),)
+
+        self.inner.register_forward_pre_hook(annealed)
+        self.inner.register_forward_hook(Tally())
+        self.inner.register_forward_hook(counted)
+
+    def forward(self, x):
+        return self.inner(x).tanh() * (1 + 0.01 * Tally.shown_to_all)
+
+
 class Recomputed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -138,6 +189,7 @@ MIDDLES = {
     "hidden": Hidden,
     "hooked": Hooked,
     "recomputed": Recomputed,
+    "remembering": Remembering,
 }
 
 OPTIMIZERS = {

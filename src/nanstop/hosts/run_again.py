@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 
 from nanstop.hosts import state_diff
+from nanstop.hosts.script_objects import script_objects_kept
 from nanstop.replay.borrowed import Borrowed
 
 
@@ -18,18 +20,23 @@ def run_again(
     *,
     compiled: bool,
     own: Iterable[Tensor] = (),
+    host: Any = None,
 ) -> Iterator[None]:
     """Undo on exit what a run does beside gradients of ``leaves`` and buffers.
 
     The script's own run has done it once.
 
-    Attributes of modules, tensors that it writes but did not make, gradients of others, private
-    generators; not the tensors ``own``, which the host keeps. Compiled code is not looked into.
+    Attributes of modules, what the script's own objects count and hold, those that the methods of
+    ``host`` come to among them, tensors that it writes but did not make, gradients of others,
+    private generators; not the tensors ``own``, which the host keeps. Compiled code is not looked
+    into.
     """
     modules = list(root.modules())
+    roots = modules if host is None else [*modules, host]
     buffers = [b for m in modules for b in m._buffers.values() if b is not None]
     with (
-        state_diff.kept(modules, but=("_buffers", "training")),
+        script_objects_kept(roots),
+        state_diff.kept(map(vars, modules), but=("_buffers", "training")),
         nullcontext() if compiled else Borrowed((*buffers, *own), leaves),
     ):
         yield

@@ -1,4 +1,4 @@
-"""What running a step changes on the object that hosts it.
+"""What running a step changes on the object that hosts it, and in what the script holds.
 
 Noted, undone, and done again in a different order.
 
@@ -10,7 +10,7 @@ found by comparing two notes.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
@@ -33,6 +33,7 @@ data, not books that are kept.
 _MAX_NUMEL = 4096
 
 Notes = dict[str, Any]
+Table = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class _Tensor:
 _KINDS = (_Mapping, _Sequence, _Set, _Long, _Tensor)
 
 
-def note(host: object, since: Notes | None = None) -> Notes:
-    """Return the present attributes of ``host``.
+def note(table: Table, since: Notes | None = None) -> Notes:
+    """Return the present entries of ``table``, the attributes of an object mostly.
 
     Small tensors are copied on their device, nothing synchronises. ``since``: an earlier note, of
     which what has not changed is taken over: it costs no copy, and is the same in both.
@@ -107,7 +108,7 @@ def note(host: object, since: Notes | None = None) -> Notes:
     earlier = since or {}
     return {
         name: _noted(value, earlier.get(name)) if type(value) in _NOTED else value
-        for name, value in vars(host).items()
+        for name, value in table.items()
     }
 
 
@@ -117,53 +118,51 @@ def tensors(notes: Notes) -> Iterator[torch.Tensor]:
 
 
 def changed(before: Notes, after: Notes) -> set[str]:
-    """Return names of attributes that differ between two notes of one object."""
+    """Return names of entries that differ between two notes of one table."""
     names = [n for n, v in after.items() if before.get(n, _ABSENT) is not v]
     names += before.keys() - after.keys()
     return {n for n in names if not _same(before.get(n, _ABSENT), after.get(n, _ABSENT))}
 
 
-def restore(host: object, notes: Notes, names: Iterable[str]) -> None:
-    """Put the named attributes back, containers and tensors in place."""
-    attributes = vars(host)
+def restore(table: Table, notes: Notes, names: Iterable[str]) -> None:
+    """Put the named entries back, containers and tensors in place."""
     for name in names:
         if name in notes:
-            attributes[name] = _put(notes[name])
+            table[name] = _put(notes[name])
         else:
-            attributes.pop(name, None)
+            table.pop(name, None)
 
 
 @contextmanager
-def kept(hosts: Iterable[object], *, but: Collection[str] = ()) -> Iterator[None]:
-    """Undo on exit what changes on the hosts inside, versions of their tensors included.
+def kept(tables: Iterable[Table], *, but: Collection[str] = ()) -> Iterator[None]:
+    """Undo on exit what changes in the tables inside, versions of their tensors included.
 
-    Not the attributes ``but``.
+    Not the entries ``but``.
     """
-    notes = [(host, note(host)) for host in hosts]
+    notes = [(table, note(table)) for table in tables]
     with versions_kept(t for _, before in notes for t in tensors(before)):
         try:
             yield
         finally:
-            for host, before in notes:
-                names = changed(before, note(host, before)).difference(but)
-                restore(host, before, names)
+            for table, before in notes:
+                names = changed(before, note(table, before)).difference(but)
+                restore(table, before, names)
 
 
-def advance(host: object, before: Notes, after: Notes, names: Iterable[str]) -> None:
-    """Do to the named attributes what happened to them between two notes, starting from what they
+def advance(table: Table, before: Notes, after: Notes, names: Iterable[str]) -> None:
+    """Do to the named entries what happened to them between two notes, starting from what they
     are now.
 
     Items appended to a list are appended, keys are merged, anything else takes the later value.
     """
-    attributes = vars(host)
     for name in names:
         old, new = before.get(name, _ABSENT), after.get(name, _ABSENT)
         if _same(old, new):
             continue
         if new is _ABSENT:
-            attributes.pop(name, None)
+            table.pop(name, None)
         else:
-            attributes[name] = _advance(attributes.get(name, _ABSENT), old, new)
+            table[name] = _advance(table.get(name, _ABSENT), old, new)
 
 
 _ABSENT = object()

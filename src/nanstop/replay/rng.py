@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,6 +62,33 @@ def rng_kept() -> Iterator[RngState]:
         yield state
     finally:
         restore_rng(state)
+
+
+@contextmanager
+def generators_kept(generators: Iterable[Any]) -> Iterator[None]:
+    """Have the state of generators of Python's and NumPy's own classes on exit as it is now."""
+    noted = [(one, _state(one)) for one in generators]
+    try:
+        yield
+    finally:
+        for one, state in noted:
+            _set_state(one, state)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    bits = getattr(generator, "bit_generator", None)
+    return generator.get_state() if bits is None else bits.state
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 def restore_rng(state: RngState) -> None:

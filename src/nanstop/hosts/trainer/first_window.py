@@ -73,7 +73,7 @@ def put_back(trainer: Any) -> Iterator[None]:
     buffers = BufferNotes(root)
     with ExitStack() as undo:
         undo.enter_context(rng_kept())
-        undo.enter_context(state_diff.kept(host for host in hosts if host is not None))
+        undo.enter_context(state_diff.kept(vars(host) for host in hosts if host is not None))
         undo.enter_context(buffers.kept())
         undo.enter_context(attributes_kept((p, "grad") for p in root.parameters()))
         yield

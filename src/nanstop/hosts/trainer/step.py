@@ -158,7 +158,7 @@ class Reentry:
         finally:
             self.tape.end()
             self._recording = None
-            micro.after = state_diff.note(self.trainer, micro.before)
+            micro.after = state_diff.note(vars(self.trainer), micro.before)
 
     def prepare(self, inputs: Any) -> Any:
         """Stand in for the trainer's ``_prepare_inputs``."""
@@ -173,7 +173,7 @@ class Reentry:
         if micro is not None and micro.batch is None:
             micro.batch = copy.copy(prepared)
             micro.advanced = compat.position(self.trainer) != position
-            micro.before = state_diff.note(self.trainer)
+            micro.before = state_diff.note(vars(self.trainer))
             micro.buffers = self.buffers.note()
             micro.rng = self._rng.note()
             if self.may_tape and is_recorded(self.trainer.state.global_step):
@@ -279,11 +279,13 @@ class HfStep:
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         window, host = self.window, self.host
         noted, touched = window.micros[micro], window.touched()
-        previous = host.position
+        previous, attributes = host.position, vars(host.trainer)
         if previous is not None and previous[0] is window and previous[1] == micro - 1:
-            state_diff.advance(host.trainer, window.micros[micro - 1].after, noted.before, touched)
+            state_diff.advance(
+                vars(host.trainer), window.micros[micro - 1].after, noted.before, touched
+            )
         else:
-            state_diff.restore(host.trainer, noted.before, touched)
+            state_diff.restore(attributes, noted.before, touched)
             host.buffers.restore(noted.buffers)
         host.position = (window, micro)
         state = host.trainer.state
@@ -300,7 +302,13 @@ class HfStep:
         kept, leaves = state_diff.tensors(noted.before), parameters_of(self.view).values()
         with (
             self.remedies.under(self.view, micro),
-            run_again(self.host.root, leaves, compiled=self.facts.compiled, own=kept),
+            run_again(
+                self.host.root,
+                leaves,
+                compiled=self.facts.compiled,
+                own=kept,
+                host=self.host.trainer,
+            ),
             self.replicas.alone(),
         ):
             given = self.remedies.rebatched(self.batches[micro], micro)
@@ -365,7 +373,7 @@ def isolation(
     changed = trainable_of(view) if with_update else scaled
     places = [(o, "_is_overflow") for o in _wrapped(trainer)]
     with (
-        state_diff.kept((trainer,)),
+        state_diff.kept((vars(trainer),)),
         undone(
             root, list(parameters_of(view).values()), changed, buffers=host.buffers, notes=earlier
         ),

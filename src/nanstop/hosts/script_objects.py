@@ -1,0 +1,174 @@
+"""What a script's own code remembers besides its modules: objects that count calls, lists that
+hooks append to, variables of closures, classes and files.
+
+Whoever runs a forward again runs that code again. What it may change is found from where a forward
+starts: attributes and hooks of modules, and from there objects of the script's own classes, what
+its functions read, and what is in containers. Objects of libraries are not looked into.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from inspect import unwrap
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from nanstop.hosts import state_diff
+from nanstop.replay.rng import generators_kept
+from nanstop.tracing.own_code import is_library, is_own
+
+_MOST = 20_000
+"""Objects that are looked at."""
+_MOST_ITEMS = 256
+"""Of a container that is looked into: what holds more of them is data."""
+_PLAIN = (str, bytes, int, float, complex, Tensor)
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+@contextmanager
+def script_objects_kept(roots: Iterable[Any]) -> Iterator[None]:
+    """Have what calls of ``roots`` may change in the script's own objects on exit as it is now;
+    not the attributes of ``roots`` themselves. No device work but copies of small tensors.
+    """
+    walk = _Walk()
+    walk.start(list(roots))
+    with ExitStack() as undo:
+        undo.enter_context(generators_kept(walk.generators))
+        undo.enter_context(state_diff.kept(walk.tables))
+        yield
+
+
+class _Walk:
+    """Collects what can be changed: ``tables`` of names and values, random ``generators``."""
+
+    def __init__(self) -> None:
+        self.tables: list[MutableMapping[Any, Any]] = []
+        self.generators: list[Any] = []
+        self._seen: dict[int, Any] = {}  # held: an id is of what lives
+
+    def start(self, roots: list[Any]) -> None:
+        self._seen = {id(root): root for root in roots}
+        pending = [held for root in roots for held in _attributes(root)]
+        while pending and len(self._seen) < _MOST + len(roots):
+            one = pending.pop()
+            if one is not None and not isinstance(one, _PLAIN) and id(one) not in self._seen:
+                self._seen[id(one)] = one
+                pending += self._held(one)
+
+    def _held(self, one: Any) -> Iterable[Any]:
+        """Note what can be changed about an object; return what it leads to."""
+        held: Iterable[Any] = ()
+        match one:
+            case dict() | list() | tuple() | set() | frozenset() | deque():
+                self.tables += [{"": one}] if one else []
+                few = one if len(one) <= _MOST_ITEMS else ()
+                held = few.values() if isinstance(few, dict) else few
+            case partial():
+                held = (one.func, *one.args, *one.keywords.values())
+            case MethodType():
+                held = (one.__self__, one.__func__)
+            case FunctionType():
+                held = self._read_by(one)
+            case CellType():
+                self.tables.append(_Variables(one, ("cell_contents",)))
+                held = self.tables[-1].values()
+            case type():
+                held = self._of_class(one) if _is_scripts(one) else ()
+            case _ if isinstance(one, _GENERATORS):
+                self.generators.append(one)
+            case _ if isinstance(one, nn.Module) or _is_scripts(type(one)):
+                slots = _Variables(one, _slots(type(one)))
+                self.tables += [vars(one), slots] if hasattr(one, "__dict__") else [slots]
+                held = [*_attributes(one), *slots.values()]
+        return held
+
+    def _read_by(self, function: FunctionType) -> Iterator[Any]:
+        """Yield what a function of the script reads beside its arguments."""
+        file, inner = function.__code__.co_filename, unwrap(function)
+        if is_own(file):
+            return
+        yield from (*(function.__closure__ or ()), *(function.__defaults__ or ()))
+        yield from () if inner is function else (inner,)
+        variables = function.__globals__
+        if is_library(file):
+            return
+        if id(variables) not in self._seen:
+            self._seen[id(variables)] = variables
+            self.tables.append(variables)
+        yield from (variables[name] for name in _names(function.__code__) if name in variables)
+
+    def _of_class(self, kind: type) -> Iterator[Any]:
+        """Yield the attributes and methods of a class, and what it extends."""
+        own = vars(kind).items()
+        values = (k for k, v in own if not (k.startswith("__") or hasattr(v, "__get__")))
+        self.tables.append(_Variables(kind, tuple(values)))
+        yield from (getattr(v, "__func__", getattr(v, "fget", v)) for _, v in own)
+        yield from kind.__bases__
+
+
+class _Variables(MutableMapping[str, Any]):
+    """Some attributes of a class or of a closure's cell, as a table."""
+
+    def __init__(self, holder: Any, names: tuple[str, ...]) -> None:
+        self._holder, self._names = holder, names
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if self._has(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Any:
+        if not self._has(name):
+            raise KeyError(name)
+        return getattr(self._holder, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._holder, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._holder, name)
+
+    def _has(self, name: str) -> bool:
+        try:
+            getattr(self._holder, name)
+        except (AttributeError, ValueError):  # a cell that nothing was put into yet
+            return False
+        return True
+
+
+def _attributes(one: Any) -> list[Any]:
+    own = vars(one) if hasattr(one, "__dict__") else {}
+    return [v for k, v in own.items() if k not in _OF_MODULES] + [type(one)]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(n for k in kind.__mro__ for n in _listed(vars(k).get("__slots__", ())))
+
+
+def _listed(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_scripts(kind: type) -> bool:
+    """Return whether a class is of no library."""
+    if kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not is_library(file)

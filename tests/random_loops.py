@@ -5,7 +5,9 @@ A program is run action by action, as a script would;
 its outcome is everything that a script can see, as bytes.
 """
 
+import logging
 import random
+import sys
 import warnings
 from dataclasses import dataclass, field
 
@@ -166,6 +168,16 @@ class Remembering(nn.Module):
         return self.inner(x).tanh() * (1 + 0.01 * Tally.shown_to_all)
 
 
+class Talking(nn.Module):
+    """Says what it is given, in every way that a script may."""
+
+    def forward(self, x):
+        print(f"mean {x.mean().item():.3f}")  # noqa: T201
+        print(f"rows {len(x)}", file=sys.stderr)  # noqa: T201
+        logging.getLogger("a.script").critical("largest %.3f", x.max().item())
+        return x.tanh()
+
+
 class Recomputed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -190,6 +202,7 @@ MIDDLES = {
     "hooked": Hooked,
     "recomputed": Recomputed,
     "remembering": Remembering,
+    "talking": Talking,
 }
 
 OPTIMIZERS = {

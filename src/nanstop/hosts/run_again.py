@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nanstop.hosts import state_diff
 from nanstop.hosts.script_objects import script_objects_kept
 from nanstop.replay.borrowed import Borrowed
+from nanstop.replay.conditions import unspoken
 
 
 @contextmanager
@@ -22,7 +23,8 @@ def run_again(
     own: Iterable[Tensor] = (),
     host: Any = None,
 ) -> Iterator[None]:
-    """Undo on exit what a run does beside gradients of ``leaves`` and buffers.
+    """Undo on exit what a run does beside gradients of ``leaves`` and buffers; what it prints and
+    logs is dropped.
 
     The script's own run has done it once.
 
@@ -35,6 +37,7 @@ def run_again(
     roots = modules if host is None else [*modules, host]
     buffers = [b for m in modules for b in m._buffers.values() if b is not None]
     with (
+        unspoken(),
         script_objects_kept(roots),
         state_diff.kept(map(vars, modules), but=("_buffers", "training")),
         nullcontext() if compiled else Borrowed((*buffers, *own), leaves),

@@ -48,7 +48,10 @@ def script_objects_kept(roots: Iterable[Any]) -> Iterator[None]:
 
 
 class _Walk:
-    """Collects what can be changed: ``tables`` of names and values, random ``generators``."""
+    """Collects what can be changed: ``tables`` of names and values, random ``generators``.
+
+    A container is noted with the table that it is an entry of.
+    """
 
     def __init__(self) -> None:
         self.tables: list[MutableMapping[Any, Any]] = []
@@ -69,7 +72,6 @@ class _Walk:
         held: Iterable[Any] = ()
         match one:
             case dict() | list() | tuple() | set() | frozenset() | deque():
-                self.tables += [{"": one}] if one else []
                 few = one if len(one) <= _MOST_ITEMS else ()
                 held = few.values() if isinstance(few, dict) else few
             case partial():
@@ -96,7 +98,9 @@ class _Walk:
         file, inner = function.__code__.co_filename, unwrap(function)
         if is_own(file):
             return
-        yield from (*(function.__closure__ or ()), *(function.__defaults__ or ()))
+        defaults = dict(enumerate(function.__defaults__ or ()))
+        self.tables.append(defaults)
+        yield from (*(function.__closure__ or ()), *defaults.values())
         yield from () if inner is function else (inner,)
         variables = function.__globals__
         if is_library(file):

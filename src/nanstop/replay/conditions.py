@@ -1,14 +1,23 @@
 """Conditions that a step is run again under:
-compiled code eagerly, no warning again, nothing drawn at random.
+compiled code eagerly, no word and no warning again, nothing drawn at random.
 """
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
+from typing import Any, TextIO
 
 import torch
 from torch import nn
@@ -60,6 +69,49 @@ def unheard() -> Iterator[None]:
     with attributes_kept([(warnings, "showwarning")]):
         warnings.showwarning = ignore
         yield
+
+
+@contextmanager
+def unspoken() -> Iterator[None]:
+    """Drop what this thread prints and what loggers say inside; other threads print on."""
+    disabled = logging.root.manager.disable
+    logging.disable()
+    try:
+        with redirect_stdout(_Muted(sys.stdout)), redirect_stderr(_Muted(sys.stderr)):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+class _Muted(io.TextIOBase):
+    """A stream that this thread's words do not reach."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return len(text) if self._is_muted else self._stream.write(text)
+
+    def flush(self) -> None:
+        if not self._is_muted:
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
+
+    @property
+    def _is_muted(self) -> bool:
+        return threading.get_ident() == self._thread
 
 
 @contextmanager

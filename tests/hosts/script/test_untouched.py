@@ -15,7 +15,7 @@ from nanstop.hosts.loop.watch import watch_loop
 from nanstop.hosts.script import autowatch
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
-from random_loops import MIDDLES, Loop, Outcome, Program, programs
+from random_loops import CLOSING, MIDDLES, Loop, Outcome, Program, programs
 
 QUICK = settings(
     max_examples=30,
@@ -111,6 +111,25 @@ def test_models_are_found_after_an_update_without_a_backward(folder):
     failing = (("forward", 0, "new"), ("backward", -1, False, False), ("step", 0))
     actions = (("step", 0), ("spoil", "input", "nan", 0), *failing)
     assert differences(Program(("hooked",), "adam", actions), folder) == []
+
+
+@pytest.mark.parametrize("fault", [(), (("spoil", "loss", "nan", 0),)], ids=["healthy", "failing"])
+@pytest.mark.parametrize("middle", ["remembering", "talking"])
+def test_code_of_the_script_remembers_and_says_each_call_once(
+    middle, fault, folder, capsys, caplog
+):
+    logging.disable(logging.NOTSET)
+    new = ("forward", 0, "new")
+    actions = (new, CLOSING, ("step", 0), ("zero", 0, True)) * 3
+    program = Program((middle,), "adam", (*actions, *fault, *actions), goes_on=True)
+    plain, printed = Loop(program).run(), capsys.readouterr()
+    logged = [record.msg for record in caplog.records]
+    outcome, reports = watched(program, "observe", folder)
+    assert plain.differences(outcome) == []
+    assert capsys.readouterr() == printed
+    again = [record.msg for record in caplog.records if record.name != "nanstop"]
+    assert again == 2 * logged
+    assert bool(reports) == bool(fault)
 
 
 @QUICK

@@ -154,7 +154,8 @@ class LoopStep:
         """Return the lines at which the first micro-batch leaves its graph, as far as its calls
         were recorded. Undone.
         """
-        with self.isolated():
+        compiled = self.facts.compiled
+        with self.isolated(), run_again(self.view.root, self._leaves(), compiled=compiled):
             restore_rng(self.micros[0].rng)
             return self.micros[0].cuts()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,9 +71,14 @@ class TapedStep:
 
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         self.buffers.restore(self.notes[micro])
+        with self._run_again():
+            return self.taped[micro].rerun(batch)
+
+    @contextmanager
+    def _run_again(self) -> Iterator[None]:
         leaves = parameters_of(self.view).values()
         with torch.enable_grad(), run_again(self.view.root, leaves, compiled=False):
-            return self.taped[micro].rerun(batch)
+            yield
 
     def update(self) -> None:
         self.inner.update()
@@ -83,6 +88,6 @@ class TapedStep:
 
     def cuts(self) -> list[Line]:
         """See ``hosts.loop.step.LoopStep``."""
-        with self.isolated(), torch.enable_grad():
+        with self.isolated(), self._run_again():
             self.buffers.restore(self.notes[0])
             return self.taped[0].cuts()

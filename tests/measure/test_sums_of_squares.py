@@ -41,6 +41,8 @@ def group_of(kind, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_that_cannot_be_negative_are_found_by_what_they_do(kind):
+    if kind is torch.optim.Adagrad and torch.__version__ < "2.7":
+        pytest.skip("its state is made by its constructor, which is not run")
     options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     assert sums_of_squares(kind, group_of(kind, **options)) == KINDS[kind]
 

@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hosts.sharded.two_ranks import incidents, job, run, run_each
+from hosts.sharded.two_ranks import end, incidents, job, run, run_each
 from nanstop.store.incidents import load_report, load_summary
 from versions import needs
 
 ALLOWED = {"NANSTOP_ALLOW": "drop_sample"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parent_of_ranks():
+    yield
+    end()
 
 
 def alone(folder, *what, **variables):

@@ -1,17 +1,20 @@
 """Starts the ranks of a small run, watched or not, and ends them all after a time.
 
-``python two_ranks.py JOBS.json``: torch is imported once, each rank is a fork of that process.
+``python two_ranks.py`` reads the names of files of jobs, a line each, and says when one is done:
+torch is imported once, each rank is a fork of that process.
 """
 
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -47,18 +50,39 @@ def job(folder, program, *args, world=2, watched=True, seconds=SECONDS, **variab
 
 def run_each(jobs):
     """Run some jobs one after the other, and return of each what ``run`` does."""
-    first = Path(jobs[0]["folder"])
-    (first / "jobs.json").write_text(json.dumps(jobs))
-    with (first / "started").open("w") as log:
-        subprocess.run(
-            [sys.executable, __file__, str(first / "jobs.json")],
-            check=True,
-            timeout=sum(job["seconds"] for job in jobs) + 60,
-            stdout=log,
-            stderr=log,
-            cwd=first,
-        )
+    listed = Path(jobs[0]["folder"], "jobs.json")
+    listed.write_text(json.dumps(jobs))
+    parent = _parent()
+    parent.stdin.write(f"{listed}\n")
+    parent.stdin.flush()
+    seconds = sum(job["seconds"] for job in jobs) + 60
+    answered, _, _ = select.select([parent.stdout], [], [], seconds)
+    said = parent.stdout.readline() if answered else "nothing in time"
+    if said != "done\n":
+        end()
+        raise RuntimeError(f"the parent of the ranks said {said!r}")
     return [_ended(Path(job["folder"]), job["world"]) for job in jobs]
+
+
+@cache
+def _parent():
+    """Start the process that ranks are forks of; ``end`` ends it."""
+    return subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def end():
+    """End the parent of the ranks, if there is one."""
+    if _parent.cache_info().currsize:
+        with _parent() as parent:
+            parent.stdin.close()
+            parent.kill()
+        _parent.cache_clear()
 
 
 def _ended(folder, world):
@@ -120,9 +144,11 @@ def main():
     import torch.distributed
 
     torch.set_num_threads(1)
-    for one in json.loads(Path(sys.argv[1]).read_text()):
-        codes = _run_ranks(one)
-        Path(one["folder"], "codes.json").write_text(json.dumps(codes))
+    for line in sys.stdin:
+        for one in json.loads(Path(line.strip()).read_text()):
+            codes = _run_ranks(one)
+            Path(one["folder"], "codes.json").write_text(json.dumps(codes))
+        print("done", flush=True)  # noqa: T201
 
 
 def _run_ranks(job):

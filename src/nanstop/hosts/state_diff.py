@@ -189,9 +189,13 @@ def _note(value: Any, depth: int) -> Any:
         return _Set(value, frozenset(value))
     if kind is list:
         return _Long(value, len(value))
-    if depth == 0 and kind is torch.Tensor and value.numel() <= _MAX_NUMEL:
+    if kind is torch.Tensor and depth == 0 and _is_small(value):
         return _Tensor(value, value._version, value.detach().clone())
     return value
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return not tensor.is_inference() and tensor.numel() <= _MAX_NUMEL
 
 
 def _inner(values: Iterable[Any], keys: Iterable[Any], depth: int, most: int) -> dict[Any, Any]:

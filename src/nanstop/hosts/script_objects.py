@@ -102,13 +102,11 @@ class _Walk:
         self.tables.append(defaults)
         yield from (*(function.__closure__ or ()), *defaults.values())
         yield from () if inner is function else (inner,)
-        variables = function.__globals__
-        if is_library(file):
-            return
-        if id(variables) not in self._seen:
-            self._seen[id(variables)] = variables
-            self.tables.append(variables)
-        yield from (variables[name] for name in _names(function.__code__) if name in variables)
+        if not is_library(file):
+            # Others are left alone: compiled code keeps its own there, and takes them out again.
+            read = _Variables(function.__globals__, tuple(set(_names(function.__code__))))
+            self.tables.append(read)
+            yield from read.values()
 
     def _of_class(self, kind: type) -> Iterator[Any]:
         """Yield the attributes and methods of a class, and what it extends."""
@@ -120,34 +118,37 @@ class _Walk:
 
 
 class _Variables(MutableMapping[str, Any]):
-    """Some attributes of a class or of a closure's cell, as a table."""
+    """Some entries of a dict, or attributes of anything else, as a table."""
 
     def __init__(self, holder: Any, names: tuple[str, ...]) -> None:
-        self._holder, self._names = holder, names
+        self._names = names
+        if isinstance(holder, dict):
+            self._get, self._set, self._drop = (
+                holder.__getitem__,
+                holder.__setitem__,
+                holder.__delitem__,
+            )
+        else:
+            self._get = partial(getattr, holder)
+            self._set, self._drop = partial(setattr, holder), partial(delattr, holder)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if self._has(name))
+        return (name for name in self._names if name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> Any:
-        if not self._has(name):
-            raise KeyError(name)
-        return getattr(self._holder, name)
+        try:
+            return self._get(name)
+        except (AttributeError, ValueError) as nothing:  # a cell that nothing was put into yet
+            raise KeyError(name) from nothing
 
     def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._holder, name, value)
+        self._set(name, value)
 
     def __delitem__(self, name: str) -> None:
-        delattr(self._holder, name)
-
-    def _has(self, name: str) -> bool:
-        try:
-            getattr(self._holder, name)
-        except (AttributeError, ValueError):  # a cell that nothing was put into yet
-            return False
-        return True
+        self._drop(name)
 
 
 def _attributes(one: Any) -> list[Any]:

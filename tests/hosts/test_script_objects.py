@@ -69,10 +69,10 @@ class Holding:
     """Holds another model that no module knows of."""
 
     def __init__(self):
-        self.models = [nn.Linear(1, 1)]
+        self.models = [nn.Sequential(nn.Linear(1, 1))]
 
     def add(self):
-        self.models[0].calls = getattr(self.models[0], "calls", 0) + 1
+        self.models[0][0].calls = getattr(self.models[0][0], "calls", 0) + 1
 
 
 def counted(state={"n": 0}):  # noqa: B006 - as scripts do it
@@ -100,7 +100,7 @@ PLACES = {
         Drawing(),
         lambda d: (d.python.getstate(), str(d.numpy.bit_generator.state), d.old.get_state()[2]),
     ),
-    "model in a list": (Holding(), lambda h: getattr(h.models[0], "calls", 0)),
+    "model in a list": (Holding(), lambda h: getattr(h.models[0][0], "calls", 0)),
 }
 
 

@@ -31,7 +31,7 @@ _MOST_ITEMS = 256
 """Of a container that is looked into: what holds more of them is data."""
 _PLAIN = (str, bytes, int, float, complex, Tensor)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
-_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
+_OF_MODULES = frozenset({"_parameters", "_buffers"})
 
 
 @contextmanager

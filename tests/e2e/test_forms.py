@@ -251,7 +251,7 @@ torch.save(net.state_dict(), sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_form_holds_in_what_checkpointing_runs_again(tmp_path, reentrant):
     """Torch takes a mode off the stack while it handles ``backward``."""
     clamped = "torch.sqrt(spread.clamp(min=torch.finfo(spread.dtype).tiny))"

@@ -67,6 +67,7 @@ def test_data_of_one_rank(tmp_path):
     assert told.count("error[") == 1
 
 
+@pytest.mark.slow
 def test_gradients_that_are_views_of_what_is_exchanged(tmp_path):
     views, _ = together(tmp_path / "views", "loop", "views", **ALLOWED)
     results, _ = together(tmp_path / "ranks", "loop", "data", **ALLOWED)
@@ -152,6 +153,7 @@ def test_what_one_rank_raises_names_it_once(tmp_path):
     assert "Connection closed by peer" in told
 
 
+@pytest.mark.slow
 def test_four_ranks(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", ALIKE="4", **ALLOWED)
     results, _ = together(tmp_path / "ranks", "loop", "data", world=4, codes=(0,) * 4, **ALLOWED)
@@ -217,12 +219,12 @@ def disturbed(folder, seed, num_calls):
     )
 
 
-@pytest.mark.parametrize("num", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_rank_that_is_killed_or_stopped_at_any_time(tmp_path, num):
+@pytest.mark.slow
+def test_a_rank_that_is_killed_or_stopped_at_any_time(tmp_path):
     """The others end, and what is written is whole."""
     counted = {"DISTURB": f"1 {int(signal.SIGKILL)} -1"}
     results, _ = together(tmp_path / "counted", "loop", "data", **counted, **ALLOWED)
-    jobs = [disturbed(tmp_path, seed, results[1]["calls"]) for seed in range(num)]
+    jobs = [disturbed(tmp_path, seed, results[1]["calls"]) for seed in range(20)]
     for ended, (codes, _, told) in zip(jobs, run_each(jobs), strict=True):
         folder = Path(ended["folder"])
         assert "hung" not in codes, told

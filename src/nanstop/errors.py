@@ -34,9 +34,7 @@ class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
         self.incident = incident
 
 
-def unknown(
-    what: str, given: object, choices: Iterable[str], *, code: str = "NS001"
-) -> NanstopError:
+def unknown(what: str, given: object, choices: Iterable[str]) -> NanstopError:
     """Return ``unknown WHAT: `GIVEN``` with a did-you-mean where a choice is near, and the
     choices where they are few.
     """
@@ -45,4 +43,4 @@ def unknown(
     hints = [f"did you mean `{near[0]}`?"] if near else []
     if len(known) <= 24:
         hints.append(f"known: {', '.join(known)}")
-    return NanstopError(f"unknown {what}: `{given}`", code=code, hint=" ".join(hints))
+    return NanstopError(f"unknown {what}: `{given}`", hint=" ".join(hints))

@@ -191,6 +191,8 @@ def test_accelerates_wrapper_with_a_scaler_is_reached():
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
+    # It is every accelerator's, and a training that was broken off leaves it as it was then.
+    accelerator.gradient_state._set_sync_gradients(True)
     view = problem(optimizer=torch.optim.SGD, lr=1.0)
     gradient = view.root.weight.grad.clone()
     before = view.root.weight.detach().clone()

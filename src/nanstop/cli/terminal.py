@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nanstop import wording
 from nanstop.errors import NanstopError
 
 OK, FINDINGS, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
@@ -34,12 +35,9 @@ def show(value: Any, text: str, as_json: bool) -> None:
 
 
 def printable(value: Any) -> Any:
-    """Return a record or text without control characters.
-
-    What strangers wrote must not steer the terminal.
-    """
+    """Return a record or text with every text in it ``wording.printable``."""
     if isinstance(value, str):
-        return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in value)
+        return wording.printable(value)
     if isinstance(value, tuple):
         return tuple(printable(each) for each in value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from nanstop.measure.rehearsal import CannotRehearseError, Moved, Rehearsal
 from nanstop.numerics.tensors import HALF
+from nanstop.numerics.trained import held_by
 from nanstop.records import StateRow
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Foresight:
         if not _is_time(number):
             followed.rehearsal = None
             return ()
-        if not any(p.dtype in HALF for group in optimizer.param_groups for p in group["params"]):
+        if not any(p.dtype in HALF for p in held_by(optimizer)):
             return ()
         try:
             if followed.rehearsal is None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
 from nanstop.numerics.tensors import version
+from nanstop.numerics.trained import held_by
 from nanstop.records import GradientPath, RunFacts
 from nanstop.tracing.module_ranges import WHOLE
 from nanstop.tracing.places import line_text
@@ -153,8 +154,7 @@ def _around(name: str) -> set[str]:
 
 def _held(view: ModelView) -> dict[int, Tensor]:
     """Return what the optimizer updates."""
-    groups = view.optimizer.param_groups if view.optimizer is not None else ()
-    return {id(p): p for group in groups for p in group["params"]}
+    return {id(p): p for p in held_by(view.optimizer)}
 
 
 def _start(weight: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class NeverReached:
             return
         known = self._waiting.get(optimizer)
         if known is None:
-            held = [p for group in optimizer.param_groups for p in group["params"]]
+            held = held_by(optimizer)
             known = [(p, version(p)) for p in held]
             self._held[optimizer] = len(held)
         if not known:

@@ -18,7 +18,7 @@ from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import record
+from nanstop.tracing.record_step import first_ops
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
@@ -27,7 +27,7 @@ MOST_LABELS = 1 << 16
 LEAST_LABELS = 8
 FURTHEST = 3
 """Places by which labels are looked for beyond their own."""
-_LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
 
 class Picks:
@@ -55,18 +55,18 @@ class Picks:
 
 def _labels(base: str, args: Any) -> Tensor | None:
     """Return which class of each row an op takes, None where it takes no such thing."""
-    if base in _LIKELIHOODS:
+    if base in LIKELIHOODS:
         return args[1]
     if base == "gather" and args[1] in (-1, args[0].dim() - 1) and args[2].shape[-1:] == (1,):
         return args[2]
     return None
 
 
-def misaligned_rows(step: Step, picks: Picks, micro: int = 0) -> tuple[ObjectiveRow, ...]:
-    """Return the picks of a micro-batch whose every label is the last token that its row reads, or
-    one further away than the next.
+def misaligned_rows(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
+    """Return the picks of the first micro-batch whose every label is the last token that its row
+    reads, or one further away than the next.
 
-    None where any pick is of the next token: further heads may be asked for later ones. Undone
+    () where any pick is of the next token: further heads may be asked for later ones. Undone
     bitwise; runs the micro-batch four times where labels stand in an odd place, and not at all
     elsewhere. Synchronises the device.
     """
@@ -80,10 +80,10 @@ def misaligned_rows(step: Step, picks: Picks, micro: int = 0) -> tuple[Objective
         return ()
     rows: list[ObjectiveRow] = []
     for pick, (table, shift) in placed.items():
-        ahead = _reads_ahead(step, micro, table, pick, picks.tokens[table])
+        ahead = _reads_ahead(step, table, pick, picks.tokens[table])
         if ahead is None or shift - ahead == 1:
             return ()
-        op = record(step, micro).whole_trace().ops[pick]
+        op = first_ops(step)[pick]
         given = "own_token" if shift - ahead < 1 else "later_token"
         width = op.inputs[0].shape[-1] if op.inputs else 0
         line = line_text(op.line)
@@ -110,15 +110,15 @@ def _stand(labels: Tensor, tokens: Tensor, shift: int, length: int) -> bool:
     return int(known.sum()) >= LEAST_LABELS and bool((read == meant)[known].all())
 
 
-def _reads_ahead(step: Step, micro: int, table: int, pick: int, tokens: Tensor) -> int | None:
+def _reads_ahead(step: Step, table: int, pick: int, tokens: Tensor) -> int | None:
     """Return how many places after its own is the last token that a row reads, None where rows
     read what comes after any.
     """
     half = tokens.shape[1] // 2
-    plain = _rows(step, micro, _Moved(table, pick, None), len(tokens))
+    plain = _rows(step, _Moved(table, pick, None), len(tokens))
     found = []
     for place in (half, half + 1):
-        moved = _rows(step, micro, _Moved(table, pick, place), len(tokens))
+        moved = _rows(step, _Moved(table, pick, place), len(tokens))
         if plain is None or moved is None or plain.shape != moved.shape:
             return None
         changed = (plain != moved).flatten(2).any(-1).any(0).nonzero()
@@ -128,10 +128,10 @@ def _reads_ahead(step: Step, micro: int, table: int, pick: int, tokens: Tensor) 
     return found[0] if found[0] == found[1] else None
 
 
-def _rows(step: Step, micro: int, mode: _Moved, num_texts: int) -> Tensor | None:
+def _rows(step: Step, mode: _Moved, num_texts: int) -> Tensor | None:
     """Return what a pick reads, [texts, rows, classes]."""
     with step.isolated(), mode:
-        step.run(micro)
+        step.run(0)
     read = mode.read
     if read is None or read.dim() < 2:
         return None
@@ -151,7 +151,7 @@ class _Moved(SecondRun):
     def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         if index == self._pick:
             self.read = args[0].detach().clone()
-            self.has_classes_second = op_name(str(func)) in _LIKELIHOODS and args[0].dim() > 2
+            self.has_classes_second = op_name(str(func)) in LIKELIHOODS and args[0].dim() > 2
         result = func(*args, **kwargs)
         if index == self._table and self._place is not None:
             result[:, self._place :] += 1.0 + result.detach().abs().amax()

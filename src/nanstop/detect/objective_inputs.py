@@ -7,6 +7,7 @@ again, undone, with other weights. How a softmax was spelled, and where, plays n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from nanstop.detect.label_alignment import LIKELIHOODS
 from nanstop.detect.standstill import moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
 from nanstop.records import ObjectiveRow, RatioRow, op_kind, op_name
 from nanstop.tracing.op_patches import Look, SecondRun
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import look_again, record
+from nanstop.tracing.record_step import first_loss, first_ops, look_again, record
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
@@ -38,7 +40,6 @@ LARGE_RATIO = 1e6
 FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
 _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
-_LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 _ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 _BINARY = "binary_cross_entropy_with_logits"
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "linear"})
@@ -112,7 +113,7 @@ def _reader(base: str) -> Callable[[Any], Given | None] | None:
         return lambda args: _normalised(args[0], _dim(args[1]))
     if base == "exp":  # of probabilities: a softmax of them that is spelled out
         return lambda args: _exponents(args[0])
-    if base in _LIKELIHOODS:
+    if base in LIKELIHOODS:
         return lambda args: _likelihood(args[0], 1 if args[0].dim() > 1 else 0)
     if base in _ALIGNMENTS:
         return lambda args: _likelihood(args[0], -1)
@@ -182,7 +183,7 @@ def _row(trace: Trace, op: Op, given: Given) -> ObjectiveRow | None:
         return None
     place = op if maker is None or given in ("one_class", "scores") else maker
     line = line_text(place.line)
-    classes = 1 if _base(op) in _LIKELIHOODS and len(value.shape) > 1 else -1
+    classes = 1 if _base(op) in LIKELIHOODS and len(value.shape) > 1 else -1
     return ObjectiveRow(
         op=op.name, module=place.module, given=given, width=value.shape[classes], line=line
     )
@@ -200,7 +201,7 @@ def _maker(trace: Trace, value: Value) -> Op | None:
         base = _base(op)
         if base not in _PASSES or not op.inputs or _divides_by_its_sum(op):
             return op
-        value = max(op.inputs, key=lambda one: _size(one.shape))
+        value = max(op.inputs, key=lambda one: math.prod(one.shape))
 
 
 def _divides_by_its_sum(op: Op) -> bool:
@@ -209,13 +210,6 @@ def _divides_by_its_sum(op: Op) -> bool:
 
 def _base(op: Op) -> str:
     return op_kind(op.name)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 class Ratios:
@@ -263,17 +257,17 @@ def _place(tensor: Tensor) -> tuple[int, torch.Size]:
     return tensor.data_ptr(), tensor.shape
 
 
-def ratio_rows(step: Step, ratios: Ratios, micro: int = 0) -> tuple[RatioRow, ...]:
+def ratio_rows(step: Step, ratios: Ratios) -> tuple[RatioRow, ...]:
     """Return the ratios of single tokens that are beyond reason and that the loss is made of: a
-    mask may leave them out. Undone bitwise; runs the micro-batch a few times where there is one.
+    mask may leave them out. Undone bitwise; runs the first micro-batch again where there is one.
     """
     large = [index for index, value in ratios.largest.items() if value >= LARGE_RATIO]
-    plain = _loss(step, micro, _Doubled(-1)) if large else 0.0
-    used = [n for n in large[:MOST_TRIED] if _loss(step, micro, _Doubled(n)) != plain]
+    plain = first_loss(step, _Doubled(-1)) if large else 0.0
+    used = [n for n in large[:MOST_TRIED] if first_loss(step, _Doubled(n)) != plain]
     found = {index: ratios.largest[index] for index in used}
     if not found:
         return ()
-    ops = record(step, micro).whole_trace().ops
+    ops = first_ops(step)
     return tuple(
         RatioRow(
             op=ops[index].name,
@@ -297,8 +291,3 @@ class _Doubled(SecondRun):
         if index != self._index:
             return result
         return torch.where(result >= LARGE_RATIO, 2.0 * result, result)
-
-
-def _loss(step: Step, micro: int, mode: SecondRun) -> float:
-    with step.isolated(), mode:
-        return float(step.run(micro).detach())

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import DEAD
+from nanstop.numerics.optimizer_state import innermost
 from nanstop.records import RateFacts
 from nanstop.replay.rng import rng_kept
 
@@ -134,7 +135,7 @@ def schedules_of(optimizer: Optimizer) -> list[LRScheduler]:
         for one in gc.get_objects()
         # Not isinstance, which asks proxies of what is gone by now.
         if issubclass(type(one), LRScheduler)
-        and _plain(getattr(one, "optimizer", None)) is optimizer
+        and innermost(getattr(one, "optimizer", None)) is optimizer
     ]
     parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
     return [one for one in found if id(one) not in parts]
@@ -186,9 +187,3 @@ def _may_rise(optimizer: Optimizer, used: _Used) -> bool:
     """Return whether some schedule multiplies a rate far above those that were used."""
     initial = [float(g["initial_lr"]) for g in optimizer.param_groups if "initial_lr" in g]
     return max(initial, default=0.0) > 2 * used.highest
-
-
-def _plain(optimizer: Any) -> Any:
-    while optimizer is not None and "optimizer" in vars(optimizer):  # accelerate's wrapper
-        optimizer = vars(optimizer)["optimizer"]
-    return optimizer

@@ -18,7 +18,7 @@ from torch import Tensor
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.records import LostSumRow, op_name
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import record
+from nanstop.tracing.record_step import first_ops
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
@@ -91,14 +91,14 @@ class RunningSums:
         return found
 
 
-def lost_sum_rows(step: Step, sums: RunningSums, micro: int = 0) -> tuple[LostSumRow, ...]:
-    """Return the sums that have lost much of what was added. Undone bitwise; runs the micro-batch
-    once more where there is one.
+def lost_sum_rows(step: Step, sums: RunningSums) -> tuple[LostSumRow, ...]:
+    """Return the sums that have lost much of what was added. Undone bitwise; runs the first
+    micro-batch once more where there is one.
     """
     lost = sums.lost()
     if not lost:
         return ()
-    ops = record(step, micro).whole_trace().ops
+    ops = first_ops(step)
     return tuple(
         LostSumRow(
             op=ops[index].name,

@@ -61,16 +61,14 @@ def read_window(
     )
 
 
-def total_norm(
-    parameters: Iterable[Tensor], norm_type: float = 2.0, foreach: bool | None = None
-) -> Tensor:
+def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     """Return the norm that ``torch.nn.utils.clip_grad_norm_`` would compute, bitwise, and change
     nothing.
 
     Of sparse gradients it is that of their values.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return norm_of_gradients(gradients, norm_type, foreach)
+    return norm_of_gradients(gradients, norm_type)
 
 
 def norm_of_gradients(

@@ -25,22 +25,22 @@ def keeps_casts(view: ModelView) -> bool:
     return kept and torch.is_autocast_enabled(view.device_type)
 
 
-def stale_losses(step: Step, micro: int = 0) -> tuple[float, float] | None:
-    """Return the loss of a micro-batch as it is and with its weights cast anew; None where both
-    are the same.
+def stale_losses(step: Step) -> tuple[float, float] | None:
+    """Return the loss of the first micro-batch as it is and with its weights cast anew;
+    None where both are the same.
 
     Undone bitwise: what autocast keeps is neither used nor dropped by the second. Synchronises.
     """
-    first, again = _loss(step, micro), _loss(step, micro)
+    first, again = _loss(step), _loss(step)
     with _cast_anew():
-        anew = _loss(step, micro)
+        anew = _loss(step)
     # What a kernel does differently from one run to the next is no difference of weights.
     return (first, anew) if abs(anew - first) > 4 * abs(again - first) else None
 
 
-def _loss(step: Step, micro: int) -> float:
+def _loss(step: Step) -> float:
     with step.isolated():
-        return float(step.run(micro).detach())
+        return float(step.run(0).detach())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from nanstop.diagnose.evidence.stacks import stacks
 from nanstop.faults.parts import WIDTH, GatedMlp, Model, RootMeanSquareNorm, diagonal, ones, trained
 from nanstop.faults.specimen import Batch, Entry, Specimen, pair, run_plain
+from nanstop.numerics.tensors import format_name
 from nanstop.records import Environment, ParamGroup, RunFacts
 
 HALF = (torch.float16, torch.bfloat16)
@@ -149,7 +150,7 @@ def on_h20(cublas: str) -> Specimen:
 
 def stands_on_known_stack(specimen: Specimen) -> bool:
     """Return whether the machine and the formats of the weights are those of a published defect."""
-    dtypes = {str(p.dtype).removeprefix("torch.") for p in specimen.model.parameters()}
+    dtypes = {format_name(p.dtype) for p in specimen.model.parameters()}
     groups = tuple(
         ParamGroup(dtype=each, trainable=True, num_tensors=1, num_elements=1) for each in dtypes
     )

@@ -8,7 +8,7 @@ that it is the cause. All are undone; all may synchronise the device.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -35,7 +35,6 @@ def localize(
     *,
     update: bool = False,
     phase: Phase = "forward",
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Localization | None:
     """Return where the failure of a micro-batch was born, or None if it ran clean.
 
@@ -43,7 +42,7 @@ def localize(
     called when it is no training step ("evaluate", "generate"). An overflow that turned finite
     again is reported even where nothing failed.
     """
-    began = clock()
+    began = time.perf_counter()
     scene = _Scene(step, micro, update, phase)
     first = scene.recorded()
     origin = _explained(scene, first, {})
@@ -62,7 +61,7 @@ def localize(
         found,
         confidence=_confidence(found, tested=tested),
         num_ops=len(first.trace.ops),
-        seconds=clock() - began,
+        seconds=time.perf_counter() - began,
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from nanstop.records import CancelledRow, op_name
 from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import record
+from nanstop.tracing.record_step import first_loss, first_ops
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
@@ -63,29 +63,26 @@ class Cancellations:
         return done
 
 
-def cancelled_rows(step: Step, found: list[int], micro: int = 0) -> tuple[CancelledRow, ...]:
-    """Return those of some differences of a micro-batch whose roundings decide its loss.
+def cancelled_rows(step: Step, found: list[int]) -> tuple[CancelledRow, ...]:
+    """Return the first of some differences whose roundings decide the loss of the first
+    micro-batch, () where none does.
 
-    Undone bitwise. Runs the micro-batch twice for each of the first ``MOST_TRIED``.
+    Undone bitwise. Runs the micro-batch three times for each of the first ``MOST_TRIED``.
     """
-    rows: list[CancelledRow] = []
-    for index in found[:MOST_TRIED] if found else ():
-        losses = [_loss(step, micro, _Rounded(index, up=up)) for up in (None, True, False)]
-        plain, *others = losses
+    for index in found[:MOST_TRIED]:
+        plain, *others = (first_loss(step, _Rounded(index, up=up)) for up in (None, True, False))
         change = min(abs(other - plain) for other in others)
         if abs(plain) >= LEAST_LOSS and change >= LEAST_CHANGE * abs(plain):
-            op = record(step, micro).whole_trace().ops[index]
-            rows.append(
-                CancelledRow(
-                    module=op.module,
-                    op=op.name,
-                    loss=plain,
-                    change=change / abs(plain),
-                    line=line_text(op.line),
-                )
+            op = first_ops(step)[index]
+            row = CancelledRow(
+                module=op.module,
+                op=op.name,
+                loss=plain,
+                change=change / abs(plain),
+                line=line_text(op.line),
             )
-            break  # what comes after it is made of it
-    return tuple(rows)
+            return (row,)  # what comes after it is made of it
+    return ()
 
 
 class _Rounded(SecondRun):
@@ -106,11 +103,6 @@ class _Rounded(SecondRun):
             first.detach().mul_(rounding)
             return func(*args, **kwargs)
         return func(first * rounding, *args[1:], **kwargs)
-
-
-def _loss(step: Step, micro: int, mode: SecondRun) -> float:
-    with step.isolated(), mode:
-        return float(step.run(micro).detach())
 
 
 def _is_float32(operand: Any) -> bool:

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from nanstop.measure.gradient_balance import Backward, Samples
 from nanstop.measure.hook_stations import HookStations
 from nanstop.measure.loss_graph import LossMark, loss_factor
-from nanstop.numerics.tensors import is_measurable
+from nanstop.numerics.tensors import is_measurable, spread
+from nanstop.numerics.trained import held_by
 from nanstop.records import GradientAccount, SourceLine
 from nanstop.tracing.places import source_line
 
@@ -153,9 +154,7 @@ class Followed:
         return _joined([(known or {}).get(id(p), _sampled_gradient(p)) for p in self.chosen()])
 
     def parameters(self) -> list[Tensor]:
-        optimizer = self._optimizer()
-        groups = optimizer.param_groups if optimizer is not None else ()
-        return [p for group in groups for p in group["params"]]
+        return held_by(self._optimizer())
 
     def first_gradient(self) -> Tensor:
         """Return a copy of the sampled gradient of one parameter."""
@@ -268,10 +267,9 @@ def _sampled_gradient(parameter: Tensor) -> Tensor:
 def _spread(tensor: Tensor, *, zero: bool = False) -> Tensor:
     """Return evenly spread elements of a tensor, as a view where it is contiguous."""
     flat = tensor.detach()
-    flat = (torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat).reshape(-1)
-    # An odd distance: an even one may meet the same column of every row.
-    each = 1 if flat.numel() <= MOST_ELEMENTS else -(-flat.numel() // MOST_ELEMENTS) | 1
-    return torch.zeros_like(flat[::each]) if zero else flat[::each]
+    flat = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat
+    found = spread(flat, MOST_ELEMENTS)
+    return torch.zeros_like(found) if zero else found
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 from weakref import ref
 
 from torch import Tensor
+
+from nanstop.numerics.graph import leaves_of, nodes_behind
 
 _MOST_NODES = 4096
 """Nodes of a graph that are looked at for the tensors that it ends in."""
@@ -80,15 +83,5 @@ def leaves(losses: Sequence[Tensor]) -> list[Tensor] | None:
     """Return the tensors that a backward of ``losses`` gives gradients to, None where their graph
     is too large to look at.
     """
-    waiting: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
-    seen: set[Any] = set(waiting)
-    found: list[Tensor] = []
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop()
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        new = {following for following, _ in node.next_functions if following} - seen
-        seen |= new
-        waiting += new
-    return found if len(seen) < _MOST_NODES else None
+    nodes = list(islice(nodes_behind(losses), _MOST_NODES))
+    return list(leaves_of(nodes)) if len(nodes) < _MOST_NODES else None

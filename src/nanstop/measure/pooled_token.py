@@ -14,21 +14,21 @@ from nanstop.records import op_name
 from nanstop.replay.step import Step
 from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import look_again, record
+from nanstop.tracing.record_step import first_loss, first_ops, look_again
 
 
-def num_rows_pooled_at_padding(step: Step, micro: int = 0) -> int:
-    """Return how many rows of a micro-batch are read at a token whose ``attention_mask`` is 0.
-    Undone bitwise.
+def num_rows_pooled_at_padding(step: Step) -> int:
+    """Return how many rows of the first micro-batch are read at a token whose ``attention_mask`` is
+    0. Undone bitwise.
 
     Reading is indexing [rows, tokens, ...] with one token for each row.
     Synchronises the device at such ops.
     """
-    mask = step.batches[micro].get("attention_mask")
+    mask = step.batches[0].get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return 0
     look = _Pooling(mask)
-    _, error = look_again(step, micro, look)
+    _, error = look_again(step, 0, look)
     if error is not None:
         raise error
     return look.num_bad
@@ -90,17 +90,13 @@ class Pooling:
         return next(alike, None)
 
 
-def pooled_rows(step: Step, look: Pooling, micro: int = 0) -> dict[str, Any]:
-    """Return fields of a probe: how many rows of a micro-batch are read at padding, where the loss
-    changes with what is read there. Undone bitwise; runs it again where rows are.
+def pooled_rows(step: Step, look: Pooling) -> dict[str, Any]:
+    """Return fields of a probe: how many rows of the first micro-batch are read at padding, where
+    the loss changes with what is read there. Undone bitwise; runs it again where rows are.
     """
     for index, num in look.found.items():
-        losses = []
-        for is_moved in (False, True):
-            with step.isolated(), _Moved(index if is_moved else -1):
-                losses.append(float(step.run(micro).detach()))
-        if losses[0] != losses[1]:
-            op = record(step, micro).whole_trace().ops[index]
+        if first_loss(step, _Moved(-1)) != first_loss(step, _Moved(index)):
+            op = first_ops(step)[index]
             return {"num_rows_pooled_at_padding": num, "pooled_at": line_text(op.line)}
     return {}
 

@@ -36,27 +36,22 @@ losses, gradients and the update are of all of them.
 """
 
 
-def probe(
-    step: Step,
-    *,
-    max_micros: int = MAX_MICROS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Probe:
+def probe(step: Step) -> Probe:
     """Return ranges, gradients, updates and the distance to float32 of one window, at the run's own
     loss scale.
 
     ``step``: a window of the user's real objective with its update still to come, as
     ``hosts.trainer.first_window.first_step`` hands to its job, as a raw loop's watch hands to
-    ``gauge``, or any step of a run. It is run three times whole and its first ``max_micros``
+    ``gauge``, or any step of a run. It is run three times whole and its first ``MAX_MICROS``
     micro-batches four times more, under the recorder and in float32 (room for a float32 copy of
     every half parameter), with dropout off, and what else is drawn the same in float32, so that
     formats can be compared. Everything is undone bitwise. Synchronises the device. What cannot be
     measured (out of memory, an optimizer that raises) is in ``problems``; raises nothing but
     ``KeyboardInterrupt`` and the like.
     """
-    began = clock()
+    began = time.perf_counter()
     stage = _Stages()
-    micros = range(min(max_micros, len(step.batches)))
+    micros = range(min(MAX_MICROS, len(step.batches)))
     found: dict[str, Any] = {}
     path = Path()
     along = nullcontext if step.facts.compiled else path.recorded
@@ -72,7 +67,7 @@ def probe(
                 lambda: drift_rows(step, under=lambda: reference(step.view), micros=micros),
             )
             probed = replace(probed, drift=rows or ())
-    return replace(probed, problems=tuple(stage.problems), seconds=clock() - began)
+    return replace(probed, problems=tuple(stage.problems), seconds=time.perf_counter() - began)
 
 
 def _as_it_is(step: Step, stage: _Stages, micros: range) -> dict[str, Any]:

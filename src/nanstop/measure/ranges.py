@@ -95,16 +95,12 @@ def probe_ranges(
     return ranges.rows()
 
 
-def op_formats(
-    step: Step, *, under: Under = nullcontext, micros: Iterable[int] | None = None
-) -> Formats:
-    """Return the format of what every op of a window emits as the run is, or under a plan.
-    Undone bitwise.
-    """
+def op_formats(step: Step, *, micros: Iterable[int] | None = None) -> Formats:
+    """Return the format of what every op of a window emits as the run is. Undone bitwise."""
     exact: dict[tuple[int, Phase, str, str, int], str] = {}
     usual: dict[tuple[Phase, str], str] = {}
     for micro in _chosen(step, micros):
-        trace = record(step, micro, under=under).whole_trace()
+        trace = record(step, micro).whole_trace()
         emitted = _emitted(trace)
         for key, op in keyed(trace, micro):
             if op.index in emitted:

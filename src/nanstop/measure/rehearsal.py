@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.measure.updates import second_moments, trained_by
-from nanstop.numerics.tensors import HALF
+from nanstop.numerics.tensors import HALF, odd_stride
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import StateRow
 from nanstop.replay.conditions import unheard
@@ -182,9 +182,9 @@ class _Copy:
         picked = tensor.detach()
         if parameter.dim():
             row = parameter[0].numel()
-            picked = picked[:: _stride(parameter.shape[0], max(1, MOST_ELEMENTS // row))]
+            picked = picked[:: odd_stride(parameter.shape[0], max(1, MOST_ELEMENTS // row))]
             if parameter.dim() > 1 and row > MOST_ELEMENTS:
-                picked = picked[..., :: _stride(row, MOST_ELEMENTS)]
+                picked = picked[..., :: odd_stride(row, MOST_ELEMENTS)]
         wide = self._wide and tensor.dtype in HALF
         return picked.to(torch.float32 if wide else tensor.dtype, copy=True).contiguous()
 
@@ -229,11 +229,6 @@ class _Copy:
                     vars(self._optimizer)[name] = value
             elif name not in self._inherited:
                 vars(self._optimizer)[name] = _copied(value)
-
-
-def _stride(total: int, most: int) -> int:
-    # An odd distance: an even one may meet the same column of every row.
-    return 1 if total <= most else -(-total // most) | 1
 
 
 def _copied(value: Any) -> Any:

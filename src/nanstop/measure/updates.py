@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.errors import NanstopError
-from nanstop.numerics.tensors import format_name, has_bad, is_measurable, nonfinite
+from nanstop.numerics.tensors import (
+    format_name,
+    has_bad,
+    is_measurable,
+    nonfinite,
+    odd_stride,
+)
+from nanstop.numerics.trained import held_by
 from nanstop.records import StateRow, UpdateRow
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
@@ -69,10 +76,9 @@ def trained_by(optimizer: Optimizer, root: nn.Module) -> dict[str, Tensor]:
     those that are not the model's by their place.
     """
     names = {id(p): name for name, p in root.named_parameters()}
-    every = (p for group in optimizer.param_groups for p in group["params"])
     return {
         names.get(id(p), f"#{place}"): p
-        for place, p in enumerate(every)
+        for place, p in enumerate(held_by(optimizer))
         if p.grad is not None and is_measurable(p) and not p.grad.is_sparse
     }
 
@@ -97,8 +103,7 @@ def before_update(
     ``most``: how many elements to look at in all, evenly spread; every one by default.
     """
     total = sum(parameter.numel() for parameter in parameters.values())
-    # An odd distance: an even one may meet the same column of every row.
-    each = 1 if most is None or total <= most else -(-total // most) | 1
+    each = odd_stride(total, most or total)
     return {
         name: Before(_spread(p.detach(), each).clone(), _spread(p.grad, each) != 0, each)
         for name, p in parameters.items()

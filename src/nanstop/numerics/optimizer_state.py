@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.numerics.tensors import floats, has_bad, is_inexact
+from nanstop.numerics.tensors import floats, has_bad, is_inexact, spread
 from nanstop.records import StateFault
 
 _LIKE_PARAMETER = frozenset(
@@ -76,13 +76,9 @@ def _fits(gradients: list[Tensor], moments: list[Tensor]) -> Tensor:
 
 
 def _log(values: Tensor) -> Tensor:
-    flat = values.detach().reshape(-1).float()
-    # An odd distance: an even one may meet the same column of every row.
-    flat = flat[:: max(1, flat.numel() // MOST_FITTED) | 1]
-    smallest = (
-        flat[flat > 0].amin() if bool((flat > 0).any()) else torch.ones((), device=flat.device)
-    )
-    return flat.clamp(min=float(smallest)).log()
+    flat = spread(values, MOST_FITTED).float()
+    above = flat[flat > 0]
+    return flat.clamp(min=float(above.amin()) if above.numel() else 1.0).log()
 
 
 @torch.no_grad()
@@ -155,8 +151,8 @@ def _vanished(name: str, key: str, value: Tensor, entries: Mapping[str, Any]) ->
     return [StateFault(name=name, kind="vanished", num_bad=num_lost)] if lost else []
 
 
-def innermost(optimizer: Optimizer) -> Optimizer:
+def innermost(optimizer: Any) -> Any:
     """Return the torch optimizer itself, below accelerate's wrapper."""
-    while "optimizer" in vars(optimizer):
+    while "optimizer" in getattr(optimizer, "__dict__", ()):
         optimizer = vars(optimizer)["optimizer"]
     return optimizer

@@ -176,6 +176,19 @@ def floats(tensor: Tensor) -> Iterator[Tensor]:
             yield part.float() if part.dtype.itemsize == 1 else part
 
 
+def odd_stride(total: int, most: int) -> int:
+    """Return the distance of evenly spread elements, ``most`` of them at most: an even one may meet
+    the same column of every row.
+    """
+    return 1 if total <= most else -(-total // most) | 1
+
+
+def spread(tensor: Tensor, most: int) -> Tensor:
+    """Return evenly spread elements [up to ``most``], a view where the tensor is contiguous."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: odd_stride(flat.numel(), most)]
+
+
 def as_numbers(values: Sequence[Any]) -> list[float]:
     """Return numbers and 0-dim tensors as floats. Each device that has some is synchronised once,
     and by nothing that a dispatch mode hears of.
@@ -265,8 +278,12 @@ def _ranged(values: Tensor, known: dict, name: str | None, *, located: bool) -> 
 
 
 def _first_index(mask: Tensor) -> tuple[int, ...]:
-    flat = int(mask.flatten().to(torch.uint8).argmax())
-    return tuple(int(axis) for axis in torch.unravel_index(torch.tensor(flat), mask.shape))
+    return place_of(int(mask.flatten().to(torch.uint8).argmax()), mask.shape)
+
+
+def place_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the index, along each axis of a shape, of the element of this number."""
+    return tuple(int(axis) for axis in torch.unravel_index(torch.tensor(flat), tuple(shape)))
 
 
 @torch.no_grad()

@@ -1,15 +1,25 @@
-"""Which parameters an optimizer trains."""
+"""Which parameters an optimizer holds, and which of them it trains."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+def held_by(optimizer: Any) -> list[Tensor]:
+    """Return the parameters of an optimizer, or of what has groups as one; none of None."""
+    return list(chain.from_iterable(_groups(optimizer)))
+
+
+def _groups(optimizer: Any) -> list[list[Tensor]]:
+    return [group["params"] for group in optimizer.param_groups] if optimizer is not None else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +34,12 @@ class Trained:
 
     @classmethod
     def by(cls, optimizer: Optimizer | None) -> Trained:
-        held = (
-            [group["params"] for group in optimizer.param_groups] if optimizer is not None else []
-        )
+        held = _groups(optimizer)
         return cls(tuple(map(tuple, held)), tuple(tuple(map(_REQUIRES_GRAD, one)) for one in held))
 
     def is_by(self, optimizer: Optimizer | None) -> bool:
         """Return whether an optimizer trains the same ones."""
-        held = (
-            [group["params"] for group in optimizer.param_groups] if optimizer is not None else []
-        )
+        held = _groups(optimizer)
         if [len(one) for one in held] != [len(one) for one in self.groups]:
             return False
         return all(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import floats, format_name, is_measurable, measure
+from nanstop.numerics.tensors import floats, format_name, is_measurable, measure, spread
 from nanstop.records import ParamGroup, StepLength, StepPerRate, TensorStats
 
 HUGE = 2.0**20
@@ -89,7 +89,7 @@ def _typical(parameters: Iterable[Tensor]) -> float | None:
     """Return the median over all elements of their tensor's root mean square."""
     held = [p for p in parameters if p.dim() > 1 and p.is_floating_point() and is_measurable(p)]
     held = held[:: -(-len(held) // _MOST_TENSORS)] if held else []
-    sizes = [_spread(p).float().square().mean().sqrt().cpu() for p in held]
+    sizes = [spread(p, _MOST_ELEMENTS).float().square().mean().sqrt().cpu() for p in held]
     rows = [
         (size, parameter.numel())
         for size, parameter in zip(torch.stack(sizes).tolist() if sizes else (), held, strict=True)
@@ -101,8 +101,3 @@ def _typical(parameters: Iterable[Tensor]) -> float | None:
         if left <= 0:
             return size
     return None
-
-
-def _spread(weight: Tensor) -> Tensor:
-    flat = weight.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // _MOST_ELEMENTS) | 1]

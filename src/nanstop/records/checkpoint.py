@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from nanstop.records.facts import TokenRows
@@ -48,10 +49,7 @@ class TensorScan:
     @property
     def num_elements(self) -> int:
         """The product of the shape: 1 for a scalar."""
-        count = 1
-        for size in self.stats.shape:
-            count *= size
-        return count
+        return math.prod(self.stats.shape)
 
 
 @record

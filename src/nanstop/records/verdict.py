@@ -230,11 +230,11 @@ class Action:
 
 @record
 class AuditEntry:
-    """What was done about a failure. ``outcome``: "done", "failed:
-    " and why, "" where there was nothing to do.
+    """What was done about a failure.
 
-    ``before`` and ``after``: the loss of the failing micro-batch, or else the norm of the
-    gradients, as far as known.
+    ``outcome``: "done", "failed: " and why, "" where there was nothing to do. ``before`` and
+    ``after``: the loss of the failing micro-batch, or else the norm of the gradients, as far as
+    known.
     """
 
     at: StepId

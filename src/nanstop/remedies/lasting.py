@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from nanstop.numerics.optimizer_state import innermost
+from nanstop.numerics.trained import held_by
 from nanstop.records import Atom
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forward import wrapper_of
@@ -82,7 +83,7 @@ class _BetweenSteps:
 
 
 def _held_by(optimizer: Optimizer) -> list[Held]:
-    return holders(p for group in optimizer.param_groups for p in group["params"])
+    return holders(held_by(optimizer))
 
 
 def _is_needed_as_it_is(root: nn.Module) -> bool:

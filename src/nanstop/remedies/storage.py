@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.numerics.tensors import HALF
+from nanstop.numerics.trained import held_by
 from nanstop.replay.held import holder, round_into
 from nanstop.replay.step import ModelView
 from nanstop.replay.undo import exchanged
@@ -68,16 +69,15 @@ def state_saved_as(
     """
 
     def saved(_: Optimizer, found: dict[str, Any]) -> None:
-        every = [p for group in optimizer.param_groups for p in group["params"]]
         packed = [place for group in found["param_groups"] for place in group["params"]]
         given = found["state"]
-        made = {n: plain(p, given.get(n, {})) for n, p in zip(packed, every, strict=True)}
+        pairs = zip(packed, held_by(optimizer), strict=True)
+        made = {name: plain(p, given.get(name, {})) for name, p in pairs}
         found["state"] = given | {n: entries for n, entries in made.items() if entries}
 
     def copied() -> dict[str, Any]:
         found = dict(before())
-        every = [p for group in optimizer.param_groups for p in group["params"]]
-        made = {p: plain(p, found["state"].get(p, {})) for p in every}
+        made = {p: plain(p, found["state"].get(p, {})) for p in held_by(optimizer)}
         filled = {p: entries for p, entries in made.items() if entries}
         return {**found, "state": defaultdict(dict, found["state"] | filled)}
 

@@ -22,6 +22,7 @@ from torch.optim.adamw import adamw
 from nanstop.errors import NanstopError
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.numerics.tensors import HALF
+from nanstop.numerics.trained import held_by
 from nanstop.records import Atom
 from nanstop.remedies.storage import plain_format, state_saved_as, state_swapped
 from nanstop.replay.held import swapped
@@ -67,7 +68,7 @@ def clip(view: ModelView, atom: Atom) -> Iterator[None]:
     limit, optimizer = _number(atom), _optimizer(view, atom)
 
     def clipped(*_: Any) -> None:
-        with_gradients = [p for p in _parameters(optimizer) if p.grad is not None]
+        with_gradients = [p for p in held_by(optimizer) if p.grad is not None]
         torch.nn.utils.clip_grad_norm_(with_gradients, limit * _pending_scale(optimizer))
 
     with optimizer.register_step_pre_hook(clipped):
@@ -97,7 +98,7 @@ def optimizer_eps(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
 def fp32_optimizer_state(view: ModelView, atom: Atom) -> Iterator[None]:
     """Moments in float32, and the step computed in float32; parameters stay stored as they are."""
     optimizer = _optimizer(view, atom)
-    halves = [p for p in _parameters(optimizer) if p.dtype in HALF]
+    halves = [p for p in held_by(optimizer) if p.dtype in HALF]
     with (
         state_swapped(optimizer, halves, torch.float32),
         _around_step(optimizer, lambda: swapped(halves, torch.float32)),
@@ -141,7 +142,7 @@ class _Replacement:
         """
         if not _found_inf(self.host):
             self._update()
-        with without_gradients(_parameters(self.host)):
+        with without_gradients(held_by(self.host)):
             yield
 
     @torch.no_grad()
@@ -260,10 +261,6 @@ def _optimizer(view: ModelView, atom: Atom) -> Optimizer:
     if optimizer is None:
         raise NanstopError(f"{atom}: this run has no optimizer yet")
     return innermost(optimizer)
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _pending_scale(optimizer: Optimizer) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nanstop.numerics.graph import leaves_of, nodes_behind
 from nanstop.numerics.tensors import is_in_place, tensors
 from nanstop.replay.untouched import TensorMemory, address, versions_kept
 
@@ -59,7 +60,7 @@ class Borrowed(TorchFunctionMode):
         self._undo.close()
 
     def _hold_gradients(self, losses: Iterable[Tensor]) -> None:
-        for leaf in _leaves_of(losses):
+        for leaf in leaves_of(nodes_behind(losses)):
             if id(leaf) not in self._leaves:
                 self._leaves.add(id(leaf))
                 self._undo.callback(setattr, leaf, "grad", leaf.grad)
@@ -84,17 +85,3 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
             if not tensor.requires_grad and tensor.nbytes <= _MAX_OPAQUE_BYTES:
                 yield tensor
     yield from tensors(kwargs.get("out"))
-
-
-def _leaves_of(losses: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors that a backward from ``losses`` may give a gradient."""
-    waiting, seen = [loss.grad_fn for loss in losses], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            yield variable
-        waiting += [following for following, _ in node.next_functions]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.numerics.tensors import nonfinite
-from nanstop.numerics.trained import Trained
+from nanstop.numerics.trained import Trained, held_by
 from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
 
 
@@ -209,12 +209,8 @@ class Snapshot:
         """
         groups = self.trainable.optimizer.param_groups if self.trainable.optimizer else []
         trained = self._trained.ids()
-        moved = [
-            p
-            for group in groups
-            for p in group["params"]
-            if p.is_leaf and p.requires_grad != (id(p) in trained)
-        ]
+        held = held_by(self.trainable.optimizer)
+        moved = [p for p in held if p.is_leaf and p.requires_grad != (id(p) in trained)]
         added = groups[len(self._groups) :]
         del groups[len(self._groups) :]
         _flip(moved)

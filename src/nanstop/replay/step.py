@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.conditions import unheard
@@ -226,8 +227,7 @@ def parameters_of(view: ModelView) -> dict[str, Tensor]:
     """
     named: dict[str, Tensor] = dict(view.root.named_parameters())
     known = {id(parameter) for parameter in named.values()}
-    groups = view.optimizer.param_groups if view.optimizer is not None else ()
-    others = {id(p): p for group in groups for p in group["params"] if id(p) not in known}
+    others = {id(p): p for p in held_by(view.optimizer) if id(p) not in known}
     return named | {f"parameter {i}": p for i, p in enumerate(others.values())}
 
 

@@ -22,7 +22,6 @@ _OF_OPTIMIZER = {"learning_rate": "lr", "adam_epsilon": "eps"}
 _NOT_MODELS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")
 _FORMAT = ("dtype", "torch_dtype")
 _HALF = ("float16", "half")
-_FLAGS = frozenset({"fp16", "bf16"})
 
 
 def settings_of(atom: Atom, facts: RunFacts) -> Settings:

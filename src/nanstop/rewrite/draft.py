@@ -144,10 +144,7 @@ class Draft:
 
     def functional(self, name: str) -> str:
         """Return how the file can say a function of ``torch.nn.functional``."""
-        found = self.source.spelled(f"torch.nn.functional.{name}")
-        if found is None:
-            raise NotKnownError
-        return found
+        return self.torch(f"nn.functional.{name}")
 
     def torch(self, name: str) -> str:
         """Return how the file can say a function of ``torch``."""

@@ -92,27 +92,25 @@ def closed(text: str) -> str:
     return f"({text})" if loose else text
 
 
-def _renamed(draft: Draft, found: Operation, name: str) -> str:
-    """Return a call of another function of the same signature."""
-    node = found.node
+def _log_softmax(draft: Draft, found: Operation) -> str:
+    """Spelled as the softmax is: as a method, or with the same prefix where it has one."""
+    node, rest = found.node, _rest(draft, found)
     assert isinstance(node, ast.Call)
-    rest = [draft.text(one) for one in found.args[1:]]
-    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
-    operand = found.operand
     if found.is_method:
-        return f"{draft.closed(operand)}.{name}({', '.join(rest)})"
-    full = draft.source.qualified(node.func)
-    if found.made_by is None and full.rpartition(".")[0] in ("torch", "torch.nn.functional"):
-        function = f"{draft.source.segment(node.func).rpartition('.')[0]}.{name}".lstrip(".")
-        if not isinstance(node.func, ast.Attribute):
-            function = draft.functional(name)
+        return f"{draft.closed(found.operand)}.log_softmax({', '.join(rest)})"
+    prefix = draft.source.qualified(node.func).rpartition(".")[0]
+    is_prefixed = found.made_by is None and isinstance(node.func, ast.Attribute)
+    if is_prefixed and prefix in ("torch", "torch.nn.functional"):
+        function = f"{draft.source.segment(node.func).rpartition('.')[0]}.log_softmax"
     else:
-        function = draft.functional(name)
-    return f"{function}({', '.join([draft.text(operand), *rest])})"
+        function = draft.functional("log_softmax")
+    return f"{function}({', '.join((draft.text(found.operand), *rest))})"
 
 
-def _log_softmax(draft: Draft, found: Operation) -> str | None:
-    return _renamed(draft, found, "log_softmax")
+def _rest(draft: Draft, found: Operation) -> list[str]:
+    """Return all arguments but the operand, as text."""
+    rest = [draft.text(one) for one in found.args[1:]]
+    return rest + [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
 
 
 def _log_sigmoid(draft: Draft, found: Operation) -> str:
@@ -128,8 +126,7 @@ def _log_sum(draft: Draft, found: Operation) -> str | None:
     inner = log_of(draft, found.operand)
     if inner is None or set(found.keywords) - {"dim", "keepdim"}:
         return None
-    rest = [draft.text(one) for one in found.args[1:]]
-    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
+    rest = _rest(draft, found)
     if found.argument(1, "dim") is None:
         return f"{draft.torch('logsumexp')}({closed(inner)}.flatten(), 0)"
     return f"{draft.torch('logsumexp')}({', '.join((inner, *rest))})"
@@ -140,8 +137,7 @@ def _log_product(draft: Draft, found: Operation) -> str | None:
     inner = log_of(draft, found.operand)
     if set(found.keywords) - {"dim", "keepdim"}:
         return None
-    rest = [draft.text(one) for one in found.args[1:]]
-    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
+    rest = _rest(draft, found)
     known = inner if inner is not None else f"{draft.torch('log')}({draft.text(found.operand)})"
     return f"{closed(known)}.sum({', '.join(rest)})"
 
@@ -286,8 +282,7 @@ def _binary_cross_entropy(draft: Draft, found: Operation) -> str | None:
     inner = draft.operation(found.operand)
     if inner is None or inner.name != "sigmoid" or (found.made_by and found.made_by.args):
         return None
-    rest = [draft.text(one) for one in found.args[1:]]
-    rest += [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
+    rest = _rest(draft, found)
     function = draft.functional("binary_cross_entropy_with_logits")
     return f"{function}({', '.join((draft.text(inner.operand), *rest))})"
 

@@ -62,7 +62,8 @@ ENV_VARS = (
 settings that move numerics, never paths, names or tokens.
 """
 
-_CONFIGS = (".yaml", ".yml", ".json")
+CONFIGS = (".yaml", ".yml", ".json")
+"""What config files end with."""
 _OPTION = re.compile(r"--[A-Za-z][\w-]*")
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -106,7 +107,7 @@ def command() -> CommandFacts:
         installed = True  # a console script
     words = sys.argv[1:]
     values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
-    configs = (Path(one) for one in values if one.endswith(_CONFIGS))
+    configs = (Path(one) for one in values if one.endswith(CONFIGS))
     config = next((str(one.absolute()) for one in configs if one.is_file()), None)
     names = (_OPTION.match(word) for word in words)
     return CommandFacts(

@@ -14,13 +14,21 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from nanstop.numerics.tensors import by_torch_alone, format_limit, format_name, is_measurable
+from nanstop.numerics.graph import nodes_behind
+from nanstop.numerics.tensors import (
+    as_numbers,
+    by_torch_alone,
+    format_limit,
+    format_name,
+    is_measurable,
+)
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import Step
 
@@ -95,15 +103,9 @@ class ModuleRanges:
         Synchronises the device.
         """
         found: dict[ModuleEnd, float] = {}
-        by_device: dict[torch.device, list[int]] = {}
-        for index, value in enumerate(self._values):
-            by_device.setdefault(value.device, []).append(index)
-        for indices in by_device.values():
-            sizes = torch.stack([self._values[index].float() for index in indices]).tolist()
-            for index, size in zip(indices, sizes, strict=True):
-                spot = self._spots[index]
-                finite = size if math.isfinite(size) else math.inf
-                found[spot] = max(finite, found.get(spot, 0.0))
+        for spot, size in zip(self._spots, as_numbers(self._values), strict=True):
+            finite = size if math.isfinite(size) else math.inf
+            found[spot] = max(finite, found.get(spot, 0.0))
         return found
 
     def _entered(self, module: nn.Module, _args: Any) -> None:
@@ -148,9 +150,9 @@ class ModuleRanges:
         self._measured[id(tensor)] = weakref.ref(tensor)
 
 
-def module_ranges(step: Step, micro: int = 0) -> dict[str, float]:
-    """Return the largest magnitude of each module's outputs by its name, in the order in which
-    modules end.
+def module_ranges(step: Step) -> dict[str, float]:
+    """Return the largest magnitude of each module's outputs in a step's first micro-batch, by its
+    name, in the order in which modules end.
 
     Infinite where a value was not finite; the largest of all calls of a module in the forward.
     Undone bitwise. Synchronises the device once. Raises what the step raises.
@@ -159,7 +161,7 @@ def module_ranges(step: Step, micro: int = 0) -> dict[str, float]:
     with step.isolated(), eager():
         tap.attach()
         try:
-            step.run(micro)
+            step.run(0)
         finally:
             tap.detach()
     found: dict[str, float] = {}
@@ -192,14 +194,9 @@ def formats_behind(outputs: Iterable[Tensor]) -> frozenset[str]:
     No device work. What was computed without gradients, or again under reentrant checkpointing, is
     not on this way.
     """
-    open_nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    seen, formats = set(open_nodes), set[torch.dtype]()
-    while open_nodes and len(seen) <= MAX_NODES:
-        node = open_nodes.pop()
-        formats.update(one.dtype for one in getattr(node, "_input_metadata", ()) if one.dtype)
-        new = {source for source, _ in node.next_functions if source is not None} - seen
-        seen |= new
-        open_nodes += new
+    nodes = islice(nodes_behind(outputs), MAX_NODES)
+    inputs = (one for node in nodes for one in getattr(node, "_input_metadata", ()))
+    formats = {one.dtype for one in inputs if one.dtype}
     return frozenset(format_name(one) for one in formats if one.is_floating_point)
 
 

@@ -5,7 +5,7 @@ May synchronise the device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.trained import held_by
 from nanstop.records import Phase
 from nanstop.replay.conditions import Under, eager
 from nanstop.replay.step import Batch, Step, gradients_of
 from nanstop.tracing.op_patches import Look, SecondRun
-from nanstop.tracing.recorder import Recorder, Trace, Value
+from nanstop.tracing.recorder import Op, Recorder, Trace, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,13 @@ def _optimizer_state(step: Step) -> Iterator[tuple[str, Tensor]]:
     if optimizer is None:
         return
     names = {id(p): name for name, p in step.view.root.named_parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            owner = names.get(id(parameter), "?")
-            if parameter.grad is not None:
-                yield f"state gradient of {owner}", parameter.grad
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    yield f"state {key} of {owner}", value
+    for parameter in held_by(optimizer):
+        owner = names.get(id(parameter), "?")
+        if parameter.grad is not None:
+            yield f"state gradient of {owner}", parameter.grad
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                yield f"state {key} of {owner}", value
 
 
 def record(
@@ -141,6 +141,17 @@ def run_under(
     with _begun(step, nullcontext, update=update):
         loss, error = _run(step, micro, mode, update=update)
         return nonfinite(_judged(step, loss, update=update)), error
+
+
+def first_ops(step: Step) -> tuple[Op, ...]:
+    """Return the operations of a step's first micro-batch, undone. Raises what it raises."""
+    return record(step, 0).whole_trace().ops
+
+
+def first_loss(step: Step, mode: AbstractContextManager[Any]) -> float:
+    """Return the loss of a step's first micro-batch in a context, undone. Raises what it raises."""
+    with step.isolated(), mode:
+        return float(step.run(0).detach())
 
 
 @contextmanager

@@ -154,6 +154,48 @@ def test_a_healthy_loop_is_bitwise_the_same(script, name):
     assert session.finished == 0
 
 
+class Ahead(ScriptedSession):
+    """Makes each update before the script does, undone; ``made``: the weights after it."""
+
+    def before_update(self, step):
+        with step.isolated(with_update=True):
+            for micro in range(len(step.batches)):
+                step.run(micro)
+            step.update()
+            made = [p.detach().clone() for p in step.view.root.parameters()]
+            self.made[step.id.step] = made
+        super().before_update(step)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        "clip_grad_norm_(net.parameters(), 0.01)",
+        "clip_grad_norm_(net.parameters(), 0.01, norm_type=float('inf'))",
+        "clip_grad_norm_(net.head.parameters(), 0.01)",
+        "torch.nn.utils.clip_grad_value_(net.parameters(), 1e-4)",
+    ],
+)
+def test_an_update_that_is_made_anew_is_clipped_as_the_script_clips(script, clip):
+    loop = f"""
+after = []
+optimizer = torch.optim.SGD(net.parameters(), 0.5)
+for step in range(3):
+    optimizer.zero_grad()
+    ids = batch(step)
+    F.cross_entropy(net(ids).flatten(0, 1), ids.flatten()).backward()
+    {clip}
+    optimizer.step()
+    after.append([p.detach().clone() for p in net.parameters()])
+"""
+    session = Ahead()
+    session.made = {}
+    head = "from torch.nn.utils import clip_grad_norm_\n" + HEAD
+    after = script(head + loop, session)["after"]
+    for made, own in zip(session.made.values(), after, strict=True):
+        assert all(map(torch.equal, made, own))
+
+
 @pytest.mark.parametrize(
     ("bad", "phase", "line"),
     [

@@ -428,6 +428,18 @@ class TestCheckpoints:
         assert not (tmp_path / "final" / "model.safetensors").exists()
 
 
+def test_every_loss_that_a_second_training_logs_is_kept(tmp_path):
+    trainer = cases.build("trainer", tmp_path, max_steps=2)
+    session = cases.ScriptedSession("proceed")
+    watch = watch_trainer(trainer, session.open)
+    trainer.train()
+    trainer.train()
+    watch.close()
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert session.series.of("loss_logged")[2:] == logged
+    assert len(logged) == 2
+
+
 def test_weights_that_break_in_the_last_update_are_reported_at_the_end(tmp_path):
     def break_last(trainer):
         original = trainer.callback_handler.on_step_end

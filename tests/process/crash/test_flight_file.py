@@ -41,6 +41,14 @@ def test_what_is_written_is_read(tmp_path):
     assert last.operands == OPERANDS
 
 
+def test_names_that_are_no_utf8(tmp_path):
+    file = FlightFile(tmp_path / "1.flight", num_ops=4)
+    file.op("forward", "aten.mm", "", "caf\udce9.py:7 run", ())
+    file.ended("OSError", "no file caf\udce9")
+    found = read(file.path)
+    assert (found.ops[0].source, found.ended) == ("caf?.py:7 run", ("OSError", "no file caf?"))
+
+
 def test_the_ring_keeps_the_last_ones_in_order(tmp_path):
     file = FlightFile(tmp_path / "1.flight", num_ops=4)
     for index in range(11):

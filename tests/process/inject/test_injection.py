@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nanstop.commands.run.launch import launch
+from nanstop.commands.run.launch import GRACE_SECONDS, launch
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.process.children.command import resolve_command
@@ -187,6 +187,33 @@ def test_signals_reach_the_child(folder, number, code):
         parent.kill()
         parent.wait()
     assert summary()["exit"] == code
+
+
+def test_a_signal_that_comes_twice_reaches_the_child_once(folder):
+    (folder / "saves.py").write_text(
+        "import pathlib, signal, time\n"
+        "came = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: came.append(0))\n"
+        "pathlib.Path('ready').touch()\n"
+        "while not came:\n"
+        "    time.sleep(0.05)\n"
+        f"time.sleep({GRACE_SECONDS} + 1)\n"
+        "raise SystemExit(len(came))\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "nanstop", "run", "--out", "incidents", "saves.py"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for(folder / "ready")
+        for _ in range(2):
+            parent.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        assert parent.wait(timeout=30) == 1
+    finally:
+        parent.kill()
+        parent.wait()
 
 
 def _wait_for(path):

@@ -46,6 +46,7 @@ SAME = {
     "log1p exp": lambda x: torch.log1p(x.exp()),
     "softmax by hand": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
     "quotient": lambda x: torch.exp(x) / torch.exp(x - 3.0),
+    "by names": lambda x: torch.div(other=torch.exp(input=x - 3.0), input=torch.exp(input=x)),
     "product": lambda x: x.softmax(-1)[:, :2].prod(-1).log(),
     "log of a quotient": lambda x: (x.softmax(-1) / x.flip(1).softmax(-1)).log(),
     "clamped": lambda x: x.softmax(-1).clamp(min=1e-3).log(),

@@ -17,6 +17,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError, unknown
 from nanstop.process.children.command import resolve_command
+from nanstop.session.machine import CONFIGS
 from nanstop.store.files import read_text
 
 KeyPath = tuple[str, ...]
@@ -36,7 +37,6 @@ LEFT_OUT = ("push_to_hub", "run_name")
 
 MAX_CONFIG_BYTES = 4 * 2**20
 
-_CONFIG_FILES = (".yaml", ".yml", ".json")
 _MISSING: Any = object()
 _OVERRIDE = re.compile(r"^[A-Za-z_+~][\w.+/@~-]*=")
 _NUMBER = re.compile(r"^-\.?\d")
@@ -165,10 +165,10 @@ def read_pair(bad: str, good: str, script: str | None = None) -> Pair:
 def _is_config(given: str) -> bool:
     path = Path(given)
     if path.is_file():
-        return path.suffix in _CONFIG_FILES
+        return path.suffix in CONFIGS
     if len(given.split()) < 2:
         folder = path.parent if path.parent.is_dir() else Path()
-        configs = (file.name for file in folder.iterdir() if file.suffix in _CONFIG_FILES)
+        configs = (file.name for file in folder.iterdir() if file.suffix in CONFIGS)
         raise unknown("config file", given, sorted(str(folder / name) for name in configs))
     return False
 

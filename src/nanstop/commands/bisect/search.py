@@ -188,13 +188,13 @@ class _Bisect:
         """
         failing, passing = self._as_is(self.minimal), self._without(self.fix)
         self.oracle.again([failing, passing])
-        claims = {failing, passing}
+        claims = [failing, passing]
         if self.oracle.flaky():
-            claims |= {failing - {key} for key in self.minimal}
-            claims |= {passing | {key} for key in self.fix}
-            claims |= {frozenset(), self.everything}
+            claims += [failing - {key} for key in self.minimal]
+            claims += [passing | {key} for key in self.fix]
+            claims += [frozenset(), self.everything]
             self.oracle.again([keys for keys in claims if keys in self.oracle.seen])
-        return claims.isdisjoint(self.oracle.flaky())
+        return frozenset(claims).isdisjoint(self.oracle.flaky())
 
     def _ends(self) -> Status:
         """Return "found" if the bad configuration fails and the good one passes, each run again

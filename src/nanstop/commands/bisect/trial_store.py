@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from nanstop.errors import NanstopError
 from nanstop.process.children.isolate import End
@@ -123,8 +123,9 @@ class TrialStore:
         """Return a finished trial, or None for one that is not there, was interrupted or is
         damaged.
         """
-        with suppress(NanstopError):
-            self._known.setdefault(digest, load_record(self.place(digest) / RESULT, Finished))
+        if digest not in self._known:
+            with suppress(NanstopError):
+                self._known[digest] = load_record(self.place(digest) / RESULT, Finished)
         return self._known.get(digest)
 
     def begin(self, digest: str) -> Path:
@@ -218,17 +219,10 @@ def _key(report: Report) -> FailureKey | None:
 
 
 def _death(end: End, live: Path) -> Failure | None:
-    kinds: dict[str, FailureType] = {
-        "exception": "exception",
-        "exit": "exit",
-        "signal": "signal",
-        "oom": "oom",
-        "timeout": "timeout",
-    }
-    if end.kind not in kinds:
+    if end.kind not in get_args(FailureType):
         return None
     key = _running(live) if end.kind in ("signal", "timeout") else None
-    return Failure(kind=kinds[end.kind], name=end.name, message=end.message, key=key)
+    return Failure(kind=cast("FailureType", end.kind), name=end.name, message=end.message, key=key)
 
 
 def _running(live: Path) -> FailureKey | None:

@@ -23,11 +23,10 @@ from nanstop.records import (
 )
 from nanstop.records.codec import from_json
 from nanstop.records.vocabulary import RANK
-from nanstop.session.machine import environment
+from nanstop.session.machine import CONFIGS, environment
 from nanstop.store.files import read_text
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_CONFIGS = (".yaml", ".yml", ".json")
 _MAX_MACHINE_BYTES = 2**20
 
 
@@ -94,11 +93,11 @@ def is_config(command: Sequence[str]) -> bool:
     Errors: ``NanstopError`` NS001 for one that has arguments.
     """
     path = Path(command[0]) if command else Path()
-    if path.suffix not in _CONFIGS:
+    if path.suffix not in CONFIGS:
         return False
     if not path.is_file():
         folder = path.parent if path.parent.is_dir() else Path()
-        near = [str(folder / one.name) for one in folder.iterdir() if one.suffix in _CONFIGS]
+        near = [str(folder / one.name) for one in folder.iterdir() if one.suffix in CONFIGS]
         if near:
             raise unknown("config file", path, sorted(near))
         raise NanstopError(f"no such config file: {path}")

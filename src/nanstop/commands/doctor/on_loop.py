@@ -30,10 +30,12 @@ from nanstop.commands.doctor.planted import (
     poisoned_gradient,
     scaler_without_check,
     state_tensors,
+    target_among,
 )
 from nanstop.commands.doctor.result import Guard, GuardTrial, Injected
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script import autowatch
+from nanstop.numerics.trained import held_by
 from nanstop.process.inject import dry_run_child
 from nanstop.process.inject.dry_run import DryPlan, answered
 from nanstop.process.inject.save_nothing import save_nothing
@@ -290,9 +292,7 @@ class LoopAudit:
             self._guards.append(Guard(name=f"{CLIP} (max_norm={min(self._bounds):g})", kind="clip"))
 
     def _choose_target(self, optimizer: Optimizer) -> None:
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        usable = (p for p in parameters if p.grad is not None and not p.grad.is_sparse)
-        self._target = next((p for p in usable if p.numel() > 1 and bool(p.grad.any())), None)
+        self._target = target_among(held_by(optimizer))
         if self._target is not None:
             self._target.register_hook(self._poisoned)
 

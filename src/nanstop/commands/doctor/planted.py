@@ -22,7 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from nanstop.commands.doctor.result import Injected
 from nanstop.hosts.patch_table import Table
+from nanstop.numerics.graph import nodes_behind
 from nanstop.numerics.tensors import in_float64
+from nanstop.numerics.trained import held_by
 from nanstop.tracing.own_code import is_library, is_own, lies_in
 
 LOSSES: Mapping[Injected, float] = {"nan_loss": float("nan"), "inf_loss": float("inf")}
@@ -86,16 +88,7 @@ def poisoned_gradient(gradient: Tensor, injected: Injected) -> Tensor:
 
 def descends(loss: Tensor, ancestor: Tensor) -> bool:
     """Return whether the gradient of ``loss`` flows through ``ancestor``."""
-    wanted = ancestor.grad_fn
-    seen, open_nodes = set[Any](), [loss.grad_fn]
-    while open_nodes and wanted is not None:
-        node = open_nodes.pop()
-        if node is wanted:
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            open_nodes += [parent for parent, _ in node.next_functions]
-    return False
+    return any(node is ancestor.grad_fn for node in nodes_behind([loss]))
 
 
 def num_bad(tensors: Iterable[Tensor]) -> int:
@@ -128,10 +121,21 @@ def state_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the gradients that an update would read."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return [
-        p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None
-    ]
+    gradients = (p.grad for p in held_by(optimizer) if p.grad is not None)
+    return [one._values() if one.is_sparse else one for one in gradients]
+
+
+def target_among(parameters: Iterable[Tensor]) -> Tensor | None:
+    """Return the first parameter of several elements whose dense gradient is not zero, None for
+    none. Synchronises the device.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse or parameter.numel() == 1:
+            continue
+        if bool(gradient.any()):
+            return parameter
+    return None
 
 
 @contextmanager

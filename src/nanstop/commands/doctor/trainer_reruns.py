@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.commands.doctor.planted import PoisonedLoss, Reads, descends
+from nanstop.commands.doctor.planted import PoisonedLoss, Reads, descends, target_among
 from nanstop.hosts import compat
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.patching import Patches
@@ -142,18 +142,7 @@ class Stage:
     def note_gradients(self) -> None:
         """Choose, once, the parameter whose gradient is to be bad: the first that has one."""
         if self.target is None:
-            candidates = self.parameters.values()
-            self.target = next(
-                (
-                    p
-                    for p in candidates
-                    if p.grad is not None
-                    and not p.grad.is_sparse
-                    and p.numel() > 1
-                    and bool(p.grad.any())
-                ),
-                None,
-            )
+            self.target = target_among(self.parameters.values())
 
     def bad_logs(self) -> tuple[str, ...]:
         """Return the logged numbers that are not finite, as ``STEP:NAME``."""

@@ -15,7 +15,7 @@ from nanstop.commands.export.result import FormatTrial
 from nanstop.errors import NanstopError
 from nanstop.hosts.model.load import load_as_user
 from nanstop.hosts.model.view import PlainView
-from nanstop.numerics.tensors import tensors
+from nanstop.numerics.tensors import format_name, tensors
 from nanstop.records import FORMAT_MAX, PrecisionPlan
 from nanstop.remedies.plan import planned
 
@@ -69,7 +69,7 @@ def tried(
     Errors: ``NanstopError`` for what cannot be loaded; what it raises when it runs, or lack of
     memory, is a problem of the trial.
     """
-    name = str(dtype).removeprefix("torch.")
+    name = format_name(dtype)
     trial = FormatTrial(dtype=name, under_plan=plan is not None, limit=FORMAT_MAX[name])
     seen = _Seen()
     try:

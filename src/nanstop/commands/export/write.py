@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nanstop.commands.scan.checkpoint_files import Checkpoint
 from nanstop.errors import NanstopError
+from nanstop.numerics.tensors import format_name
 from nanstop.store.beside_weights import CARD, PLAN, append_to_card
 
 _OF_TRAINERS = ("optimizer.", "scheduler.", "scaler.", "rng_state", "trainer_state.")
@@ -170,7 +171,7 @@ def _sized(index: Path, opened: Checkpoint, dtype: torch.dtype) -> str:
 def _declaring(config: Path, dtype: torch.dtype) -> str:
     """Return a config that says ``dtype`` wherever it names the format of the weights."""
     found = json.loads(config.read_text(encoding="utf-8"))
-    name = str(dtype).removeprefix("torch.")
+    name = format_name(dtype)
     places = [one for one in _objects(found) if any(key in one for key in _DTYPE_KEYS)]
     for place in places:
         place.update({key: name for key in _DTYPE_KEYS if key in place})

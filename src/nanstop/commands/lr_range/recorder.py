@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from nanstop.commands.lr_range.curve import has_diverged, rates
 from nanstop.commands.lr_range.result import Sweep
@@ -22,16 +23,17 @@ class LrRecorder:
         self.rates = rates(low, high, steps)
         self.losses: list[float] = []
         self.problem = self.ended = ""
-        self._shares: dict[int, tuple[float, ...]] = {}
+        self._shares: WeakKeyDictionary[Any, tuple[float, ...]] = WeakKeyDictionary()
 
     def set_rate(self, optimizer: Any, step: int) -> None:
         """Set the rate of a step, counted from 0; groups keep their shares.
 
         No synchronisation after the first.
         """
-        shares = self._shares.setdefault(id(optimizer), shares_of(optimizer))
+        if optimizer not in self._shares:
+            self._shares[optimizer] = shares_of(optimizer)
         # After the last measured loss nothing more may be learnt from an update.
-        set_rates(optimizer, shares, self.rates[min(step, len(self.rates) - 1)])
+        set_rates(optimizer, self._shares[optimizer], self.rates[min(step, len(self.rates) - 1)])
 
     def is_over(self, *, world_size: int) -> bool:
         """Return whether enough is known.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from nanstop.commands.plan.regions import ModuleGroups
+from nanstop.hosts.model.view import is_inside
+from nanstop.remedies.forward import is_callable
 
 _NUMBER = re.compile(r"\d+")
 
@@ -69,7 +71,7 @@ def layout_of(root: nn.Module, order: Sequence[str]) -> Layout:
     containers = {name for name, _ in root.named_modules() if _holds(name, blocks)} | {""}
     if not blocks:
         containers |= {name for name in order if _is_most(root, name)}
-    callable_names = {name for name, module in root.named_modules() if _has_forward(module)}
+    callable_names = {name for name, module in root.named_modules() if is_callable(module)}
     candidates = callable_names - containers
     order = tuple(name for name in order if name in callable_names)
     found = (_outermost(name, candidates) for name in order)
@@ -89,11 +91,6 @@ def layout_of(root: nn.Module, order: Sequence[str]) -> Layout:
         parts=parts,
     )
     return Layout(tuple(order), frozenset(blocks), frozenset(containers), units, groups)
-
-
-def is_inside(name: str, outer: str) -> bool:
-    """Return whether a module is ``outer`` or a part of it."""
-    return not outer or name == outer or name.startswith(f"{outer}.")
 
 
 def _blocks(root: nn.Module) -> tuple[str, ...]:
@@ -126,7 +123,3 @@ def _outermost(name: str, candidates: set[str]) -> str:
     words = name.split(".")
     paths = (".".join(words[: end + 1]) for end in range(len(words)))
     return next((path for path in paths if path in candidates), "")
-
-
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward

@@ -54,7 +54,6 @@ def launch(
     record: bool = False,
     series: bool = False,
     patience: Patience | None = None,
-    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run ``command`` watched and return its exit code.
 
@@ -65,18 +64,17 @@ def launch(
 
     ``as_json``: the run's summary follows on stdout. ``record``: note every operation before it
     runs. ``series``: keep the numbers of the whole run, for ``nanstop compare``. ``patience``: when
-    a run without progress is ended; None for never. ``environment``: of the child, the present one
-    by default; what watching needs is added. Errors: ``NanstopError`` NS001 for a command that
-    cannot be started.
+    a run without progress is ended; None for never. Errors: ``NanstopError`` NS001 for a command
+    that cannot be started.
     """
     resolved = resolve_command(command)
-    given = dict(os.environ if environment is None else environment)
-    if switched_off(given):
+    given = dict(os.environ)
+    if switched_off():
         return _shell_code(_run(resolved, given, subprocess.Popen.wait)[0])
-    folder = incident_folder(out or given.get("NANSTOP_DIR")).absolute()
+    folder = incident_folder(out).absolute()
     run_id = os.urandom(8).hex()
     store = Store(folder, run_id)
-    if is_first(given):  # of several that a launcher has started, each under a `nanstop run`
+    if is_first():  # of several that a launcher has started, each under a `nanstop run`
         store.reset()
     began = time.monotonic()
     watched = given | watching(policy, folder, run_id, given.get("PYTHONPATH", ""))
@@ -153,15 +151,20 @@ def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
     def forward(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _typed():
             return
-        wait = 0.0 if number in pending else GRACE_SECONDS
+        before = pending.get(number)
+        if before is not None:
+            before.cancel()  # the child gets what came twice once
+        wait = GRACE_SECONDS if before is None else 0.0
         pending[number] = Timer(wait, child.send_signal, (number,))
         pending[number].start()
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield pending
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         for timer in pending.values():
             timer.cancel()

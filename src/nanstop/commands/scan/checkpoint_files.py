@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nanstop.errors import NanstopError
+from nanstop.numerics.tensors import format_name
 from nanstop.records import KeyProblem
 from nanstop.store.files import MAX_JSON_BYTES
 
@@ -111,7 +112,7 @@ class InPickle:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.tensor.dtype).removeprefix("torch.")
+        return format_name(self.tensor.dtype)
 
     @contextmanager
     def opened(self, buffer: Tensor) -> Iterator[Reader]:
@@ -307,7 +308,7 @@ def _in_safetensors(file: Path) -> Iterator[InSafetensors]:
 
 def _format_name(word: str) -> str:
     known = _FORMATS.get(word)
-    return str(known).removeprefix("torch.") if known is not None else word
+    return format_name(known) if known is not None else word
 
 
 def _in_pickle(file: Path) -> Iterator[InPickle]:

@@ -9,14 +9,13 @@ the chunks where these two say that there is something to see.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import format_limit, format_name
+from nanstop.numerics.tensors import format_limit, format_name, place_of
 from nanstop.records import FormatFit, TensorStats
 
 CHUNK_BYTES = 1920 * 2**10
@@ -332,7 +331,7 @@ def stats_of(found: Tally, shape: tuple[int, ...], stored: torch.dtype, name: st
         absmin_nonzero=_value(source, found.smallest),
         zeros=counts.get(0, 0),
         subnormal=subnormal_count(found, stored)[0],
-        first_bad=_unravelled(found.first_bad, shape),
+        first_bad=place_of(found.first_bad, shape) if found.first_bad is not None else None,
         name=name,
     )
 
@@ -386,13 +385,3 @@ def _source(stored: torch.dtype) -> torch.dtype:
     if source is None:
         raise TypeError(f"{stored} is not a floating-point format")
     return source
-
-
-def _unravelled(flat: int | None, shape: Iterable[int]) -> tuple[int, ...] | None:
-    if flat is None:
-        return None
-    index: list[int] = []
-    for size in reversed(tuple(shape)):
-        flat, at = divmod(flat, size)
-        index.append(at)
-    return tuple(reversed(index))

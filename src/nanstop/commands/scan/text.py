@@ -13,7 +13,6 @@ from nanstop.records import CheckpointScan, Diagnosis, FormatFit, TensorScan
 from nanstop.report.text.terminal import render_finding
 
 _MOST = 3
-_MARGIN = " " * 10
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 

@@ -26,7 +26,8 @@ from nanstop.hosts.tape.pieces import pieces, program_of_function
 from nanstop.hosts.tape.tensors import autocast_state, total
 from nanstop.measure.followed import Line
 from nanstop.measure.gradient_accounts import GradientAccounts
-from nanstop.numerics.tensors import tensors, version
+from nanstop.numerics.tensors import format_name, tensors, version
+from nanstop.numerics.trained import held_by
 from nanstop.replay.rng import RngNotes
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch
@@ -266,7 +267,7 @@ class LoopWatch:
 
     def _note_autocast(self) -> None:
         _, on, dtype = autocast_state(self.view.device_type)
-        self._autocast = str(dtype).removeprefix("torch.") if on else None
+        self._autocast = format_name(dtype) if on else None
 
     def _open(self) -> None:
         if self.controller.session is not None:
@@ -341,7 +342,7 @@ class LoopWatch:
         return total_norm(self._parameters()), list(states["found_inf_per_device"].values())
 
     def _parameters(self) -> list[Tensor]:
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
+        return held_by(self._optimizer)
 
     def _apply(self, clip: float | None, norm: Tensor) -> bool:
         """Clip and step; return whether the update was applied: a scaler may leave it out."""

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanstop.numerics.tensors import spread
+
 HOOKED = "a hook after gradient accumulation updates weights inside backward"
 
 _MOST_WEIGHTS, _MOST_ELEMENTS = 64, 16
@@ -51,18 +53,13 @@ class HookWrites:
 
     def _look_at(self, weight: Tensor) -> None:
         def before(_: Tensor) -> None:
-            self._before[id(weight)] = _sample(weight)
+            self._before[id(weight)] = spread(weight, _MOST_ELEMENTS).clone()
 
         def after(_: Tensor) -> None:
             noted = self._before.pop(id(weight), None)
             if noted is not None:
-                self._pairs.append((noted, _sample(weight)))
+                self._pairs.append((noted, spread(weight, _MOST_ELEMENTS).clone()))
 
         self._handles.append(weight.register_hook(before))
         # The last of a weight's hooks to be registered is the last to run.
         self._handles.append(weight.register_post_accumulate_grad_hook(after))
-
-
-def _sample(weight: Tensor) -> Tensor:
-    flat = weight.detach().reshape(-1)
-    return flat[:: 1 + flat.numel() // _MOST_ELEMENTS].clone()

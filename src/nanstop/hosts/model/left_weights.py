@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nanstop.numerics.trained import held_by
+
 if TYPE_CHECKING:
     from nanstop.records import TensorStats
 
@@ -44,8 +46,7 @@ class LeftWeights:
         ``named``: all parameters.
         """
         odd = tuple(odd)
-        groups = [g for one in self.optimizers_at_work() for g in one.param_groups] if odd else []
-        moved = {id(p) for group in groups for p in group["params"]}
+        moved = {id(p) for one in self.optimizers_at_work() for p in held_by(one)} if odd else set()
         names = self.among(odd, updated={name for name, p in named if id(p) in moved})
         return tuple(stats for stats in odd if stats.name in names)
 

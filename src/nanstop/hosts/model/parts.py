@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.numerics.tensors import HALF, format_name, is_inexact
+from nanstop.numerics.trained import held_by
 from nanstop.records import AdapterFacts, GradientPath, HeadFacts, QuantizedFacts
 from nanstop.replay.step import ModelView
 
@@ -95,16 +96,13 @@ def gradient_path_of(view: ModelView, *, reentrant: bool, will_require: bool) ->
     ``will_require``: the host makes the embedding's output require gradients when training begins.
     """
     trainable = {id(p): p for p in view.root.parameters() if p.requires_grad}
-    groups = view.optimizer.param_groups if view.optimizer is not None else None
-    held = [p for group in groups for p in group["params"]] if groups is not None else []
+    updated = [p.numel() for p in held_by(view.optimizer) if id(p) in trainable]
     adapter = adapter_of(view.root)
     asks = reentrant and not (adapter is not None and adapter.kind in _LEARNS_PROMPTS)
     return GradientPath(
         num_trainable=sum(p.numel() for p in trainable.values()),
         num_tensors=len(trainable),
-        num_updated=sum(p.numel() for p in held if id(p) in trainable)
-        if groups is not None
-        else None,
+        num_updated=sum(updated) if view.optimizer is not None else None,
         reentrant=reentrant,
         inputs_require_grad=(will_require or _embeds_with_gradient(view)) if asks else None,
     )

@@ -39,7 +39,7 @@ def random_batches(model: nn.Module, *, num: int = 2) -> list[dict[str, Tensor]]
     ]
 
 
-def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, Tensor]]:
+def batches_of(path: Path, *, vocab: int) -> list[dict[str, Tensor]]:
     """Return batches of the token ids in a file.
 
     One sequence a line (ids apart by spaces, or a JSON list), padded right.
@@ -57,7 +57,7 @@ def batches_of(path: Path, *, vocab: int, rows: int = _ROWS) -> list[dict[str, T
     ]
     if not found:
         raise NanstopError(f"{path}: holds no token ids")
-    return list(_batched(found, rows))
+    return list(_batched(found))
 
 
 def _ids(line: str, vocab: int, where: str) -> list[int]:
@@ -75,9 +75,9 @@ def _ids(line: str, vocab: int, where: str) -> list[int]:
     return ids
 
 
-def _batched(sequences: Sequence[list[int]], rows: int) -> Iterator[dict[str, Tensor]]:
-    for start in range(0, len(sequences), rows):
-        chosen = sequences[start : start + rows]
+def _batched(sequences: Sequence[list[int]]) -> Iterator[dict[str, Tensor]]:
+    for start in range(0, len(sequences), _ROWS):
+        chosen = sequences[start : start + _ROWS]
         longest = max(map(len, chosen))
         ids = torch.zeros(len(chosen), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)

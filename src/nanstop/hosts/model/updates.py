@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.hosts import compat
+from nanstop.numerics.tensors import format_name, spread
 from nanstop.records import AccumulationFacts, ResumeFacts
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.replay.rng import restore_rng
@@ -128,7 +129,7 @@ def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
     known = [_sample(g) for g in matrices[:_MOST_SUMS] if g.is_floating_point()]
     for half in (torch.bfloat16, torch.float16) if known else ():
         if all(bool(g.any()) and bool((g == g.to(half)).all()) for g in known):
-            return str(half).removeprefix("torch.")
+            return format_name(half)
     return None
 
 
@@ -137,10 +138,11 @@ def _sample(gradient: Tensor) -> Tensor:
 
     A batch reaches a few rows of an embedding.
     """
+    found = spread(gradient, _MOST_SUMMED)
+    if bool(found.any()):
+        return found
     flat = gradient.detach().reshape(-1)
-    # An odd distance: an even one may meet the same column of every row.
-    spread = flat[:: max(1, flat.numel() // _MOST_SUMMED) | 1]
-    return spread if bool(spread.any()) else flat[flat.nonzero().flatten()[:_MOST_SUMMED]]
+    return flat[flat.nonzero().flatten()[:_MOST_SUMMED]]
 
 
 def seen_accumulation(

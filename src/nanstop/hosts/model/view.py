@@ -98,7 +98,7 @@ class PlainView:
         linear = [
             (name, module)
             for name, module in self.root.named_modules()
-            if isinstance(module, nn.Linear) and not any(_within(name, b) for b in blocks)
+            if isinstance(module, nn.Linear) and not any(is_inside(name, b) for b in blocks)
         ]
         table = self.embedding()
         held = _table_of(self.root.get_submodule(table)) if table is not None else None
@@ -173,8 +173,9 @@ def _has_parameters(modules: Any) -> bool:
     return counts[False] == 0
 
 
-def _within(name: str, block: str) -> bool:
-    return name == block or name.startswith(f"{block}.")
+def is_inside(name: str, outer: str) -> bool:
+    """Return whether a module is ``outer`` or a part of it; "" is the whole model."""
+    return not outer or name == outer or name.startswith(f"{outer}.")
 
 
 def _looks_like_ids(value: Any) -> bool:

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.hosts import compat
-from nanstop.hosts.script.window import Held, ScriptWindow, parameters_of
+from nanstop.hosts.script.window import Held, ScriptWindow
 from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.trained import held_by
 from nanstop.replay.snapshot import Snapshot, Trainable
 from nanstop.replay.untouched import address, holds
 
@@ -99,14 +100,14 @@ class Closures:
         if self._moves.get(update.optimizer, True):
             if may_leave_out:
                 _copy(update, _trainable(update.optimizer))
-                update.places = [(p, p.data) for p in parameters_of(update.optimizer)]
+                update.places = [(p, p.data) for p in held_by(update.optimizer)]
             update.waits = bool(update.copies) or not may_leave_out
 
     def begin_inside(self, update: OpenUpdate, inner: Optimizer) -> None:
         """Copy what another optimizer is about to change inside an update that is copied."""
         if not update.copies or any(c.trainable.optimizer is inner for c in update.copies):
             return
-        _copy(update, _trainable(inner, but=parameters_of(update.optimizer)))
+        _copy(update, _trainable(inner, but=held_by(update.optimizer)))
 
     def evaluating(self, update: OpenUpdate) -> None:
         """Note an evaluation of the closure. Synchronises in the first update of an optimizer."""
@@ -128,7 +129,7 @@ class Closures:
 
 def _trainable(optimizer: Optimizer, *, but: Sequence[Tensor] = ()) -> Trainable:
     left = {id(p) for p in but}
-    weights = (p for p in parameters_of(optimizer) if id(p) not in left)
+    weights = (p for p in held_by(optimizer) if id(p) not in left)
     return Trainable({str(place): p for place, p in enumerate(weights)}, optimizer)
 
 

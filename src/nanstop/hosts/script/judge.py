@@ -20,11 +20,12 @@ from nanstop.hosts.script.closures import OpenUpdate
 from nanstop.hosts.script.moved_weights import has_moved
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
-from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module, norm_of, parameters_of
+from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module, norm_of
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.window_end import Ending
 from nanstop.measure.followed import Line
+from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
 from nanstop.tracebacks import passes_through
 
@@ -102,7 +103,7 @@ class Judge:
             return
         window.is_past = update.moved and not update.copies
         try:
-            self.judge(parameters_of(optimizer), norm, optimizer, can_redo=False)
+            self.judge(held_by(optimizer), norm, optimizer, can_redo=False)
         except TrainingStopped:
             update.put_back()
             raise
@@ -121,7 +122,7 @@ class Judge:
             window = self._state.window = failed.window
             try:
                 with failed.there.loaded():
-                    self.judge(parameters_of(optimizer), failed.norm, optimizer, can_redo=False)
+                    self.judge(held_by(optimizer), failed.norm, optimizer, can_redo=False)
             finally:
                 if window.vetoed:
                     update.put_back()
@@ -153,7 +154,7 @@ class Judge:
         if account is not None and self.controller.session is None:
             # What its backwards gave was cleared: no sink has opened one.
             with self._looking("the update was not accounted for"):
-                self._steps.step(self._state.window, optimizer, parameters_of(optimizer))
+                self._steps.step(self._state.window, optimizer, held_by(optimizer))
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
         self._steps.updates[optimizer] = self.controller.num_updates + 1
@@ -206,7 +207,7 @@ class Judge:
         if not self._state.idle or not window.micros or not is_numeric(error):
             return
         with self._looking("the set-up was not read"):
-            step = self._steps.step(window, optimizer, parameters_of(optimizer))
+            step = self._steps.step(window, optimizer, held_by(optimizer))
             groups = param_groups(step.view.root.named_parameters())
             if self.controller.session is not None:
                 self.controller.session.learned(param_groups=groups)
@@ -252,7 +253,7 @@ class Judge:
         losses = [m.loss for m in window.micros if m.loss is not None]
         window.micros = [UnseenMicro(INSIDE, total(losses))]
         window.updated_inside = True
-        self.judge(parameters_of(optimizers[0]), None, optimizers[0], can_redo=False)
+        self.judge(held_by(optimizers[0]), None, optimizers[0], can_redo=False)
         self.ended(optimizers[0])
 
     def read_number(self, number: float) -> None:

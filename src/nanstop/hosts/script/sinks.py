@@ -27,7 +27,8 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.closures import Closures, OpenUpdate
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
-from nanstop.hosts.script.window import norm_of, parameters_of
+from nanstop.hosts.script.window import clip_norm, norm_of
+from nanstop.numerics.trained import held_by
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
 
@@ -75,7 +76,8 @@ class Sinks:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         measure = partial(norm_of, parameters, norm_type, foreach)
         self._state.window.clip = float(max_norm)
-        self._state.window.note_clip(parameters)
+        again = partial(clip_norm, parameters, max_norm, norm_type, foreach)
+        self._state.window.note_clip(parameters, again)
         norm = measure()
         if norm is not None and self._judge.judge(parameters, norm).redone:
             norm = measure()
@@ -90,7 +92,7 @@ class Sinks:
             return original(parameters, *args, **kwargs)
         self._state.stop_expecting()
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        self._state.window.note_clip(parameters)
+        self._state.window.note_clip(parameters, partial(original, parameters, *args, **kwargs))
         self._judge.judge(parameters, norm_of(parameters))
         return original(parameters, *args, **kwargs)
 
@@ -106,7 +108,7 @@ class Sinks:
             return
         roots = window.roots.values()
         if all(p.grad is None for root in roots for p in root.parameters()):
-            window.micros = []
+            window.micros, window.clips = [], []
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""
@@ -124,7 +126,7 @@ class Sinks:
         self._state.window.scaler = scaler
         self._state.window.note("unscale")
         found = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
-        if self._judge.judge(parameters_of(optimizer), None, optimizer, found).redone:
+        if self._judge.judge(held_by(optimizer), None, optimizer, found).redone:
             scaler._per_optimizer_states.pop(id(optimizer))
             original(scaler, optimizer)
 
@@ -136,9 +138,7 @@ class Sinks:
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 self._state.window.scaler = scaler
-                self._judge.judge(
-                    parameters_of(optimizer), norm_of(parameters_of(optimizer)), optimizer
-                )
+                self._judge.judge(held_by(optimizer), norm_of(held_by(optimizer)), optimizer)
             else:
                 scaler.unscale_(optimizer)
         self._in_scaler = True
@@ -173,12 +173,12 @@ class Sinks:
             return None
         window = self._state.window
         if not self._in_scaler:
-            window.let_go_of_scaler(parameters_of(optimizer))
-        unseen = [p for p in parameters_of(optimizer) if id(p) not in self._state.window.judged]
+            window.let_go_of_scaler(held_by(optimizer))
+        unseen = [p for p in held_by(optimizer) if id(p) not in self._state.window.judged]
         if self._state.window.closed or any(p.grad is not None for p in unseen):
             self._judge.judge(unseen, norm_of(unseen), optimizer)
         if window.vetoed or self._judge.is_settled(optimizer):
-            update.held.take(parameters_of(optimizer))
+            update.held.take(held_by(optimizer))
         elif not window.failed:
             self._state.account(self._state.accounts.updating, optimizer, user_line())
         return None
@@ -235,7 +235,7 @@ class Sinks:
         finally:
             update.evaluates = False
         self._state.drop()
-        window, parameters = self._state.window, parameters_of(update.optimizer)
+        window, parameters = self._state.window, held_by(update.optimizer)
         # It may be evaluated for its value alone.
         if update.failed is None and (torch.is_grad_enabled() or not window.closed):
             self._judge.evaluation(update, norm_of(parameters))

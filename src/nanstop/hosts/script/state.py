@@ -306,6 +306,7 @@ class LoopState:
     def keep(self, micro: Micro) -> None:
         if len(self.window.micros) >= MAX_MICROS:
             self.window.micros = [UnseenMicro(f"the window has more than {MAX_MICROS} backwards")]
+            self.window.clips = []
         self.window.micros.append(micro)
 
     @contextmanager

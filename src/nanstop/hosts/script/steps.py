@@ -20,13 +20,14 @@ from nanstop.hosts.script.window import (
     BufferGroup,
     ScriptWindow,
     one_root,
-    parameters_of,
     update_again,
 )
 from nanstop.hosts.sharded.ddp import SharedModels
 from nanstop.hosts.tape.accumulation import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
+from nanstop.numerics.tensors import format_name
+from nanstop.numerics.trained import held_by
 from nanstop.records import SourceLine
 from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
@@ -95,16 +96,18 @@ class Steps:
                 self.controller.session.learned(**restored)
             return
         first = next((m for m in window.micros if isinstance(m, TapedMicro)), None)
-        _, on, dtype = first.autocast if first is not None else ("", False, None)
-        inputs = list(first.batch.values()) if first is not None else []
+        autocast, inputs = None, []
+        if first is not None:
+            _, is_on, dtype = first.autocast
+            autocast, inputs = format_name(dtype) if is_on else None, list(first.batch.values())
         self.controller.open(
             view,
-            autocast=str(dtype).removeprefix("torch.") if on else None,
+            autocast=autocast,
             clip=window.clip,
             num_micro=max(1, len(window.micros)),
             accumulation=accumulation_in(
                 [m for m in window.micros if isinstance(m, TapedMicro)],
-                parameters_of(view.optimizer) if view.optimizer is not None else (),
+                held_by(view.optimizer),
             ),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
@@ -120,7 +123,7 @@ class Steps:
         called = parameters or [p for root in window.roots.values() for p in root.parameters()]
         wanted = set(map(id, called))
         for optimizer in self.updates:
-            if not wanted.isdisjoint(map(id, parameters_of(optimizer))):
+            if not wanted.isdisjoint(map(id, held_by(optimizer))):
                 return optimizer
         # The only one there is updates something else: that it does is a finding of its own.
         return next(iter(self.updates)) if len(self.updates) == 1 else None

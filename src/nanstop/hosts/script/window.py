@@ -12,20 +12,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from nanstop.detect.numeric_errors import phase_of
-from nanstop.detect.sentinel import norm_of_gradients, total_norm
+from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.tape_calls import variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.measure.gradient_balance import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.records import Phase
 from nanstop.replay.snapshot import BufferNotes
-
-LEAST_SCALE = 8.0
-"""Factor from which a loss is scaled, not weighted."""
 
 
 class BufferGroup:
@@ -95,9 +92,9 @@ class ScriptWindow:
     ``closed``: an update has ended it. ``called``: the roots as the script calls them, wrapped.
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
-    script, without an optimizer. ``sinks``: see
-    ``RunFacts``. ``arrived``: of a scaled loss, a gradient as the last backward left it and its
-    version. ``applied_scale``: the loss scale that was on the gradients of an update.
+    script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
+    ``sinks``: see ``RunFacts``. ``arrived``: of a scaled loss, a gradient as the last backward left
+    it and its version. ``applied_scale``: the loss scale that was on the gradients of an update.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -107,6 +104,7 @@ class ScriptWindow:
     judged: set[int] = field(default_factory=set)
     scaler: Any = None
     clip: float | None = None
+    clips: list[Callable[[], object]] = field(default_factory=list)
     failed: bool = False
     vetoed: bool = False
     closed: bool = False
@@ -148,8 +146,11 @@ class ScriptWindow:
             self.note("update")
             self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
 
-    def note_clip(self, parameters: Sequence[Tensor]) -> None:
-        """Note that gradients are clipped, unless the script had unscaled them by hand."""
+    def note_clip(self, parameters: Sequence[Tensor], clip: Callable[[], object]) -> None:
+        """Note that gradients are clipped, and as a sink unless the script had unscaled them by
+        hand.
+        """
+        self.clips.append(clip)
         if self.scaler is None or self.sinks or self.is_still_scaled(parameters):
             self.note("clip")
 
@@ -219,10 +220,6 @@ def device_of(module: nn.Module) -> str:
     return next(p.device.type for p in module.parameters())
 
 
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def norm_of(
     parameters: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
 ) -> Tensor | None:
@@ -231,14 +228,23 @@ def norm_of(
     return norm_of_gradients(gradients, norm_type, foreach) if gradients else None
 
 
+def clip_norm(
+    parameters: Sequence[Tensor], max_norm: float, norm_type: float, foreach: bool | None
+) -> None:
+    """Clip gradients as ``clip_grad_norm_`` does, whoever has replaced that."""
+    norm = norm_of(parameters, norm_type, foreach)
+    if norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
+
+
 def update_again(view: PlainView, window: ScriptWindow) -> None:
-    scaler, optimizer, clip = view.scaler, view.optimizer, window.clip
+    """Unscale and clip the gradients of a window as the script did, and update by them."""
+    scaler, optimizer = view.scaler, view.optimizer
     assert optimizer is not None
     if scaler is not None:
         scaler.unscale_(optimizer)
-    if clip is not None:
-        parameters = parameters_of(optimizer)
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip, total_norm(parameters))
+    for clip in window.clips:
+        clip()
     (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
 
 

@@ -120,7 +120,7 @@ class _Reading:
         operands = list(_operands((call.args, call.kwargs)))
         weighs = call.keep or (call.scalar and all(map(self._is_number, operands)))
         self.key.append((_known(call.function), self._of((call.args, call.kwargs), weighs=weighs)))
-        for place in range(call.first, call.first + call.count):
+        for place in call.results:
             self._places[place] = len(self._places), call.scalar
 
     def _is_number(self, operand: Any) -> bool:

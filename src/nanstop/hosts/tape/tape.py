@@ -23,7 +23,6 @@ from nanstop.hosts.tape.tape_calls import (
     Constant,
     Slot,
     keep_values,
-    leaves,
     root_of,
 )
 from nanstop.hosts.tape.tape_functions import (
@@ -344,14 +343,12 @@ class Tape(OwnMode):
         last = len(self.calls) - 1
         for place in range(last, -1, -1):
             call = self.calls[place]
-            results = range(call.first, call.first + call.count)
             # A write may reach the loss through a view of its target:
             # none but foreign ones is left out.
-            if call.keep or call.writes or place == last or wanted.intersection(results):
+            if call.keep or call.writes or place == last or wanted.intersection(call.results):
                 chosen.append(call)
-                wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
-                constants = leaves(call.args, call.kwargs, kind=Constant)
-                wanted.update(self._made_again(constants))
+                wanted.update(s.index for s in call.held(Slot))
+                wanted.update(self._made_again(call.held(Constant)))
         return chosen[::-1]
 
     def _made_again(self, constants: Iterable[Constant]) -> Iterator[int]:
@@ -364,8 +361,8 @@ class Tape(OwnMode):
             wanted = {constant.origin}
             early = [call for call in self.calls if call.first < (self._first_of_model or 0)]
             for call in reversed(early):
-                if wanted.intersection(range(call.first, call.first + call.count)):
-                    wanted.update(s.index for s in leaves(call.args, call.kwargs, kind=Slot))
+                if wanted.intersection(call.results):
+                    wanted.update(s.index for s in call.held(Slot))
                     if call.obstacle:
                         break
             else:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_wrapper
 
 __tracebackhide__ = passes_through
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,16 @@ class Call:
         """The slots of its results."""
         return range(self.first, self.first + self.count)
 
+    def held(self, kind: type[T]) -> Iterator[T]:
+        """Yield the stand-ins of a kind among its arguments."""
+        return leaves(self.args, self.kwargs, kind=kind)
+
     @property
     def obstacle(self) -> str:
         """Why the call cannot be made again, or ""."""
-        if any(True for _ in leaves(self.args, self.kwargs, kind=History)):
+        if any(True for _ in self.held(History)):
             return "the loss or an input of the model comes from ops that were not recorded"
-        if any(c.moved for c in leaves(self.args, self.kwargs, kind=Constant)):
+        if any(constant.moved for constant in self.held(Constant)):
             return "an input was changed in place after the forward"
         return self.foreign
 
@@ -142,7 +148,7 @@ def keep_values(calls: Iterable[Call], written: Tensor) -> None:
     """
     root, copies = root_of(written), dict[int, Tensor]()
     for call in calls:
-        for constant in leaves(call.args, call.kwargs, kind=Constant):
+        for constant in call.held(Constant):
             given = constant.tensor
             if root_of(given) is root and not constant.moved:
                 if id(given) not in copies:
@@ -151,7 +157,8 @@ def keep_values(calls: Iterable[Call], written: Tensor) -> None:
                 constant.version = version(constant.tensor)
 
 
-def leaves(*noted: Any, kind: type) -> Iterator[Any]:
+def leaves(*noted: Any, kind: type[T]) -> Iterator[T]:
+    """Yield the stand-ins of a kind in nested arguments."""
     for value in noted:
         if isinstance(value, kind):
             yield value

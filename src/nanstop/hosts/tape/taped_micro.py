@@ -97,7 +97,7 @@ class TapedMicro:
         for call in self.tape.needed():
             if call.keep:
                 continue
-            given = [values[slot.index] for slot in leaves(call.args, call.kwargs, kind=Slot)]
+            given = [values[slot.index] for slot in call.held(Slot)]
             call.play(values, {})
             made = [values[slot] for slot in call.results if values[slot].is_floating_point()]
             had = call.grad and any(tensor.requires_grad for tensor in given)
@@ -149,7 +149,7 @@ class TapedMicro:
 
     def leaves(self) -> list[Tensor]:
         calls = self.tape.calls
-        held = (c.tensor for call in calls for c in leaves(call.args, call.kwargs, kind=Constant))
+        held = (c.tensor for call in calls for c in call.held(Constant))
         return [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf]
 
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
@@ -159,7 +159,7 @@ class TapedMicro:
         """
         needed = self.tape.needed()
         first = next((call for call in needed if call.rng is not None), None)
-        made = {i for c in needed if c.outer for i in range(c.first, c.first + c.count)}
+        made = {i for c in needed if c.outer for i in c.results}
         names: dict[int, str] = {}
         for name, constant in _named(first) if first is not None else ():
             if id(constant.tensor) not in names and constant.origin not in made:
@@ -170,7 +170,7 @@ class TapedMicro:
         for call in needed:
             if call is first:
                 continue
-            for constant in leaves(call.args, call.kwargs, kind=Constant):
+            for constant in call.held(Constant):
                 tensor = constant.tensor
                 if constant.origin in made or id(tensor) in names:
                     continue

@@ -15,6 +15,7 @@ from nanstop.hosts.model.updates import resumed_from
 from nanstop.hosts.sharded.ddp import can_agree
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
+from nanstop.numerics.tensors import format_name
 from nanstop.records import RateFacts, RunFacts, TextFacts
 from nanstop.records.formats import BY_SHORT_NAME
 
@@ -76,7 +77,7 @@ def _autocast(trainer: Any) -> str | None:
     kind = trainer.args.device.type
     with trainer.compute_loss_context_manager():
         if torch.is_autocast_enabled(kind):
-            return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+            return format_name(torch.get_autocast_dtype(kind))
     if getattr(trainer.accelerator, "native_amp", False):
         return BY_SHORT_NAME.get(trainer.accelerator.mixed_precision)
     return None

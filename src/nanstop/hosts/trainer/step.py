@@ -131,18 +131,19 @@ class Reentry:
 
     def learning_rates(self) -> tuple[float, ...]:
         """Return the rate of each parameter group, and remember that the host had it."""
-        optimizer = compat.inner_optimizer(self.trainer.optimizer)
-        groups = optimizer.param_groups if optimizer is not None else []
-        rates = tuple(float(group["lr"]) for group in groups)
+        rates = tuple(float(group["lr"]) for group in self._groups)
         self.plain_lrs.append(rates)
         return rates
 
     def set_learning_rates(self, rates: tuple[float, ...]) -> None:
         """Give each parameter group its rate; those that were added since keep theirs."""
-        optimizer = compat.inner_optimizer(self.trainer.optimizer)
-        groups = optimizer.param_groups if optimizer is not None else []
-        for group, rate in zip(groups, rates, strict=False):
+        for group, rate in zip(self._groups, rates, strict=False):
             group["lr"] = rate
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = compat.inner_optimizer(self.trainer.optimizer)
+        return optimizer.param_groups if optimizer is not None else []
 
     @property
     def busy(self) -> bool:

@@ -15,6 +15,7 @@ from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.step import HfStep, TrainerWindow, clear_gradients
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window_end import WindowEnds
+from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, Signal
 from nanstop.replay.step import parameters_of
 from nanstop.tracebacks import passes_through
@@ -78,9 +79,7 @@ class TrainerWindows:
         if self._knows_sums or not isinstance(seen, TapedStep):
             return
         self._knows_sums = True
-        optimizer = step.view.optimizer
-        groups = optimizer.param_groups if optimizer is not None else ()
-        found = accumulation_in(seen.taped, (p for group in groups for p in group["params"]))
+        found = accumulation_in(seen.taped, held_by(step.view.optimizer))
         if found is not None and found.counts and self.session is not None:
             self.session.learned(at=step.id, accumulation=found)
 

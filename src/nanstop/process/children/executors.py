@@ -6,6 +6,7 @@ Forked from a warm parent, spawned, or as tasks of a Ray cluster.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -111,21 +112,17 @@ def _imports(command: Sequence[str]) -> Imports:
     return imports_of(Path(script))
 
 
-def _fork() -> Executor:
-    return Local(forks=True)
-
-
-def _spawn() -> Executor:
-    return Local(forks=False)
-
-
 def _ray() -> Executor:
     from nanstop.process.children.ray import RayTasks
 
     return RayTasks()
 
 
-_EXECUTORS: Mapping[str, Callable[[], Executor]] = {"fork": _fork, "spawn": _spawn, "ray": _ray}
+_EXECUTORS: Mapping[str, Callable[[], Executor]] = {
+    "fork": partial(Local, forks=True),
+    "spawn": partial(Local, forks=False),
+    "ray": _ray,
+}
 
 
 def executor(name: str) -> Executor:

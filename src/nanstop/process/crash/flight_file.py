@@ -134,9 +134,9 @@ class FlightFile:
         self._num_ops_seen += 1
         at = _OPS_AT + self._num_ops_seen % self._num_ops * _OP_BYTES
         shown = _OPERAND.join(f"{dtype}:{','.join(map(str, shape))}" for dtype, shape in operands)
-        if len(source.encode()) > _MAX_SOURCE:  # half a path would be that of another file
+        if len(_bytes(source)) > _MAX_SOURCE:  # half a path would be that of another file
             source = source.rpartition(os.sep)[2][-_MAX_SOURCE:]
-        text = _FIELD.join((op, module[-160:], source, shown)).encode()
+        text = _bytes(_FIELD.join((op, module[-160:], source, shown)))
         limit = _OP_BYTES - _SEAL.size - _OP.size - 1
         body = _OP.pack(self._step, PHASES.index(phase)) + text[:limit]
         self._map[at + _OP_BYTES - 1] = 0
@@ -154,13 +154,18 @@ class FlightFile:
         Type and message of an exception, or nothing for an orderly end.
         """
         if os.getpid() == self._pid:
-            text = f"{kind}{_FIELD}{message}".encode()
+            text = _bytes(f"{kind}{_FIELD}{message}")
             self._write(_END_AT, 1, text[: _END_BYTES - _SEAL.size])
 
     def _write(self, at: int, number: int, body: bytes) -> None:
         rest = struct.pack("<QH", number, len(body)) + body
         record = struct.pack("<I", zlib.crc32(rest)) + rest
         self._map[at : at + len(record)] = record
+
+
+def _bytes(text: str) -> bytes:
+    """Return text as UTF-8, with ``?`` for what has none: part of a file's name may."""
+    return text.encode(errors="replace")
 
 
 def read(path: str | os.PathLike[str]) -> Flight:

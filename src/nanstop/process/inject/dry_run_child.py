@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from nanstop.errors import NanstopError
 from nanstop.hosts.patch_table import Table
+from nanstop.numerics.trained import held_by
 from nanstop.process.inject.dry_run import DryPlan, answered
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.ranks import is_first
@@ -153,11 +154,10 @@ def _loop_target(session: FirstWindow, step: Any) -> Target:
     """
     view, facts = session.view, session.facts
     path, optimizer = facts.gradient_path, view.optimizer
-    if path is not None and path.num_updated == 0 and not facts.sinks and optimizer is not None:
-        held = (p for group in optimizer.param_groups for p in group["params"])
-        if all(p.grad is None for p in held):
-            reached = sum(p.grad is not None for p in view.root.parameters())
-            facts = replace(facts, gradient_path=replace(path, num_reached=reached))
+    is_fed = optimizer is None or any(p.grad is not None for p in held_by(optimizer))
+    if path is not None and path.num_updated == 0 and not facts.sinks and not is_fed:
+        reached = sum(p.grad is not None for p in view.root.parameters())
+        facts = replace(facts, gradient_path=replace(path, num_reached=reached))
     return Target(view=view, facts=facts, step=step)
 
 

@@ -51,6 +51,12 @@ class Call:
         first = self.argument(0, "input")
         return first if isinstance(first, Tensor) else None
 
+    def of_another(self, read: Tensor) -> Any:
+        """Return what the function makes of another first operand, all else being the same."""
+        if self.args:
+            return self.function(read, *self.args[1:], **self.kwargs)
+        return self.function(**{**self.kwargs, "input": read})
+
     def run(self) -> Any:
         """Make the call as the script does."""
         is_reversed = _name(self.function) in _REVERSED

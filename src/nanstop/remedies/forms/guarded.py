@@ -37,9 +37,7 @@ def _replaced(call: Call, bad: Tensor, harmless: float, value: float) -> Tensor 
     read = call.read
     if read is None or not read.is_floating_point():
         return None
-    result = call.function(
-        torch.where(bad, torch.full_like(read, harmless), read), *call.args[1:], **call.kwargs
-    )
+    result = call.of_another(torch.where(bad, torch.full_like(read, harmless), read))
     return torch.where(bad, torch.full_like(result, value), result)
 
 
@@ -103,10 +101,10 @@ def _within(low: float, high: float) -> Callable[[Call], Tensor | None]:
             return None
         outside = (read <= low) | (read >= high)
         inner = torch.where(outside, torch.zeros_like(read), read)
-        result = call.function(inner, *call.args[1:], **call.kwargs)
+        result = call.of_another(inner)
         ends, eps = read.detach().clamp(low, high), torch.finfo(read.dtype).eps
-        at_edge = call.function(ends, *call.args[1:], **call.kwargs)
-        within = call.function(ends.clamp(low + eps, high - eps), *call.args[1:], **call.kwargs)
+        at_edge = call.of_another(ends)
+        within = call.of_another(ends.clamp(low + eps, high - eps))
         return torch.where(outside, torch.where(at_edge.isfinite(), at_edge, within), result)
 
     return guard

@@ -64,8 +64,8 @@ class LogSpace:
         return result
 
     def _of(self, call: Call) -> list[Shadow | None]:
-        operands = call.args or tuple(call.kwargs.values())
-        return [self._shadow(operand) for operand in operands[:2]]
+        operands = call.argument(0, "input"), call.argument(1, "other")
+        return [self._shadow(operand) for operand in operands if operand is not None]
 
     def _shadow(self, operand: Any) -> Shadow | None:
         if not isinstance(operand, Tensor):
@@ -165,7 +165,7 @@ def _chosen(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
         return None
 
     def moved(log: Log) -> Tensor:
-        return call.function(log(), *call.args[1:], **call.kwargs)
+        return call.of_another(log())
 
     rest = first.of_rest
     return Shadow(partial(moved, first.log), None if rest is None else partial(moved, rest))

@@ -25,6 +25,8 @@ _SERIES = re.compile(r"\bserie-(\d+)\b")
 _EXTRAS = ("defs", "style", "script", "title", "desc")
 _EXTRA_CLASSES = ("background", "plot text-overlay", "plot tooltip-overlay", "titles")
 _LARGEST = 1e300
+MOST_ROUND = 6
+"""Marks of an axis."""
 _DECADES = 1.7
 """Orders of magnitude between smallest and largest from which on a scale is logarithmic."""
 
@@ -135,15 +137,15 @@ class Scale:
         return f"{10.0**exponent:g}" if -4 < exponent < 5 else f"1e{exponent}"
 
 
-def _round_places(low: float, high: float, most: int = 6) -> list[float]:
+def _round_places(low: float, high: float) -> list[float]:
     """Return round numbers from ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten."""
-    span = high / most - low / most
+    span = high / MOST_ROUND - low / MOST_ROUND
     if not span > 0.0 or not math.isfinite(span):
         return [low]
     power = 10.0 ** math.floor(math.log10(span))
     jump = next((f * power for f in (1, 2, 5, 10) if f * power >= span), 10 * power)
     first = math.ceil(low / jump)
-    places = [(first + i) * jump for i in range(most + 1)]
+    places = [(first + i) * jump for i in range(MOST_ROUND + 1)]
     return [at for at in places if low <= at <= high] or [low]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanstop.report.text.terminal import wrapped
+from nanstop.wording import printable
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -57,18 +58,14 @@ def _printable(value: Any) -> Any:
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
-    return _cleaned(value if len(value) <= MOST_CHARS else f"{value[:MOST_CHARS]}...")
+    return printable(value if len(value) <= MOST_CHARS else f"{value[:MOST_CHARS]}...")
 
 
 def _whole(text: str) -> Any:
     """Return a text that is to be copied: escaped, whatever its length."""
     from markupsafe import escape
 
-    return escape(_cleaned(text))
-
-
-def _cleaned(text: str) -> str:
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+    return escape(printable(text))
 
 
 def policy_hash(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from nanstop.records import Environment, Report
 from nanstop.report.text.blocks import Block, incident_blocks
+from nanstop.wording import printable
 
 MOST_CHARS = 2000
 """Of one text: the end of a longer one is left out."""
@@ -95,17 +96,13 @@ def _without_folder(found: re.Match[str]) -> str:
 
 def _line(block: Block) -> str:
     cells = (redacted(cell) for cell in block.cells)
-    return _printable(f"{block.lead}{block.gap.join(cells)}").rstrip()
+    return printable(f"{block.lead}{block.gap.join(cells)}").rstrip()
 
 
 def _flat(text: str) -> str:
     """Return a text as one line that Markdown and HTML leave alone."""
-    plain = " ".join(_printable(text).split())
+    plain = " ".join(printable(text).split())
     return re.sub(r"([\\`<>\[\]*_|@#])", r"\\\1", plain)
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
 
 
 def _versions(env: Environment, report: Report) -> Iterator[str]:

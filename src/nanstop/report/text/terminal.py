@@ -51,22 +51,14 @@ def render(
     return _text(blocks, width, color, stream)
 
 
-def render_finding(
-    diagnosis: Diagnosis,
-    *,
-    width: int | None = None,
-    color: bool | None = None,
-    stream: TextIO | None = None,
-) -> str:
+def render_finding(diagnosis: Diagnosis, *, stream: TextIO | None = None) -> str:
     """Return a finding that is no failure (``warning[NS102]: ...``) as text; see ``render``."""
-    return _text(finding_blocks(diagnosis), width, color, stream)
+    return _text(finding_blocks(diagnosis), stream=stream)
 
 
-def render_note(
-    text: str, *, width: int | None = None, color: bool | None = None, stream: TextIO | None = None
-) -> str:
+def render_note(text: str, *, stream: TextIO | None = None) -> str:
     """Return a line that a run says beside its reports, wrapped between words. As ``render``."""
-    return _text([Block("note", "", (text,))], width, color, stream)
+    return _text([Block("note", "", (text,))], stream=stream)
 
 
 def render_summary(
@@ -76,8 +68,6 @@ def render_summary(
     steps: int,
     seconds: float,
     stopped: bool = False,
-    width: int | None = None,
-    color: bool | None = None,
 ) -> str:
     """Return the end of a run in a few lines: how long, what failed, what was done, found."""
     happened = counted(len(reports), "incident") if reports else "no incident"
@@ -87,7 +77,7 @@ def render_summary(
     blocks = [Block("summary", "nanstop: ", (f"{took}{end}, {happened}{also}",))]
     blocks += [_incident_line(report) for report in reports]
     blocks += [_finding_line(finding) for finding in findings]
-    return _text(blocks, width, color)
+    return _text(blocks)
 
 
 def _incident_line(report: Report) -> Block:
@@ -143,8 +133,8 @@ def _folded(line: str, width: int, indent: str) -> list[str]:
 
 def _text(
     blocks: Iterable[Block],
-    width: int | None,
-    color: bool | None,
+    width: int | None = None,
+    color: bool | None = None,
     stream: TextIO | None = None,
 ) -> str:
     terminal = (stream or sys.stdout).isatty()

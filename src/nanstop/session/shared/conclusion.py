@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from nanstop.decide.policy import PolicyState
 from nanstop.records import Action, Atom, FailureKey, Report, codec
@@ -70,16 +71,7 @@ def as_text(end: Conclusion | None) -> str:
     """Return what other ranks must know of a conclusion, "" for none."""
     if end is None:
         return ""
-    return codec.to_json(
-        _Told(
-            report=end.report,
-            key=end.key,
-            state=end.state,
-            optimizer=end.optimizer,
-            like_the_last=end.like_the_last,
-            is_new=end.is_new,
-        )
-    )
+    return codec.to_json(_Told(**_fields_of_told(end)))
 
 
 def from_text(text: str) -> Conclusion | None:
@@ -89,12 +81,8 @@ def from_text(text: str) -> Conclusion | None:
     """
     if not text:
         return None
-    told = codec.from_json(_Told, text)
-    return Conclusion(
-        report=told.report,
-        key=told.key,
-        state=told.state,
-        optimizer=told.optimizer,
-        like_the_last=told.like_the_last,
-        is_new=told.is_new,
-    )
+    return Conclusion(**_fields_of_told(codec.from_json(_Told, text)))
+
+
+def _fields_of_told(end: Conclusion | _Told) -> dict[str, Any]:
+    return {one.name: getattr(end, one.name) for one in fields(_Told)}

@@ -1,0 +1,29 @@
+"""The graph that autograd keeps behind a tensor. No device work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def nodes_behind(tensors: Iterable[Tensor]) -> Iterator[Any]:
+    """Yield the nodes of the graph of some tensors, each once, in the same order each time."""
+    waiting = list(dict.fromkeys(one.grad_fn for one in tensors if one.grad_fn is not None))
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+
+
+def leaves_of(nodes: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors that a backward through some nodes may give a gradient."""
+    for node in nodes:
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf

@@ -69,7 +69,7 @@ from nanstop.diagnose.evidence.reading import (
     sighting,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Change, Diagnosis, Evidence
+from nanstop.records import FORMAT_MAX, Change, Diagnosis, Evidence
 
 MOST_KL = 20.0
 """Nats a token on average; the logarithm of a vocabulary of 256000 is 12.5."""
@@ -135,7 +135,8 @@ def confirm(evidence: Evidence) -> Change | None:
 
 
 def _edge(dtype: str) -> str:
-    return "11.09" if dtype == "float16" else "88.72"
+    """Return the argument from which on exp leaves a format."""
+    return f"{math.log(FORMAT_MAX[dtype]):.2f}"
 
 
 def _drift(evidence: Evidence) -> Diagnosis | None:

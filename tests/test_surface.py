@@ -124,7 +124,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "315de7d9cee93578")
+REPORT_FORM = (1, "f9638d99bb2383e4")
 
 
 def test_names():

@@ -716,6 +716,15 @@ def test_update_names_the_vanishing_eps_and_the_parameter():
     ]
 
 
+def test_a_rate_that_is_no_number_is_not_cured_by_a_format():
+    facts = RunFacts(optimizer=OptimizerFacts(name="AdamW", lr=math.nan))
+    (found, *_) = diagnose(evidence(UPDATE, facts), "incident")
+    assert (found.code, found.remedies) == ("NS402", ())
+    assert found.usual_cure == "Make the schedule return a finite rate at every step."
+    (other, *_) = diagnose(evidence(UPDATE), "incident")
+    assert other.usual_cure.startswith("Store the trainable parameters in float32")
+
+
 def test_a_larger_eps_is_offered_only_where_it_is_zero_by_itself():
     wide = check("NS402", evidence(UPDATE, half_head(dtype="float32", eps=0.0)))
     assert remedies(wide) == ["optimizer_eps(1e-08)", "lr(0.1)"]
@@ -778,10 +787,10 @@ def test_id_names_the_entry_and_the_table():
 @pytest.mark.parametrize(
     ("at", "losses", "since"),
     [
-        (0, {}, "before the first step"),
-        (4, {}, "before this step; the update is not known"),
-        (4, {2: 0.5}, "since step 2, whose loss was finite; the update is not known"),
-        (0, {0: 0.5}, "since an earlier forward pass of this step, whose loss was finite"),
+        (0, {}, " before the first step"),
+        (4, {}, " before this step; the update is not known"),
+        (4, {2: 0.5}, "; step 2 had a finite loss; the update is not known"),
+        (0, {0: 0.5}, "; an earlier forward pass of this step had a finite loss"),
     ],
 )
 def test_how_long_weights_have_been_bad(at, losses, since):
@@ -789,7 +798,15 @@ def test_how_long_weights_have_been_bad(at, losses, since):
     raw = Series(name="loss_raw", steps=tuple(losses), values=tuple(losses.values()))
     then = replace(given.incident, at=StepId(run="r", step=at), history=(raw,))
     found = check("NS401", replace(given, incident=then))
-    assert found.cause == f"1 parameter not finite {since}"
+    assert found.cause == f"1 parameter not finite{since}"
+
+
+def test_a_row_that_nothing_read_was_bad_all_along():
+    raw = Series(name="loss_raw", steps=(2,), values=(0.5,))
+    loaded = RunFacts(odd_weights=(stats("float32", name="w", nan=8),))
+    given = evidence(localization(event(), origin="from_param", culprit="w"), loaded)
+    found = check("NS401", replace(given, incident=replace(given.incident, history=(raw,))))
+    assert found.cause == "1 parameter not finite before the first step"
 
 
 def refused(op, *inputs, message, **fields):
@@ -901,6 +918,41 @@ def test_what_an_undefined_operation_was_given(fields, said):
     )
     (found,) = [d for d in diagnose(evidence(localization(given)), "incident") if d.code == "NS204"]
     assert found.cause == f"{said}, for these inputs in any format"
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        (
+            {"forward_outputs": (stats("float32", absmax=0.0),)},
+            "`sqrt` is finite, its derivative is not; no wider format has one for these numbers",
+        ),
+        (
+            {"forward_op": "aten.log.default", "forward_outputs": (stats("float32", neginf=3),)},
+            "`log` came to -Inf in the forward pass already: its derivative there has no value",
+        ),
+        ({}, "the loss is finite, its derivative is not"),
+        ({"inputs": (stats("float32", posinf=5),)}, "its derivative reads what is not finite"),
+    ],
+)
+def test_what_is_said_of_a_derivative_is_what_was_seen(fields, cause):
+    found = check("NS304", evidence(localization(replace(SQRT, **fields))))
+    assert found.cause.startswith(cause)
+
+
+def test_what_a_hook_computes_is_no_derivative():
+    by_norm = replace(NORMS, phase="backward", node="TanhBackward0")
+    (found,) = diagnose(evidence(localization(by_norm)), "incident")
+    assert (found.code, found.confidence) == ("NS206", "likely")
+    derived = replace(by_norm, forward_op="aten.tanh.default")
+    assert [one.code for one in diagnose(evidence(localization(derived)), "incident")] == ["NS304"]
+
+
+def test_the_largest_argument_of_an_exponential_is_not_a_negative_one():
+    read = stats("float32", absmax=779.0, minimum=-779.0)
+    assert check("NS207", evidence(localization(replace(EXPONENTIAL, inputs=(read,))))).cause == (
+        "an argument too large; float32 ends at 3.40282e+38"
+    )
 
 
 def test_a_nan_that_no_op_made_is_looked_for_outside_torch():

@@ -125,6 +125,7 @@ SILENT = [
     ("NS305", evidence(replace(ONE_SPOILED, reaches=("v", "w")), CLIPPED, signals=(bad_gradients(2, num_total=2),))),
     ("NS305", evidence(facts=CLIPPED, signals=(bad_gradients(1),))),
     ("NS305", evidence(signals=(bad_gradients(1, num_zero=4, num_inf=1),))),
+    ("NS305", evidence(ONE_SPOILED, signals=(bad_gradients(1, num_zero=4),))),
     ("NS305", evidence(signals=(bad_gradients(1, num_zero=1, num_total=2),))),
     ("NS305", evidence(ONE_SPOILED, signals=(LOSS_AT_0, bad_gradients(5)))),
     ("NS403", Evidence(facts=half_head())),

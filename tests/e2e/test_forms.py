@@ -125,6 +125,16 @@ def test_a_batch_without_a_healthy_row_is_judged_by_the_one_before():
     assert incident.proof.minimal[0].remedy == "form"
 
 
+def test_a_temperature_of_0_proves_no_form():
+    tau = [1.0]
+
+    def cold(_given):
+        tau[0] = 0.0
+
+    watch, _ = investigated(lambda v, _: (v / tau[0]).softmax(-1)[:, 0].mean(), cold)
+    assert {incident.proof.verdict for incident in watch.incidents} == {"plausible"}
+
+
 def investigated(loss, spoil, **policy):
     """Return the watch over four steps of which the third is spoiled, and the network."""
     torch.manual_seed(0)

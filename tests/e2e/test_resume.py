@@ -9,6 +9,7 @@ import torch
 
 import nanstop
 import tiny
+from e2e.scripts import HEAD, run
 from nanstop.store.plan_file import load_plan
 
 torch.set_num_threads(1)
@@ -62,3 +63,34 @@ def test_a_damaged_plan_does_not_stop_the_run(tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     assert len(again.incidents) == 1
     assert all(bool(p.isfinite().all()) for p in resumed.model.parameters())
+
+
+IN_TURN = """
+import copy
+
+def train(net, optimizer, num_steps):
+    for step in range(num_steps):
+        x = torch.randn(8, 4)
+        optimizer.zero_grad()
+        F.mse_loss(net(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+def made():
+    net = nn.Linear(4, 1)
+    return net, torch.optim.AdamW(net.parameters(), 1e-3)
+
+net, optimizer = made()
+train(net, optimizer, 4)
+saved = copy.deepcopy(optimizer.state_dict())
+saved["state"][0]["exp_avg_sq"][0, 2] = float("nan")
+net, optimizer = made()
+optimizer.load_state_dict(saved)
+train(net, optimizer, 4)
+"""
+
+
+def test_the_update_of_a_second_training_that_broke_its_weights_is_found(tmp_path):
+    (tmp_path / "script.py").write_text(HEAD + IN_TURN)
+    ended = run(tmp_path, "script.py")
+    (row,) = ended.rows
+    assert (row["code"], row["phase"], row["step"]) == ("NS403", "optimizer", 0)

@@ -50,6 +50,22 @@ def test_counts(spelled):
     assert "count" in meaning(COUNTS[spelled], **{name: GIVEN[name]})
 
 
+NOT_WHOLE = {
+    "share": lambda mask: mask.float().mean(-1),
+    "weighted": lambda mask: (mask.float() * 0.05).sum(),
+    "weights of their own": lambda mask: (mask * torch.full((3,), 0.3)).sum(),
+    "halved": lambda mask: mask.sum().float() / 2,
+}
+
+
+@pytest.mark.parametrize("spelled", COUNTS | NOT_WHOLE)
+def test_a_count_is_a_whole_number(spelled):
+    function = (COUNTS | NOT_WHOLE)[spelled]
+    name = function.__code__.co_varnames[0]
+    is_share = spelled in NOT_WHOLE or spelled in ("rounded up and halved", "its reciprocal")
+    assert ("whole" in meaning(function, **{name: GIVEN[name]})) is not is_share
+
+
 NORMS = {
     "norm": lambda x: x.norm(dim=-1),
     "vector norm": lambda x: torch.linalg.vector_norm(x, dim=-1),

@@ -254,6 +254,24 @@ class TestKeeper:
         keeper.rewind().restore()
         assert run.state() == before
 
+    def test_the_first_update_of_another_optimizer_begins_anew(self):
+        first, second = Training(), Training()
+        keeper = SnapshotKeeper(lambda: 1 << 30)
+        for index, run in enumerate((first, first, second, second, first)):
+            keeper.of(run.optimizer)
+            keeper.before_update(run.trainable, Window(index))
+            if index == 2:
+                assert keeper.snapshot.trainable.optimizer is second.optimizer
+        assert indices(keeper) == [2, 3, 4]
+
+    def test_a_new_optimizer_in_every_step_is_not_a_training_each(self):
+        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, late_share=1e-12)
+        for index in range(40):
+            run = Training()
+            keeper.of(run.optimizer)
+            keeper.before_update(run.trainable, Window(index))
+        assert len(indices(keeper)) > 30
+
     def test_broken_weights_are_not_even_copied(self):
         run = Training()
         run.model.weight.data[0] = float("nan")

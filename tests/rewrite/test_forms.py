@@ -16,19 +16,22 @@ from torch import nn
 """
 
 
-def rewritten(text, line, form="stable_form", op="", dtype="float32", descent=(), inf=0):
+def rewritten(text, line, form="stable_form", op="", dtype="float32", **given):
     """The text with the statement at ``line`` (or that holds that text) in another form."""
     if isinstance(line, str):
         line = next(n for n, one in enumerate(text.splitlines(), 1) if line in one)
     stats = TensorStats(shape=(2,), dtype=dtype)
+    descent, scalars = given.get("descent", ()), given.get("scalars", ())
+    num_read = 1 if scalars else max(len(descent), 2)
     event = OpEvent(
         index=0,
         phase="forward",
         op=f"aten.{op}.Tensor",
         module="",
         source=SourceLine(file="x.py", line=line, function="f"),
-        inputs=(stats,) * max(len(descent), 1),
-        outputs=(TensorStats(shape=(2,), dtype=dtype, posinf=inf),),
+        inputs=(stats,) * num_read,
+        outputs=(TensorStats(shape=(2,), dtype=dtype, posinf=given.get("inf", 0)),),
+        scalars=scalars,
         descent=descent,
     )
     atom = Atom(remedy=form, target=f"x.py:{line}")
@@ -236,6 +239,27 @@ def test_a_quotient_that_is_infinite_is_left_out_and_one_of_zeros_is_divided_by_
     assert (value.item(), grad.tolist()) == (2.0, [0.0, 0.5])
 
 
+def test_a_number_of_python_that_is_0_has_no_methods_of_a_tensor():
+    text = body("n = y.tolist()[0]\nreturn (x * y).sum() / n")
+    changed = rewritten(text, "return", "form", "div", scalars=(0.0,))
+    assert "return (x * y).sum() / (n or 1)" in changed
+    value, _ = outcome(changed, torch.tensor([3.0]), torch.tensor([0.0]))
+    assert value == 0.0
+
+
+def test_only_a_whole_number_is_0_or_1_at_least():
+    def last(n, **given):
+        changed = rewritten(
+            body(f"n = {n}\nreturn (x * y).sum() / n"), "/ n", "form", "div", **given
+        )
+        return changed.rstrip().rpartition(" / ")[2]
+
+    share = (("data",), ("count", "data"))
+    assert last("y.sum()", descent=share) == "n.masked_fill(n == 0, 1)"
+    assert last("len(y)") == "max(n, 1)"
+    assert last("y.sum().item()") == last("y.sum().item()", scalars=(0.0,)) == "(n or 1)"
+
+
 GUARDED = {
     ("return (x * y).sum() / y.sum()", "div"): (
         "return (x * y).sum() / divisor.masked_fill(divisor == 0, 1)"
@@ -310,7 +334,7 @@ def test_guarded_has_values_where_there_were_none(before, op):
 
 def test_a_count_becomes_at_least_1():
     text = body("n = (y > 0).sum()\nreturn (x * y).sum() / n")
-    descent = (("data",), ("count", "data"))
+    descent = (("data",), ("count", "data", "whole"))
     after = rewritten(text, "/ n", "form", "div", descent=descent)
     assert "return (x * y).sum() / n.clamp(min=1)\n" in after
 

@@ -94,6 +94,51 @@ def test_backward_ops_have_the_line_and_op_of_their_forward(kind):
         assert op.line[0].co_name == "forward"
 
 
+def test_a_derivative_knows_what_its_forward_returned():
+    _, trace = recorded(llama("plain"))
+    (silu,) = (
+        op for op in trace.ops if op.node == "SiluBackward0" and op.module.endswith("1.mlp.act_fn")
+    )
+    made = trace.ops[silu.made_by]
+    assert (made.name, made.module) == (silu.forward, silu.module)
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 0.5
+
+
+def test_what_a_hook_computes_is_no_derivative():
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = nn.Linear(8, 8)
+            self.proj.weight.register_hook(lambda grad: grad.sinh())
+            self.proj.register_full_backward_hook(lambda _m, _i, out: (out[0].asinh(),))
+
+        def forward(self, x):
+            hidden = Halved.apply(self.proj(x))
+            hidden.register_hook(lambda grad: grad.exp())
+            hidden = hidden.tanh()
+            hidden.register_hook(lambda grad: grad.cosh())
+            return hidden
+
+    model = Hooked()
+    given = torch.randn(4, 8).requires_grad_()
+    _, trace = recorded(model, lambda m, b: m(b["x"]).sum(), {"x": given})
+    ops = {op.name.split(".")[1]: op for op in trace.ops if op.phase == "backward"}
+    for name in ("sinh", "asinh", "exp", "cosh"):
+        assert (ops[name].forward, ops[name].line[0].co_name) == (None, "<lambda>")
+        assert ops[name].node is not None
+    assert ops["tanh_backward"].forward == "aten.tanh.default"
+    assert ops["mul"].forward == "Halved"
+
+
 def test_recomputation_is_a_phase_of_its_own():
     def ops(kind, phase):
         return [op.name for op in recorded(llama(kind))[1].ops if op.phase == phase and op.module]

@@ -82,7 +82,8 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
             continue
         if diagnosis is not None:
             page = f"docs/rules/{rule.code}.md"
-            found.append(replace(diagnosis, page=page, usual_cure=rule.usual_cure))
+            usual = diagnosis.usual_cure or rule.usual_cure
+            found.append(replace(diagnosis, page=page, usual_cure=usual))
     return found
 
 

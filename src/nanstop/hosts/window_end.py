@@ -84,9 +84,7 @@ class WindowEnds:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what belongs to an earlier training:
-        its snapshot holds the state of another optimizer.
-        """
+        """Forget what belongs to an earlier training: its snapshot is of another optimizer."""
         self.keeper = SnapshotKeeper(compat.free_host_bytes)
         self._expected: HostStep | None = None
         self._reported: tuple[str, ...] = ()
@@ -120,6 +118,7 @@ class WindowEnds:
             self.keeper.forget()
         else:
             self.keeper.among(self._host.facts.world_size)
+            self.keeper.of(step.view.optimizer)
             self.keeper.before_update(lambda: trainable_of(step.view), step)
             self._expected = step if ending.applied and not ending.redone else None
 

@@ -151,3 +151,11 @@ def read_by(trace: Trace, index: int, *, limit: int = 4) -> tuple[str, ...]:
 
 def _after(trace: Trace, index: int) -> Iterator[Op]:
     return (op for op in trace.ops[index + 1 :] if op.phase in ("forward", "loss", "recompute"))
+
+
+def forward_outputs(trace: Trace, op: Op) -> tuple[Value, ...]:
+    """Return what the forward op returned whose gradient ``op`` computes, () where it was not
+    recorded.
+    """
+    made = None if op.made_by is None else trace.ops[op.made_by]
+    return made.outputs if made is not None and made.name == op.forward else ()

@@ -320,6 +320,7 @@ class FailureOrigin:
             scalars=op.scalars,
             node=op.node,
             forward_op=op.forward,
+            forward_outputs=self._light(dataflow.forward_outputs(self._trace, op)),
             wider=details.wider if details else "unknown",
             reference=details.reference if details else "unknown",
             fully_masked_rows=details.fully_masked_rows if details else 0,

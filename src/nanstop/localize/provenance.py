@@ -28,6 +28,7 @@ _CONSTANT: Kinds = frozenset({"constant"})
 _MASK: Kinds = frozenset({"mask"})
 _NORM: Kinds = frozenset({"norm"})
 _COUNT: Kinds = frozenset({"count"})
+_WHOLE: Kinds = frozenset({"whole"})
 _TOTAL: Kinds = frozenset({"total"})
 _EXTREME: Kinds = frozenset({"extreme"})
 _LOG_PROBABILITY: Kinds = frozenset({"log_probability"})
@@ -62,6 +63,8 @@ KEEPS = frozenset(
 )
 _CHOOSES = frozenset({"gather", "index", "nll_loss_forward", "nll_loss2d_forward"})
 _MIXES = frozenset({"add", "sub", "rsub", "maximum", "minimum"})
+_ZERO_OR_ONE = _COMPARES | _FILLS | _ZEROS_AND_ONES
+_STAY_WHOLE = (KEEPS - {"native_dropout"}) | _SUMS - {"mean"} | _PRODUCTS | _MIXES | {"mul"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,10 @@ def descents(trace: Trace, masks: Collection[str] = ()) -> tuple[Kinds, ...]:
     for op in trace.ops:
         read = [kinds_of(trace, made, value, masks) for value in op.inputs]
         sources = NOTHING.union(*read) & SOURCES
-        meaning = _meaning(Reading.of(op, read)) - SOURCES - _CONSTANT
+        reading = Reading.of(op, read)
+        meaning = _meaning(reading) - SOURCES - _CONSTANT - _WHOLE
+        if meaning & (_MASK | _COUNT) and _is_whole(reading):
+            meaning |= _WHOLE
         made.append(meaning | (sources or _CONSTANT))
     return tuple(made)
 
@@ -100,7 +106,7 @@ def kinds_of(
     found = [made[index] for index in writers(trace, value) if index < len(made)]
     kinds = _agreed(found) if found else _own(value)
     is_mask = value.dtype is torch.bool or (not found and value.storage.name in masks)
-    return kinds | _MASK if is_mask else kinds
+    return kinds | _MASK | _WHOLE if is_mask else kinds
 
 
 def _own(value: Value) -> Kinds:
@@ -131,6 +137,18 @@ def _meaning(op: Reading) -> Kinds:
         if op.base in names:
             return made(op)
     return NOTHING
+
+
+def _is_whole(op: Reading) -> bool:
+    """Return whether masks and counts are whole numbers still: weights and shares are none."""
+    if op.base in _ZERO_OR_ONE or op.base in _COUNTS:
+        return True
+    read = zip(op.values, op.kinds, strict=True)
+    return (
+        op.base in _STAY_WHOLE
+        and all(float(number).is_integer() for number in op.scalars)
+        and all("whole" in kinds or value.dtype in _INTEGERS for value, kinds in read)
+    )
 
 
 def _fixed(*kinds: Descent) -> Callable[[Reading], Kinds]:

@@ -106,10 +106,11 @@ class OpEvent:
     ``wider``: the same op on the same inputs in a format of more range (float16 -> float32, others
     -> float64). ``reference``: the same op in the same format by reference mathematics (another
     kernel, eager instead of compiled). ``forward_op``: for a backward op, the forward op whose
-    gradient it computes; ``module`` and ``source`` are that op's. ``legal``: why a non-finite value
-    is meant to be there (a mask), else None. ``descent``: of each input, what it is by the
-    operations that made it; empty where that is not known. ``read_by``: the first operations that
-    compute with the result.
+    gradient it computes; ``module`` and ``source`` are that op's; None for what a hook computes.
+    ``forward_outputs``: the range of what that op returned, where it was recorded; its counts say
+    only that there are such elements. ``legal``: why a non-finite value is meant to be there (a
+    mask), else None. ``descent``: of each input, what it is by the operations that made it; empty
+    where that is not known. ``read_by``: the first operations that compute with the result.
     """
 
     index: int
@@ -122,6 +123,7 @@ class OpEvent:
     scalars: tuple[float, ...] = ()
     node: str | None = None
     forward_op: str | None = None
+    forward_outputs: tuple[TensorStats, ...] = ()
     wider: Finiteness = "unknown"
     reference: Finiteness = "unknown"
     fully_masked_rows: int = 0
@@ -133,6 +135,13 @@ class OpEvent:
     def name(self) -> str:
         """Its kind: ``div``, see ``op_kind``."""
         return op_kind(self.op)
+
+    @property
+    def is_of_hook(self) -> bool:
+        """Whether a hook on a gradient computes it: it runs in the backward pass, and belongs to
+        no derivative.
+        """
+        return self.node is not None and self.forward_op is None
 
     @property
     def divisor(self) -> int | None:

@@ -47,6 +47,7 @@ Descent = Literal[
     "constant",
     "mask",
     "count",
+    "whole",
     "total",
     "magnitude",
     "square",

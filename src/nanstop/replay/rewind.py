@@ -5,11 +5,13 @@ a snapshot now and then, and the windows since.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from nanstop.numerics.tensors import nonfinite
 from nanstop.replay.snapshot import Snapshot, Trainable
@@ -19,6 +21,8 @@ _NOTE_BYTES = 1 << 15
 """What is noted of a micro-batch beside its batch: nearly all of it random state."""
 _RETRY = 64
 _MEMORY_SHARE = 0.25
+_NUM_BEGINNINGS = 8
+"""Optimizers whose first update begins a way back at once: models that a script trains in turn."""
 _WEIGHED, _WEIGH_EVERY = 4, 8
 """Windows after a snapshot whose bytes are counted: the first, and of the others one in so many."""
 
@@ -87,6 +91,21 @@ class SnapshotKeeper:
     _started: float = 0.0
     _num_updates: int = 0
     _num_since: int = 0
+    _is_new: bool = False
+    _optimizers: weakref.WeakSet[Optimizer] = field(default_factory=weakref.WeakSet[Optimizer])
+    _num_optimizers: int = 0
+
+    def of(self, optimizer: Optimizer | None) -> None:
+        """Say whose update comes next. The first one of an optimizer begins the way back anew: a
+        snapshot of another one's state cannot take it back.
+        """
+        if optimizer is None or optimizer in self._optimizers:
+            return
+        self._optimizers.add(optimizer)
+        self._num_optimizers += 1
+        if self._num_updates and self._num_optimizers <= _NUM_BEGINNINGS:
+            self.forget()
+            self._is_new = True
 
     def among(self, num_ranks: int) -> None:
         """Keep what ``num_ranks`` processes can go back to together, in memory that they share."""
@@ -99,8 +118,8 @@ class SnapshotKeeper:
         """
         if self._num_updates == 0:
             self._started = self.clock()
-        if self._due():
-            self._num_since = 0
+        if self._is_new or self._due():
+            self._num_since, self._is_new = 0, False
             self._take(trainable)
         if self.snapshot is not None:
             self._keep(step)

@@ -247,6 +247,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     stable = atom.remedy == "stable_form"
     for place in (statement, *(source.readers_of(statement) if stable else ())):
         draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
+        draft.by_number = event is not None and event.name == "div" and event.divisor is None
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             done = rewrite_in_log_space(draft) if stable else rewrite_guarded(draft, _name(event))
@@ -274,4 +275,4 @@ def _divides_by_count(event: OpEvent | None) -> bool:
     divisor = event.divisor if event is not None else None
     if event is None or divisor is None or divisor >= len(event.descent):
         return False
-    return "count" in event.descent[divisor]
+    return {"count", "whole"} <= set(event.descent[divisor])

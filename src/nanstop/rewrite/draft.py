@@ -29,9 +29,11 @@ class Draft:
     statement: ast.stmt
     dtype: str = "float32"
     counted: bool = False
-    """Whether what the failing operation divides by is a count."""
+    """Whether what the failing operation divides by is a count: 0 or 1 at least."""
     infinite: bool = False
     """Whether it has made Inf: then it did not divide 0 by 0."""
+    by_number: bool = False
+    """Whether what it divides by is a number of Python's."""
     lines: list[str] = field(default_factory=list[str])
     edits: list[Edit] = field(default_factory=list[Edit])
 

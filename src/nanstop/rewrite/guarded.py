@@ -5,7 +5,7 @@ at 0.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.operations import Operation, is_cheap, number_of, operation, same
@@ -13,8 +13,10 @@ from nanstop.rewrite.source import expressions_of
 
 _EDGE = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "1e-12"}
 _SPACING = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "2e-16"}
-_INTEGERS = frozenset({"len", "int", "max", "min"})
-_INTEGER_METHODS = frozenset({"numel", "size", "item", "dim", "__len__"})
+_INTEGERS = frozenset({"len", "int"})
+_INTEGER_METHODS = frozenset({"numel", "size", "dim", "__len__"})
+_NUMBERS = frozenset({"float", "max", "min"})
+_NUMBER_METHODS = frozenset({"item"})
 _HARMLESS = {"log": "1", "log2": "1", "log10": "1", "sqrt": "1", "rsqrt": "1", "pow": "1"}
 _HARMLESS |= {"acos": "0", "asin": "0", "atanh": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
 """What a function is given where its result is not chosen."""
@@ -134,8 +136,10 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     if len(found.args) != 2 or found.keywords or number_of(found.args[1]) is not None:
         return None
     divisor = found.args[1]
-    if _is_integer(draft, divisor):
+    if _is_integer(draft, divisor):  # 0, or 1 at least
         return _with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
+    if draft.by_number or _comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
+        return _with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
     if draft.counted:
         text = f"{draft.source.operand(divisor)}.clamp(min=1)"
         return _with_operand(draft, found, 1, text)
@@ -151,15 +155,19 @@ def _divided(draft: Draft, found: Operation) -> str | None:
 
 
 def _is_integer(draft: Draft, node: ast.expr) -> bool:
-    """Return whether a value is a number of Python's: then it has no ``clamp``."""
+    """Return whether a value is a whole number of Python's: then it has no ``clamp``."""
     meant = draft.meant(node)
-    if isinstance(meant, ast.Call):
-        func = meant.func
-        if isinstance(func, ast.Name):
-            return func.id in _INTEGERS
-        return isinstance(func, ast.Attribute) and func.attr in _INTEGER_METHODS
     shape = meant.value if isinstance(meant, ast.Subscript) else None
-    return isinstance(shape, ast.Attribute) and shape.attr == "shape"
+    sized = isinstance(shape, ast.Attribute) and shape.attr == "shape"
+    return sized or _comes_from(meant, _INTEGERS, _INTEGER_METHODS)
+
+
+def _comes_from(node: ast.AST, functions: Collection[str], methods: Collection[str]) -> bool:
+    """Return whether a value is what one of Python's functions, or a method, returns."""
+    func = node.func if isinstance(node, ast.Call) else None
+    if isinstance(func, ast.Name):
+        return func.id in functions
+    return isinstance(func, ast.Attribute) and func.attr in methods
 
 
 def _normalized(draft: Draft, found: Operation) -> str | None:

@@ -107,9 +107,9 @@ class _RunPlaces(Places):
         super()._left(module, args, output)
         self.left_root = self.left_root or not self._stack
 
-    def forward(self, op: str, line: Any) -> Place:
+    def forward(self, op: str, line: Any, index: int | None = None) -> Place:
         """Return the place of an op, and forget the oldest ones once there are too many."""
-        place = super().forward(op, line)
+        place = super().forward(op, line, index)
         for held in (self._made, self._parent):
             if len(held) > 2 * MAX_PLACES:
                 for key in list(itertools.islice(held, MAX_PLACES)):

@@ -28,6 +28,7 @@ graph_task = torch._C._current_graph_task_id
 
 _ENGINE = "_engine_run_backward"
 _CHECKPOINT = torch.utils.checkpoint.__file__
+_APPLY = BackwardCFunction.apply.__code__
 _MODULE_CALL = hooks.Module._call_impl.__code__
 _REACH = 2
 """How many numbers count as a node's own:
@@ -37,16 +38,28 @@ a write through a view gives its second to ``CopySlices``.
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``op``: the forward op; ``line``: (code, line number), None where only torch's own frames
-    were on the stack.
+    """``op``: the forward op, and ``index`` its place in the trace, where it has one; ``line``:
+    (code, line number), None where only torch's own frames were on the stack.
     """
 
     module: str
     line: tuple[CodeType, int] | None
-    op: str
+    op: str | None
+    index: int | None = None
 
 
 NOWHERE = Place("", None, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A line of the script that runs within a backward: of a forward run ``anew``, of a hook, else
+    of a custom backward.
+    """
+
+    line: tuple[CodeType, int] | None
+    anew: bool
+    by_hook: bool
 
 
 class Places:
@@ -116,7 +129,9 @@ class Places:
         if any(module is called for called in self._called):
             self.left_root = True
 
-    def forward(self, op: str, line: tuple[CodeType, int] | None) -> Place:
+    def forward(
+        self, op: str, line: tuple[CodeType, int] | None, index: int | None = None
+    ) -> Place:
         """Return the place of an op that is no backward op, and remember it for its node."""
         task = graph_task()
         if self._stack:
@@ -124,7 +139,7 @@ class Places:
         else:  # a checkpointed plain function runs anew outside any module: its node's is meant
             node = current_node() if task != -1 else None
             module = self._nearest(node._sequence_nr(), task).module if node is not None else ""
-        place = Place(module, line, op)
+        place = Place(module, line, op, index)
         if task != -1:
             self._recomputing = task
         # Autograd numbers a node before it dispatches:
@@ -132,9 +147,9 @@ class Places:
         self._made.setdefault((task, _sequence_nr() - 1), place)
         return place
 
-    def backward(self, node: Any, line: tuple[CodeType, int] | None) -> Place:
+    def backward(self, node: Any, written: Written) -> Place:
         """Return the place of the forward op whose gradient ``node`` computes, or of the custom
-        function; ``line`` is that of a custom backward.
+        function; what a hook asked for is no op's gradient.
         """
         task = graph_task()
         if task not in self._parent:
@@ -143,9 +158,12 @@ class Places:
             self._parent[task] = self._recomputing
         self._recomputing = -1
         found = self._nearest(node._sequence_nr(), task)
-        own = isinstance(node, BackwardCFunction)  # its forward is many ops, and none of its own
-        op = type(node).__name__.removesuffix("Backward") if own else found.op
-        return Place(found.module, line or found.line, op)
+        if written.by_hook:
+            return Place(found.module, written.line, None)
+        if isinstance(node, BackwardCFunction):  # its forward is many ops, and none of its own
+            name = type(node).__name__.removesuffix("Backward")
+            return Place(found.module, written.line or found.line, name)
+        return found
 
     def _nearest(self, number: int, task: int) -> Place:
         makers = dict.fromkeys((self._parent.get(task, -1), -1, task))
@@ -170,23 +188,24 @@ class Places:
             frame = frame.f_back
         return None
 
-    def line_in_backward(self) -> tuple[tuple[CodeType, int] | None, bool]:
-        """Return the line within a running backward, and whether what runs is a forward anew.
+    def line_in_backward(self) -> Written:
+        """Return the line within a running backward, and what runs it.
 
-        Between the op and the engine stand only frames of a custom backward, if any; a module's
-        call or checkpoint's own code among them means a recomputation. The engine's threads on a
-        GPU have no frames beyond.
+        Between the op and the engine stand only frames of a custom backward or of a hook, if any; a
+        module's call or checkpoint's own code among them means a recomputation. The engine's
+        threads on a GPU have no frames beyond.
         """
         found: tuple[CodeType, int] | None = None
-        anew = False
+        anew = applied = False
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_name != _ENGINE:
             code = frame.f_code
             anew = anew or code is _MODULE_CALL or code.co_filename == _CHECKPOINT
+            applied = applied or code is _APPLY
             if found is None and not is_wrapper(code.co_filename):
                 found = code, frame.f_lineno
             frame = frame.f_back
-        return found, anew
+        return Written(found, anew, found is not None and not applied)
 
 
 def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from nanstop.numerics.tensors import dense_parts, is_measurable
 from nanstop.records import Phase
 from nanstop.tracing import operators
-from nanstop.tracing.places import Place, Places, current_node, graph_task
+from nanstop.tracing.places import Place, Places, Written, current_node, graph_task
 
 UNMEASURED = -1
 
@@ -64,7 +64,10 @@ class Value:
 
 @dataclass(slots=True)
 class Op:
-    """One dispatched operation; module and line are those of the forward op for backward ones."""
+    """One dispatched operation; module and line are those of the forward op for backward ones.
+
+    ``forward``: that op's name, and ``made_by`` its index; None where a hook asked for the op.
+    """
 
     index: int
     name: str
@@ -73,6 +76,7 @@ class Op:
     line: tuple[Any, int] | None
     node: str | None
     forward: str | None
+    made_by: int | None = None
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
     scalars: tuple[float, ...] = ()
@@ -184,19 +188,15 @@ class Recorder(TorchDispatchMode):
         views too number autograd nodes.
         """
         places, index = self._places, len(self._ops)
-        node = None
-        anew = False
+        written, node = None, None
         if graph_task() == -1:
             line = places.line()
         else:
-            line, anew = places.line_in_backward()
-            node = None if anew else current_node()
-        if node is not None:
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                place = Place(self._owner(variable), None, "AccumulateGrad")
-            else:
-                place = places.backward(node, line)
+            written = places.line_in_backward()
+            line = written.line
+            node = None if written.anew else current_node()
+        if written is not None and node is not None:
+            place = self._place_in_backward(node, written)
             return Op(
                 index,
                 name,
@@ -205,11 +205,20 @@ class Recorder(TorchDispatchMode):
                 place.line,
                 node.name(),
                 place.op,
+                place.index,
             )
-        place = places.forward(name, line)
+        place = places.forward(name, line, index)
         outside = places.left_root and not places.inside
+        anew = written is not None and written.anew
         phase: Phase = "recompute" if anew else "loss" if outside else "forward"
         return Op(index, name, self._named(phase), place.module, line, None, None)
+
+    def _place_in_backward(self, node: Any, written: Written) -> Place:
+        variable = getattr(node, "variable", None)
+        if variable is None:
+            return self._places.backward(node, written)
+        owner = self._owner(variable)
+        return Place(owner, written.line, None if written.by_hook else "AccumulateGrad")
 
     def _owner(self, parameter: Tensor) -> str:
         """Return the module of a parameter whose gradient is being accumulated."""

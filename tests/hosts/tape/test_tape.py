@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from nanstop.errors import NanstopError
+from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import MAX_CALLS, Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.replay.rng import note_rng, restore_rng
@@ -402,3 +404,74 @@ def test_a_parameter_of_the_script_that_is_used_before_the_model_call_has_its_gr
     assert micro.obstacle() == ""
     replayed(net, micro)
     assert torch.equal(scale.grad, expected)
+
+
+class Router(nn.Module):
+    def __init__(self, *, is_made_once=False):
+        super().__init__()
+        self.inner, self.aux, self.is_made_once = nn.Linear(4, 4), None, is_made_once
+        self.all = []
+
+    def forward(self, x):
+        out = self.inner(x)
+        if self.aux is None or not self.is_made_once:
+            self.aux = out.square().mean()
+        self.all.clear()
+        self.all += [out.exp().sum(), out.sin().sum()]
+        return out
+
+
+def with_aux(net, left, num_micros=3):
+    """Micro-batches whose loss reads what the model leaves in an attribute."""
+    for _ in range(num_micros):
+        micro = TapedMicro(Tape("cpu", lambda _: None), note_rng())
+        micro.tape.left = left
+        out = micro.tape.call(net, (torch.randn(2, 4),), {}, rng=micro.rng)
+        micro.tape.start()
+        try:
+            loss = out.abs().mean() + 0.1 * net[0].aux + net[0].all[1]
+        finally:
+            micro.tape.stop()
+        micro.tape.call(torch.Tensor.backward, (loss,), {"retain_graph": True}, keep=True)
+        micro.closed([loss])
+        yield micro
+
+
+def test_what_a_model_leaves_in_an_attribute_is_part_of_the_loss():
+    net = nn.Sequential(Router())
+    for micro in with_aux(net, LeftBehind(num_searches=1)):
+        seen = [p.grad.clone() for p in net.parameters()]
+        aux, every = net[0].aux, [*net[0].all]
+        assert micro.obstacle() == ""
+        loss, gradients = replayed(net, micro)
+        assert torch.equal(loss, micro.loss)
+        assert all(map(torch.equal, gradients, seen))
+        assert net[0].aux is aux
+        assert all(one is other for one, other in zip(net[0].all, every, strict=True))
+        net.zero_grad()
+
+
+def test_what_was_left_before_is_not_made_anew():
+    net = nn.Sequential(Router(is_made_once=True))
+    *_, micro = with_aux(net, LeftBehind(num_searches=1))
+    with pytest.raises(NanstopError, match="leaves no `aux`"):
+        micro.rerun(None)
+
+
+def test_models_are_not_searched_again_and_again():
+    net, left = nn.Sequential(Router()), LeftBehind(num_searches=2)
+    other = torch.ones((), requires_grad=True).exp()
+    (micro,) = with_aux(net, left, num_micros=1)
+    calls, walks = micro.tape.calls, []
+    net.modules = lambda: walks.append(1) or iter(())
+    for _ in range(5):
+        assert left.stand_in(other, calls) is None
+    assert len(walks) == 2
+
+
+def test_a_list_that_grows_for_ever_is_not_followed_for_ever():
+    net, left = nn.Sequential(Router()), LeftBehind(num_searches=2)
+    (micro,) = with_aux(net, left, num_micros=1)
+    net[0].all = [torch.ones((), requires_grad=True).exp() for _ in range(600)]
+    found = [left.stand_in(one, micro.tape.calls) for one in net[0].all]
+    assert 200 < sum(one is not None for one in found) <= 256

@@ -40,6 +40,8 @@ VERY_LONG = 5.0
 """A step, in sizes of a typical weight, that no model is trained with."""
 
 FORWARD = ("forward", "recompute", "generate", "evaluate", "loss")
+WRITTEN = (*FORWARD, "hook")
+"""Where operations are those that the program wrote down: none is a derivative's."""
 
 
 def standing(evidence: Evidence) -> RunFacts:
@@ -76,11 +78,16 @@ def weights_of(evidence: Evidence) -> tuple[TensorStats, ...]:
 
 
 def born(evidence: Evidence, phases: Iterable[str]) -> OpEvent | None:
-    """Return the op that made the first bad value out of finite ones in a phase, else None."""
+    """Return the op that made the first bad value out of finite ones in a phase, else None.
+
+    What a hook computes has two: its own, ``hook``, and that of the backward pass.
+    """
     found = evidence.localization
     if found is None or found.origin != "born_here" or found.first_bad is None:
         return None
-    return found.first_bad if found.first_bad.phase in phases else None
+    event = found.first_bad
+    its = {event.phase, "hook"} if event.is_of_hook else {event.phase}
+    return event if its & set(phases) else None
 
 
 def first_bad(

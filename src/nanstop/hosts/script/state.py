@@ -24,6 +24,7 @@ from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
 from nanstop.hosts.sharded.ddp import reduces
 from nanstop.hosts.tape.given_weights import inside_transform
+from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
@@ -73,6 +74,7 @@ class LoopState:
         self._lingering: list[Tape] = []
         self._early: Tape | None = None
         self._marks = WeightMarks()
+        self._left = LeftBehind(num_searches=8)
         self.rng = RngNotes()
 
     @property
@@ -283,7 +285,7 @@ class LoopState:
 
     def _new_tape(self, device: str) -> Tape:
         tape = Tape(device, self.on_error)
-        tape.on_number, tape.on_write = self.on_number, self._keep
+        tape.on_number, tape.on_write, tape.left = self.on_number, self._keep, self._left
         return tape
 
     def _keep(self, written: Tensor) -> None:

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
+from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
     Call,
     Constant,
+    Left,
     Slot,
     keep_values,
     root_of,
@@ -46,13 +48,10 @@ MAX_CALLS = 4096
 """Length at which a tape is given up:
 a loop that never calls ``backward`` must not fill the memory.
 """
-_MAX_HELD_BYTES = 2**20
-"""Larger tensors from outside are not held for what the script makes of them:
-logits of another model, say.
+_MAX_HELD_BYTES, _MAX_ALL_BYTES = 2**20, 2**24
+"""Larger tensors from outside are not held for what the script makes of them: logits of another
+model, say; nor more than this in all.
 """
-
-_MAX_ALL_BYTES = 2**24
-"""More than this is not held in all."""
 
 Operand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
@@ -82,6 +81,7 @@ class Tape(OwnMode):
         self.on_error = on_error
         self.on_number: Callable[[float], None] = lambda _: None
         self.on_write: Callable[[Tensor], None] | None = None
+        self.left = LeftBehind()
         self.num_ops = 0
         self.num_outer = self.num_passed = 0
         self.takes_outer = True
@@ -322,7 +322,10 @@ class Tape(OwnMode):
                 return slot
             # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
             if value.grad_fn is not None:
-                return HISTORY
+                left = self.left.stand_in(value, self.calls)
+                if left is not None:
+                    operands[-1] = (value, version(value), Slot(left.slot))
+                return left or HISTORY
             origin = slot.index if slot is not None and not trains else None
             self._given.add(id(root_of(value)))
             return Constant(value, operands[-1][1], origin)
@@ -348,6 +351,7 @@ class Tape(OwnMode):
             if call.keep or call.writes or place == last or wanted.intersection(call.results):
                 chosen.append(call)
                 wanted.update(s.index for s in call.held(Slot))
+                wanted.update(left.slot for left in call.held(Left))
                 wanted.update(self._made_again(call.held(Constant)))
         return chosen[::-1]
 

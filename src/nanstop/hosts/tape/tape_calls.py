@@ -6,6 +6,7 @@ Its function, and its arguments with what must not be held replaced by stand-ins
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nanstop.errors import NanstopError
 from nanstop.hosts.tape.tensors import autocast_state
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, restore_rng
@@ -61,6 +63,27 @@ class History:
 
 
 HISTORY = History()
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Stands for a tensor that a model has left in an attribute of one of its modules, or in a
+    list there (``place``). ``slot``: of the first result of the call that did. ``seen``: the tensor
+    of the first time.
+    """
+
+    module: nn.Module
+    name: str
+    place: int | None
+    slot: int
+    seen: weakref.ref[Tensor]
+
+    def made_anew(self) -> Tensor:
+        """Return what is there after another call. Errors: NanstopError where that left none."""
+        found = left_in(self.module, self.name, self.place)
+        if not isinstance(found, Tensor) or found is self.seen():
+            raise NanstopError(f"the model leaves no `{self.name}` when it is called again")
+        return found
 
 
 @dataclass(slots=True)
@@ -126,6 +149,8 @@ class Call:
 def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tensor]) -> Any:
     if isinstance(value, Slot):
         return values[value.index]
+    if isinstance(value, Left):
+        return value.made_anew()
     if isinstance(value, Constant):
         if value.origin is not None and value.origin in values:
             return values[value.origin]
@@ -135,6 +160,14 @@ def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tens
     if type(value) is dict:
         return {key: filled(entry, values, replaced) for key, entry in value.items()}
     return value
+
+
+def left_in(module: nn.Module, name: str, place: int | None) -> Any:
+    """Return what a module has in an attribute, or at a place of a list there; None for nothing."""
+    held = vars(module).get(name)
+    if place is None:
+        return held
+    return held[place] if isinstance(held, list) and place < len(held) else None
 
 
 def root_of(tensor: Tensor) -> Tensor:

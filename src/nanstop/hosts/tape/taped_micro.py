@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from nanstop.hosts.tape.given_weights import WEIGHTS
 from nanstop.hosts.tape.tape import Tape
-from nanstop.hosts.tape.tape_calls import Call, Constant, Slot, leaves, variable_names
+from nanstop.hosts.tape.tape_calls import Call, Constant, Left, Slot, leaves, variable_names
 from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
@@ -143,8 +144,10 @@ class TapedMicro:
     def rerun(self, batch: Batch | None) -> Tensor:
         replaced = self._replaced(batch)
         values: dict[int, Tensor] = {}
-        for call in self.tape.needed():
-            call.play(values, replaced)
+        needed = self.tape.needed()
+        with _put_back(needed):
+            for call in needed:
+                call.play(values, replaced)
         return total(values[slot] for slot in self.tape.losses)
 
     def leaves(self) -> list[Tensor]:
@@ -185,6 +188,24 @@ class TapedMicro:
         if batch is None:
             return {}
         return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
+
+
+@contextmanager
+def _put_back(calls: Iterable[Call]) -> Iterator[None]:
+    """Put back what models had left in their attributes before they are called again."""
+    left = [one for call in calls for one in leaves(call.args, call.kwargs, kind=Left)]
+    held = [vars(one.module).get(one.name) for one in left]
+    entries = [list[Any](one) if isinstance(one, list) else None for one in held]
+    try:
+        yield
+    finally:
+        for one, value, inside in zip(left, held, entries, strict=True):
+            if inside is not None:
+                value[:] = inside
+            if value is None:  # the script has taken it away
+                vars(one.module).pop(one.name, None)
+            else:
+                vars(one.module)[one.name] = value
 
 
 def _named(call: Call) -> Iterator[tuple[str, Constant]]:

@@ -17,16 +17,21 @@ _SAME = 16
 
 class Comparison:
     """``num_same``: values and derivatives that are finite in the old form and the same in the new
-    one; ``num_other``: those that are another number there.
+    one; ``num_other``: those that are another number there. ``is_left_out``: a quotient was
+    infinite throughout. Its divisor is a setting and no count of the batch: that all of it may be
+    left out needs another witness than the calls that read what was put there.
     """
 
     def __init__(self) -> None:
         self.num_same = self.num_other = 0
+        self.is_left_out = False
 
     @property
     def unchanged(self) -> bool | None:
-        """Whether everything that had a value kept it; None where nothing had one."""
-        return self.num_other == 0 if self.num_same + self.num_other else None
+        """Whether everything that had a value kept it; None where that is not known."""
+        if self.num_other:
+            return False
+        return True if self.num_same and not self.is_left_out else None
 
     def look(self, call: Call, guard: Callable[[Call], Any]) -> None:
         """Make a call in both ways on copies of what it reads. Synchronises the device."""
@@ -36,6 +41,7 @@ class Comparison:
         if not isinstance(old, Tensor) or not isinstance(new, Tensor):
             return
         known = old.detach().isfinite()
+        self.is_left_out |= call.name == "div" and bool(old.isinf().any()) and not known.any()
         self._count(old.detach(), new.detach())
         read = [x for x in leaves.args if isinstance(x, Tensor) and x.requires_grad]
         if read and old.requires_grad and new.requires_grad:

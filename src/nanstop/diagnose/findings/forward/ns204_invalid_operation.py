@@ -52,7 +52,7 @@ import math
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import Operand, zero_divisor
 from nanstop.diagnose.evidence.reading import (
-    FORWARD,
+    WRITTEN,
     first_bad,
     foreign_kernel,
     number,
@@ -69,7 +69,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     refused = raised_op(evidence)
     if refused is not None:
         return _refusal(evidence, refused)
-    event, output = first_bad(evidence, FORWARD)
+    event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
     if _is_brought_in(evidence):

@@ -48,7 +48,7 @@ import math
 
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import without_zeros, zero_divisor
-from nanstop.diagnose.evidence.reading import FORWARD, first_bad
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 
@@ -60,7 +60,7 @@ _ONE = "the sample deviation of one element divides by n - 1 = 0"
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op divides by a count of 0 or reduces no element."""
-    event, output = first_bad(evidence, FORWARD)
+    event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or event.wider == "finite":
         return None
     few = _reduces_too_few(event)
@@ -82,7 +82,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 def confirm(evidence: Evidence) -> Change | None:
     """Return the count of 1 that the division must be finite with."""
-    event, _ = first_bad(evidence, FORWARD)
+    event, _ = first_bad(evidence, WRITTEN)
     if event is None:
         return None
     if _weighs_nothing(event) is not None:

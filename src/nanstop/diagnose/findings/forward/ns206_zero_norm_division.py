@@ -54,7 +54,7 @@ import math
 
 from nanstop.diagnose.evidence.candidates import Candidates, at_the_line, initialised, islands
 from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
-from nanstop.diagnose.evidence.reading import FORWARD, counted, first_bad, number, standing
+from nanstop.diagnose.evidence.reading import WRITTEN, counted, first_bad, number, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
@@ -62,7 +62,7 @@ from nanstop.records.formats import HALF
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op divides by a norm, deviation or range of 0."""
-    event, output = first_bad(evidence, FORWARD)
+    event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or event.wider == "finite":
         return None
     divisor = zero_divisor(event)
@@ -85,7 +85,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 def confirm(evidence: Evidence) -> Change | None:
     """Return the norm of 1 that the division must be finite with."""
-    event, _ = first_bad(evidence, FORWARD)
+    event, _ = first_bad(evidence, WRITTEN)
     return without_zeros(event) if event is not None else None
 
 

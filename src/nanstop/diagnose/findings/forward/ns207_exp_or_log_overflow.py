@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
-from nanstop.diagnose.evidence.reading import FORWARD, first_bad, limit, number
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, limit, number
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW, SMALLEST
@@ -58,7 +58,7 @@ LOGARITHMS = ("log", "log1p", "log2", "log10")
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an exp or log gave Inf first, in a format that is not narrow."""
-    event, output = first_bad(evidence, FORWARD)
+    event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or output.nan:
         return None
     if output.dtype in NARROW and event.wider != "nonfinite":
@@ -81,7 +81,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 def confirm(evidence: Evidence) -> Change | None:
     """Return the argument within range that the op must be finite with."""
-    event, _ = first_bad(evidence, FORWARD)
+    event, _ = first_bad(evidence, WRITTEN)
     if event is None or not event.inputs:
         return None
     if event.name in EXPONENTIALS:
@@ -100,8 +100,7 @@ def _cause(event: OpEvent, output: TensorStats, rounded: OpEvent | None) -> str 
     if read is None:
         return None
     if event.name in EXPONENTIALS:
-        reached = number(read.stats.absmax)
-        return f"an argument of up to {reached}; {output.dtype} ends at {limit(output.dtype)}"
+        return f"{_argument(event, read.stats)}; {output.dtype} ends at {limit(output.dtype)}"
     if event.name not in LOGARITHMS:
         return None
     if event.name == "log1p":
@@ -110,6 +109,16 @@ def _cause(event: OpEvent, output: TensorStats, rounded: OpEvent | None) -> str 
     if rounded is not None:
         return f"the logarithm of a {what} that was rounded to exactly 0"
     return "the logarithm of an exact 0" if what == "number" else f"the logarithm of a {what} of 0"
+
+
+def _argument(event: OpEvent, read: TensorStats) -> str:
+    """Return the largest argument. Of more than its size is known only where that is its own: the
+    exponential of a large negative number is 0.
+    """
+    lowest = -(read.minimum or 0.0)
+    if event.name not in ("sinh", "cosh") and lowest >= read.absmax:
+        return "an argument too large"
+    return f"an argument of up to {number(read.absmax)}"
 
 
 def _rounded_at(rounded: OpEvent | None) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The derivative is undefined where the function is not.
 
 ## What happened
-The forward pass is finite. In the backward pass an operation made NaN or Inf, and does so in a
-wider format too.
+The loss is finite. In the backward pass an operation made NaN or Inf, and does so in a wider format
+too.
 
 ## Why it happens
 sqrt(0) = 0, but its derivative is 1 / (2 sqrt(0)) = Inf. `torch.where(x > 0, sqrt(x), x)` selects
@@ -52,7 +52,7 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, listed
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, op_name
+from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW
 
 
@@ -61,22 +61,57 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, ("backward",))
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
+    if event.is_of_hook:  # what a hook computes is no derivative
+        return None
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:
         return None
     found = evidence.localization
     spoiled = tuple(name for name in found.reaches if name != "loss") if found is not None else ()
-    tested = "; not repeated in a wider format" if untested else ", in a wider format neither"
     of = f" of `{op_name(event.forward_op)}`" if event.forward_op else ""
     return Diagnosis(
         code="NS304",
         title=f"derivative{of} is undefined in `{op_name(event.op)}`",
-        cause=f"the forward pass is finite, its derivative is not{tested}",
+        cause=_cause(event),
         confidence="likely" if untested else "certain",
         lines=(f"reaches the gradient of {listed(spoiled)}",) if spoiled else (),
         remedies=at_the_line(evidence),
         where=event.module,
     )
+
+
+def _cause(event: OpEvent) -> str:
+    """Return what the forward op came to, whose derivative has no value.
+
+    A loss that leaves an infinity out (a choice, a saturated function) is finite all the same, and
+    a wider format may hold what this one does not: repeating the derivative does not tell.
+    """
+    made = next((stats for stats in event.forward_outputs if not stats.finite), None)
+    if made is not None:
+        return (
+            f"{_forward(event)} came to {_kinds(made)} in the forward pass already: "
+            "its derivative there has no value"
+        )
+    if any(not stats.finite for stats in event.inputs):
+        return "its derivative reads what is not finite already"
+    if event.wider == "unknown":
+        return f"{_forward(event)} is finite, its derivative is not; not repeated in a wider format"
+    return (
+        f"{_forward(event)} is finite, its derivative is not; "
+        "no wider format has one for these numbers either"
+    )
+
+
+def _kinds(stats: TensorStats) -> str:
+    counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
+    return " and ".join(word for word, amount in counts if amount)
+
+
+def _forward(event: OpEvent) -> str:
+    """Return what was seen to be finite, or not."""
+    if event.forward_op and event.forward_outputs:
+        return f"`{op_name(event.forward_op)}`"
+    return "the loss"
 
 
 RULE = Rule(

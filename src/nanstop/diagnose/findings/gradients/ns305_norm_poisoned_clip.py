@@ -126,6 +126,8 @@ def _done(evidence: Evidence, tally: GradientTally) -> Diagnosis | None:
         return _finding(spoiled, tally, effect, "certain" if whole else "likely")
     # Inf times the factor 0 is NaN: an Inf that is still there was not clipped.
     zeroed = tally.num_bad + tally.num_zero == tally.num_total and not tally.num_inf
+    if spoiled and evidence.localization and evidence.localization.key.kind == "nan":
+        return None  # by a norm of NaN healthy gradients become NaN: these were 0 before
     if tally.num_bad and zeroed and tally.num_zero >= max(2, tally.num_bad):
         effect = f"{counted(tally.num_zero, 'other gradient')} zero throughout"
         return _finding(spoiled, tally, effect, "likely")

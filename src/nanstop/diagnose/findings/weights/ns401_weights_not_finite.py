@@ -64,7 +64,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
-        cause=f"{counted(len(named), 'parameter')} not finite {_since(evidence, named)}",
+        cause=f"{counted(len(named), 'parameter')} not finite{_since(evidence, named)}",
         confidence="certain",
         lines=("the forward pass began with what was not finite; it was written before",),
         remedies=_row_initialisations(evidence, named),
@@ -73,22 +73,26 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _since(evidence: Evidence, named: tuple[str, ...]) -> str:
-    """Return how long the weights have been so, as far as losses of this run tell.
+    """Return how long the weights have been so, as far as losses of this run tell: what nothing
+    reads leaves them finite.
 
     An optimizer that evaluates its loss again and again (LBFGS), or a script that moves weights
     within a step (SAM), breaks them in the step in which they are found.
     """
     incident = evidence.incident
+    loaded = {stats.name for stats in standing(evidence).odd_weights if not stats.finite}
+    if loaded.issuperset(named):  # rows that nothing read leave the losses finite
+        return " before the first step"
     healthy = [step for step, loss in series_values(evidence, "loss_raw") if math.isfinite(loss)]
     if healthy and incident is not None and healthy[-1] == incident.at.step:
-        return "since an earlier forward pass of this step, whose loss was finite"
+        return "; an earlier forward pass of this step had a finite loss"
     if healthy:
-        return f"since step {healthy[-1]}, whose loss was finite; the update is not known"
+        return f"; step {healthy[-1]} had a finite loss; the update is not known"
     if incident is None or incident.at.step > 0:
-        return "before this step; the update is not known"
+        return " before this step; the update is not known"
     left = {stats.name for stats in standing(evidence).left_weights} & set(named)
     so = ": an earlier training in this process left them so" if left else ""
-    return f"before the first step{so}"
+    return f" before the first step{so}"
 
 
 def _row_initialisations(evidence: Evidence, named: tuple[str, ...]) -> Candidates:

@@ -96,6 +96,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if too_long and confidence == "certain":  # what the format loses was not measured here
         confidence = "likely"
     rows = () if too_long else _zero_rows(facts, broken)
+    usual = "Make the schedule return a finite rate at every step." if _has_no_rate(facts) else ""
     return Diagnosis(
         code="NS402",
         title=_title(broken, too_long=too_long),
@@ -104,6 +105,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=_lengths(evidence, broken) if too_long else (_count(broken),),
         remedies=(*_remedies(facts), *rows),
         where=broken[0] if broken else "",
+        usual_cure=usual,
     )
 
 
@@ -182,10 +184,14 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
     return "possible", f"{name}'s update leaves the weights' format{rate}"
 
 
-def _rate_at_fault(facts: RunFacts) -> tuple[Confidence, str] | None:
+def _has_no_rate(facts: RunFacts) -> bool:
     lr = facts.optimizer.lr if facts.optimizer is not None else None
-    if lr is not None and not math.isfinite(lr):
-        return "certain", f"the learning rate is {lr:g}: look at the schedule"
+    return lr is not None and not math.isfinite(lr)
+
+
+def _rate_at_fault(facts: RunFacts) -> tuple[Confidence, str] | None:
+    if facts.optimizer is not None and _has_no_rate(facts):
+        return "certain", f"the learning rate is {facts.optimizer.lr:g}: look at the schedule"
     moved = too_long_step(facts)
     return ("likely", f"{moved}: no format's doing") if moved else None
 
@@ -205,7 +211,7 @@ def _own_arithmetic(event: OpEvent) -> str:
 
 def _remedies(facts: RunFacts) -> Candidates:
     optimizer = facts.optimizer
-    if optimizer is not None and optimizer.lr is not None and not math.isfinite(optimizer.lr):
+    if _has_no_rate(facts):
         return ()
     eight_bit: Candidates = (
         (Atom(remedy="fp32_optimizer_state"),),

@@ -96,7 +96,7 @@ COMMANDS = {
         "--live",
         "--json",
     ],
-    "check": ["command", "--static", "--machine", "--json"],
+    "check": ["command", "--static", "--machine", "--sarif", "--json"],
     "report": ["folder", "--full", "--html", "--show-text", "--issue", "--json"],
     "view": ["folders", "--port", "--json"],
     "replay": ["folder", "command", "--json"],
@@ -124,7 +124,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "f9638d99bb2383e4")
+REPORT_FORM = (1, "cac7ba939e3aac00")
 
 
 def test_names():

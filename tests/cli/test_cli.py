@@ -63,6 +63,12 @@ def incidents(tmp_path):
             "unknown remedy in allow: `clp`",
             "did you mean `clip`?",
         ),
+        (
+            ["check", "--sarfi", "out.sarif", "x.py"],
+            "unknown option of `nanstop check`: `--sarfi`",
+            "did you mean `--sarif`?",
+        ),
+        (["check", "x.py", "--sarif", "out.sarif"], "no such script: x.py", ""),
         (["explain", "NS2011"], "unknown finding: `NS2011`", "did you mean `NS201`?"),
         (
             ["explain", "fp16-overflw"],
@@ -353,6 +359,26 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
         "as_json": False,
         "live": False,
     }
+    assert params == {"command": command} | defaults | options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "options"),
+    [
+        (["x.py", "--lr", "3"], ["x.py", "--lr", "3"], {}),
+        (["x.py", "--json", "--sarif", "f"], ["x.py"], {"as_json": True, "sarif": Path("f")}),
+        (["x.py", "--sarif=f", "--static"], ["x.py"], {"static": True, "sarif": Path("f")}),
+        (["--sarif", "f", "x.py", "--out"], ["x.py", "--out"], {"sarif": Path("f")}),
+        (["x.py", "--sarif", "f", "--lr"], ["x.py", "--sarif", "f", "--lr"], {}),
+        (["x.py", "--machine", "f"], ["x.py", "--machine", "f"], {}),
+        (["--", "x.py", "--sarif", "f"], ["x.py", "--sarif", "f"], {}),
+    ],
+)
+def test_what_is_ours_of_a_check_may_stand_last(arguments, command, options):
+    params = typer.main.get_command(cli.app).commands["check"].make_context("c", arguments).params
+    params["command"] = list(params["command"])
+    params["sarif"] = params["sarif"] and Path(params["sarif"])
+    defaults = {"static": False, "machine": None, "sarif": None, "as_json": False}
     assert params == {"command": command} | defaults | options
 
 

@@ -27,6 +27,10 @@ def check(
             metavar="FILE", help="What `nanstop env --json` says where the run will really be."
         ),
     ] = None,
+    sarif: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the findings as SARIF 2.1.0, for code review."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Say what will go wrong with a run, before its first step.
@@ -37,11 +41,19 @@ def check(
     from nanstop.commands.check.text import render
 
     there = check.read_machine(machine) if machine is not None else None
+    target = None
     if check.is_config(command):
-        found = check.check_config(Path(command[0]), there)
+        target = Path(command[0])
+        found = check.check_config(target, there)
     elif check.is_checkpoint(command):
-        found = check.check_checkpoint(Path(command[0]))
+        target = Path(command[0])
+        found = check.check_checkpoint(target)
     else:
         found = check.check_script(command, static=static, machine=there)
     show(found, printable(render(found)), as_json)
+    if sarif is not None:
+        from nanstop import __version__
+        from nanstop.commands.check.sarif import checked_file, write_sarif
+
+        write_sarif(sarif, found, target or checked_file(command), version=__version__)
     return FINDINGS if found.findings else OK

@@ -58,13 +58,15 @@ class AgainCommand(RunCommand):
 
 
 class CheckCommand(RunCommand):
-    """``nanstop check``: our switches may also stand last.
+    """``nanstop check``: our switches, and the file to write, may also stand last.
 
     Not where ``--`` says that all that follows is the script's.
     """
 
+    writes = "--sarif"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Move our switches from the end to the front."""
+        """Move what is ours from the end to the front."""
         switches = {
             name
             for one in self.params
@@ -72,8 +74,14 @@ class CheckCommand(RunCommand):
             for name in one.opts
         }
         end = len(args)
-        while "--" not in args and end and args[end - 1] in switches:
-            end -= 1
+        while "--" not in args and end:
+            is_joined = args[end - 1].startswith(f"{self.writes}=")
+            if args[end - 1] in switches or is_joined:
+                end -= 1
+            elif args[end - 2 : end - 1] == [self.writes]:
+                end -= 2
+            else:
+                break
         return super().parse_args(ctx, [*args[end:], *args[:end]])
 
 

@@ -10,7 +10,7 @@ from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
 from nanstop.records.incident import Incident, Localization, Replay
 from nanstop.records.probe import Probe
 from nanstop.records.record import record
-from nanstop.records.values import FailureKey, Series, StepId
+from nanstop.records.values import FailureKey, Series, SourceLine, StepId
 from nanstop.records.vocabulary import (
     SCHEMA,
     ActionKind,
@@ -151,6 +151,8 @@ class Diagnosis:
     accompanied_by: tuple[str, ...] = ()
     seen: Sighting | None = None
     """Where it was measured; None for what was only to be expected, and for a failure."""
+    source: SourceLine | None = None
+    """The line to look at; None where none is known."""
 
     def __repr__(self) -> str:
         where = f" at {self.where}" if self.where else ""

@@ -16,11 +16,7 @@ from nanstop.commands.check.result import Preflight
 from nanstop.diagnose.diagnose import Examination, examine
 from nanstop.errors import NanstopError, unknown
 from nanstop.process.inject.dry_run import dry_run
-from nanstop.records import (
-    Environment,
-    Evidence,
-    RunFacts,
-)
+from nanstop.records import Diagnosis, Environment, Evidence, RunFacts, SourceLine
 from nanstop.records.codec import from_json
 from nanstop.records.vocabulary import RANK
 from nanstop.session.machine import CONFIGS, environment
@@ -74,7 +70,7 @@ def check_checkpoint(path: Path) -> Preflight:
 def check_config(path: Path, machine: Environment | None = None) -> Preflight:
     """Return what is found of the run that a config file of TRL describes.
 
-    Errors: as ``read_config``.
+    A finding has the line of the one key without which it is not found. Errors: as ``read_config``.
     """
     from nanstop.hosts.trainer.trl_config import read_config
 
@@ -84,7 +80,31 @@ def check_config(path: Path, machine: Environment | None = None) -> Preflight:
         environment=environment(import_torch=True),
         failures=(unclear,) if unclear else (),
     )
-    return preflight(seen, machine)
+    found = preflight(seen, machine)
+    return replace(found, findings=_with_lines(path, found, machine)) if found.findings else found
+
+
+def _with_lines(path: Path, found: Preflight, machine: Environment | None) -> tuple[Diagnosis, ...]:
+    """Return the findings with the line of the key that makes each, where one key alone does.
+
+    Each key is left out in turn. A run of another model, or by another trainer, says nothing: there
+    is less to know of it.
+    """
+    from nanstop.hosts.trainer.trl_config import config_lines, read_config
+
+    makes: dict[str, list[SourceLine]] = {one.code: [] for one in found.findings}
+    for key, line in config_lines(path).items():
+        try:
+            facts, _ = read_config(path, without=key)
+        except Exception:  # TRL refuses what is left, or its own code fails at it
+            continue
+        if (facts.host, facts.model_type) != (found.facts.host, found.facts.model_type):
+            continue
+        left = preflight(Preflight(facts=facts, environment=found.environment), machine).findings
+        for code in makes.keys() - {one.code for one in left}:
+            makes[code].append(line)
+    lines = {code: made[0] for code, made in makes.items() if len(made) == 1}
+    return tuple(replace(one, source=one.source or lines.get(one.code)) for one in found.findings)
 
 
 def is_config(command: Sequence[str]) -> bool:

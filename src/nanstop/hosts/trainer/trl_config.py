@@ -17,7 +17,14 @@ from nanstop.errors import NanstopError, unknown
 from nanstop.hosts import compat
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.numerics import accelerator
-from nanstop.records import AdapterFacts, HeadFacts, ParamGroup, QuantizedFacts, RunFacts
+from nanstop.records import (
+    AdapterFacts,
+    HeadFacts,
+    ParamGroup,
+    QuantizedFacts,
+    RunFacts,
+    SourceLine,
+)
 from nanstop.store.files import read_text
 
 COMMANDS = ("sft", "dpo", "grpo", "reward", "kto", "rloo")
@@ -27,10 +34,10 @@ _OWN = ("env", "accelerate_config")
 _MAX_BYTES = 4 * 2**20
 
 
-def read_config(path: Path) -> tuple[RunFacts, str]:
+def read_config(path: Path, *, without: str = "") -> tuple[RunFacts, str]:
     """Return the facts of the run that a config file describes, and what was unclear in it.
 
-    No model is loaded.
+    No model is loaded. ``without``: a key that is left out.
 
     Which command it is for is told by its keys; where several fit, the first of ``COMMANDS``, and
     that is said. Errors: ``NanstopError`` NS001 for a file that is no mapping, a key that no
@@ -39,6 +46,7 @@ def read_config(path: Path) -> tuple[RunFacts, str]:
     if find_spec("trl") is None:
         raise NanstopError("a config file is read with TRL's own parser", hint="pip install trl")
     settings, lines = _load(path)
+    settings.pop(without, None)
     if "model_type" in settings or "architectures" in settings:
         raise NanstopError(
             f"{path} describes a model, not a training",
@@ -63,6 +71,15 @@ def read_config(path: Path) -> tuple[RunFacts, str]:
     several = f"its keys fit trl {', '.join(fitting)}: read as that of `trl {command}`"
     known = facts if len({name in _WEIGH_KL for name in fitting}) == 1 else unclear
     return known, several if len(fitting) > 1 else ""
+
+
+def config_lines(path: Path) -> dict[str, SourceLine]:
+    """Return the line of each key. Errors: as ``read_config`` of a file that is no mapping."""
+    texts = read_text(path.resolve(), _MAX_BYTES).splitlines()
+    return {
+        key: SourceLine(file=str(path), line=number, function="", text=texts[number - 1].strip())
+        for key, number in _load(path)[1].items()
+    }
 
 
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

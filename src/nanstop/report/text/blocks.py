@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from nanstop.diagnose.evidence.reading import bad_counts, counted, number
 from nanstop.records import (
@@ -86,9 +87,14 @@ REASSURING = ("NS802",)
 """Findings that say that all is well."""
 
 
+def severity(code: str) -> Literal["note", "warning"]:
+    """Return how a finding that is no failure is shown: what is no fault is no warning."""
+    return "note" if code in REASSURING else "warning"
+
+
 def finding_label(diagnosis: Diagnosis) -> str:
-    """Return ``warning[NS102]`` or ``note[NS802]``: what is no fault is no warning."""
-    return f"{'note' if diagnosis.code in REASSURING else 'warning'}[{diagnosis.code}]"
+    """Return ``warning[NS102]`` or ``note[NS802]``."""
+    return f"{severity(diagnosis.code)}[{diagnosis.code}]"
 
 
 def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:

@@ -107,6 +107,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=tuple(filter(None, (quoted(source), fix))),
         where=shown(source),
+        source=source,
         seen=sighting(evidence, "optimizer", since=first.at.step),
     )
 

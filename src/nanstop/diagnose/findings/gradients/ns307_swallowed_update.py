@@ -108,6 +108,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain" if is_clipped else "likely",
         lines=tuple(filter(None, (quoted(source), _advice(evidence, account)))),
         where=shown(source) or standing(evidence).host,
+        source=source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
 
@@ -130,6 +131,7 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
             filter(None, (quoted(source), "look for a state that is loaded in every step"))
         ),
         where=shown(source) or standing(evidence).host,
+        source=source,
         seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
     )
 
@@ -154,6 +156,7 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
         confidence="likely",
         lines=(quoted(seen[-1]), "write to the weight itself, in place and under no_grad"),
         where=shown(seen[-1]),
+        source=seen[-1],
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
 

@@ -111,8 +111,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     reason = _unfilled(weights_of(evidence), alone=alone) or _too_large(evidence)
     if reason is None and scan is not None:
         reason = _missing(scan) or _idle_adapter(scan) or _zero_matrices(scan)
-    if reason is None and alone:
-        reason = _under_other_names(standing(evidence).loaded)
+    loaded = standing(evidence).loaded if reason is None and alone else None
+    if loaded is not None:
+        reason = _under_other_names(loaded)
     if reason is None:
         return None
     confidence, where, cause, lines = reason
@@ -123,6 +124,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=lines,
         where=where,
+        source=loaded.at if loaded is not None else None,
     )
 
 
@@ -187,10 +189,8 @@ def _missing(scan: CheckpointScan) -> Reason | None:
     return "likely", lost[0].name, cause, tuple(lines)
 
 
-def _under_other_names(loaded: LoadFacts | None) -> Reason | None:
+def _under_other_names(loaded: LoadFacts) -> Reason:
     """Return the weights that stayed as they were drawn, for what was loaded has other names."""
-    if loaded is None:
-        return None
     num = f"{len(loaded.missing)} of {counted(loaded.num_tensors, 'tensor')}"
     cause = (
         f"{num} are not in what was loaded, which has as many of the same shapes under other "

@@ -92,6 +92,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         remedies=_remedies(facts, vanished),
         where=names[0] if names else "",
+        source=update_line(evidence),
         seen=sighting(evidence, "optimizer") if vanished else None,
     )
 

@@ -98,6 +98,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         remedies=fp32_trainables(facts),
         where=names[0] if names else "",
+        source=update_line(evidence),
         seen=sighting(evidence, "optimizer", since=since) if rows else None,
     )
 
@@ -121,6 +122,7 @@ def _own_update(evidence: Evidence) -> Diagnosis | None:
         lines=tuple(filter(None, (quoted(source),))),
         remedies=fp32_trainables(standing(evidence)),
         where=shown(source),
+        source=source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
 

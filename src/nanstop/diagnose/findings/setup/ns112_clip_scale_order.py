@@ -97,6 +97,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=tuple(filter(None, (quoted(source), fix))),
         where=shown(source) or facts.host,
+        source=source,
         seen=sighting(evidence, "optimizer", since=since(evidence.accounts))
         if evidence.accounts
         else None,

@@ -141,6 +141,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *(f"also {other.setting}: {other.effect}" for other in others),
         ),
         where=facts.host,
+        source=made,
         seen=_seen(evidence, facts),
     )
 
@@ -162,6 +163,7 @@ def _by_updates(evidence: Evidence) -> Diagnosis | None:
         confidence="likely",
         lines=tuple(filter(None, (quoted(source),))),
         where=shown(source) or standing(evidence).host,
+        source=source,
         seen=sighting(evidence, "optimizer", since=seen[0].at.step),
     )
 

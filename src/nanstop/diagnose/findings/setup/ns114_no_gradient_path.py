@@ -111,6 +111,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=tuple(filter(None, (quoted(made), help_line))),
         where=shown(made) or facts.host,
+        source=made,
         seen=_seen(evidence, facts),
     )
 
@@ -132,6 +133,7 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
         confidence="likely",
         lines=tuple(filter(None, (quoted(made), "make the optimizer after the model is complete"))),
         where=shown(made) or standing(evidence).host,
+        source=made,
         seen=sighting(evidence, "optimizer", since=twice[0].at.step),
     )
 
@@ -152,6 +154,7 @@ def _never_moved(evidence: Evidence) -> Diagnosis | None:
         confidence="likely",
         lines=tuple(filter(None, (quoted(source), "update all that is to be trained"))),
         where=shown(source) or standing(evidence).host,
+        source=source,
         seen=sighting(evidence, "optimizer", since=looks[0].at.step),
     )
 
@@ -176,6 +179,7 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
         confidence="likely",
         lines=tuple(filter(None, (quoted(made), "look for detach or no_grad before its loss"))),
         where=shown(made) or standing(evidence).host,
+        source=made,
         seen=sighting(evidence, "optimizer", since=looks[0].at.step),
     )
 

@@ -119,6 +119,7 @@ def _mixed_up(resume: ResumeFacts) -> Diagnosis:
             )
         ),
         where=shown(resume.at) or "optimizer",
+        source=resume.at,
     )
 
 

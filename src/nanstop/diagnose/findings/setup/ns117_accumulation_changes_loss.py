@@ -107,6 +107,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence,
         lines=tuple(filter(None, (quoted(sums.made_at), fix))),
         where=shown(sums.made_at) or facts.host,
+        source=sums.made_at,
     )
 
 

@@ -4,12 +4,11 @@ compiled code eagerly, no word and no warning again, nothing drawn at random.
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
     contextmanager,
@@ -17,7 +16,7 @@ from contextlib import (
     redirect_stderr,
     redirect_stdout,
 )
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import torch
 from torch import nn
@@ -77,14 +76,15 @@ def unspoken() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable()
     try:
-        with redirect_stdout(_Muted(sys.stdout)), redirect_stderr(_Muted(sys.stderr)):
+        out, err = (cast("TextIO", _Muted(stream)) for stream in (sys.stdout, sys.stderr))
+        with redirect_stdout(out), redirect_stderr(err):
             yield
     finally:
         logging.disable(disabled)
 
 
-class _Muted(io.TextIOBase):
-    """A stream that this thread's words do not reach."""
+class _Muted:
+    """A stream that this thread's words do not reach; else it is the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._thread = stream, threading.get_ident()
@@ -93,25 +93,12 @@ class _Muted(io.TextIOBase):
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        return len(text) if self._is_muted else self._stream.write(text)
+        is_muted = threading.get_ident() == self._thread
+        return len(text) if is_muted else self._stream.write(text)
 
-    def flush(self) -> None:
-        if not self._is_muted:
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-    @property
-    def _is_muted(self) -> bool:
-        return threading.get_ident() == self._thread
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
 
 @contextmanager

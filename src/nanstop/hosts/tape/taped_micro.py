@@ -200,7 +200,7 @@ def _put_back(calls: Iterable[Call]) -> Iterator[None]:
         yield
     finally:
         for one, value, inside in zip(left, held, entries, strict=True):
-            if inside is not None:
+            if value is not None and inside is not None:
                 value[:] = inside
             if value is None:  # the script has taken it away
                 vars(one.module).pop(one.name, None)

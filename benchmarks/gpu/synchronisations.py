@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from statistics import median
 
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -13,10 +14,13 @@ import nanstop
 from gpu import models
 from gpu.machine import Machine, Row
 
-STEPS = 4
+STEPS = 9
+"""Steps that are counted, each on its own: the clock says when the gauge looks at one of them, so
+that the usual one is their median.
+"""
 FIRST = 20
-"""Watched steps before those that are counted: of these none is one that is looked at more closely
-(2^n, and the one after it).
+"""Watched steps before those that are counted: none of these is one that is looked at more closely
+by its number (2^n, and the one after it).
 """
 WAITS = {
     "reads of a number": ("aten::_local_scalar_dense",),
@@ -28,7 +32,9 @@ WAITS = {
 
 
 def run(machine: Machine) -> list[Row]:
-    """Return a row for each kind of wait: how many a step, plain and watched."""
+    """Return a row for each kind of wait: how many a step, plain and watched, and in the one of the
+    watched steps that waited most.
+    """
     if not machine.has_cuda:
         machine.lack("copies and waits: a CPU has none; only reads of a number are counted")
     model = models.qwen2("toy" if machine.toy else "0.5B", machine).train()
@@ -53,23 +59,28 @@ def run(machine: Machine) -> list[Row]:
         for _ in range(FIRST):
             watched()
         counts = {"plain": _counted(plain, machine), "watched": _counted(watched, machine)}
-    return [
-        {"what": what} | {name: found[what] / STEPS for name, found in counts.items()}
-        for what in WAITS
-    ]
+    rows: list[Row] = []
+    for what in WAITS:
+        of = {name: [step[what] for step in steps] for name, steps in counts.items()}
+        usual = {name: median(found) for name, found in of.items()}
+        rows.append({"what": what, **usual, "most": max(of["watched"])})
+    return rows
 
 
-def _counted(step: Callable[[], None], machine: Machine) -> Counter[str]:
+def _counted(step: Callable[[], None], machine: Machine) -> list[Counter[str]]:
+    """Return how many waits of each kind each of ``STEPS`` steps had."""
     activities = [ProfilerActivity.CPU]
     if machine.has_cuda:
         activities.append(ProfilerActivity.CUDA)
-    machine.synchronise()
-    with profile(activities=activities) as profiler:
-        for _ in range(STEPS):
+    counts: list[Counter[str]] = []
+    for _ in range(STEPS):
+        machine.synchronise()
+        with profile(activities=activities) as profiler:
             step()
-    machine.synchronise()
-    counts: Counter[str] = Counter()
-    for event in profiler.events() or ():
-        for what, starts in WAITS.items():
-            counts[what] += event.name.startswith(starts)
+        names = [event.name for event in profiler.events() or ()]
+        counts.append(
+            Counter(
+                what for name in names for what, starts in WAITS.items() if name.startswith(starts)
+            )
+        )
     return counts

@@ -48,3 +48,16 @@ def incident_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NANSTOP_DIR", str(tmp_path / "nanstop"))
     monkeypatch.delenv("NANSTOP", raising=False)
     return tmp_path / "nanstop"
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command of nanstop's in this process: (exit code, standard output, standard error)."""
+    from nanstop import cli
+
+    def run(*arguments):
+        code = cli.main([str(one) for one in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

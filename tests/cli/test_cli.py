@@ -19,18 +19,6 @@ from nanstop.store.summary import FindingRow, Summary, summary_row
 
 
 @pytest.fixture
-def call(capsys):
-    """Run a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        code = cli.main([str(one) for one in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
 def incidents(tmp_path):
     """A run's folder with two incidents, the second one unsolved."""
     store = Store(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -30,13 +31,26 @@ class Meter:
 
 
 class Slotted:
-    __slots__ = ("count",)
+    __slots__ = ("__hidden", "__weakref__", "count")
 
     def __init__(self):
-        self.count = 0
+        self.count = self.__hidden = 0
 
     def add(self):
         self.count += 1
+        self.__hidden += 1
+
+    @property
+    def counts(self):
+        return self.count, self.__hidden
+
+
+class Extending(Slotted):
+    """Has a dict beside the slots."""
+
+    def add(self):
+        super().add()
+        self.known = weakref.ref(self)
 
 
 class Shared:
@@ -94,7 +108,8 @@ def wrapped(function):
 
 PLACES = {
     "object": (Meter(), lambda m: (m.total, list(m.last))),
-    "slots": (Slotted(), lambda s: s.count),
+    "slots": (Slotted(), lambda s: s.counts),
+    "slots and a dict": (Extending(), lambda s: (s.counts, "known" in vars(s))),
     "class": (Shared(), lambda s: (Shared.count, dict(Shared.by_kind))),
     "generators": (
         Drawing(),

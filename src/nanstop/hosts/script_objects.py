@@ -8,29 +8,25 @@ its functions read, and what is in containers. Objects of libraries are not look
 
 from __future__ import annotations
 
-import random
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from inspect import unwrap
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from nanstop.hosts import state_diff
-from nanstop.replay.rng import generators_kept
-from nanstop.tracing.own_code import is_library, is_own
+from nanstop.replay.rng import generators_kept, is_generator
+from nanstop.tracing.own_code import is_class_of_library, is_library, is_own
 
 _MOST = 20_000
 """Objects that are looked at."""
 _MOST_ITEMS = 256
 """Of a container that is looked into: what holds more of them is data."""
 _PLAIN = (str, bytes, int, float, complex, Tensor)
-_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _OF_MODULES = frozenset({"_parameters", "_buffers"})
 
 
@@ -39,11 +35,8 @@ def script_objects_kept(roots: Iterable[Any]) -> Iterator[None]:
     """Have what calls of ``roots`` may change in the script's own objects on exit as it is now;
     not the attributes of ``roots`` themselves. No device work but copies of small tensors.
     """
-    walk = _Walk()
-    walk.start(list(roots))
-    with ExitStack() as undo:
-        undo.enter_context(generators_kept(walk.generators))
-        undo.enter_context(state_diff.kept(walk.tables))
+    walk = _Walk(list(roots))
+    with generators_kept(walk.generators), state_diff.kept(walk.tables):
         yield
 
 
@@ -53,18 +46,15 @@ class _Walk:
     A container is noted with the table that it is an entry of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roots: list[Any]) -> None:
         self.tables: list[MutableMapping[Any, Any]] = []
         self.generators: list[Any] = []
-        self._seen: dict[int, Any] = {}  # held: an id is of what lives
-
-    def start(self, roots: list[Any]) -> None:
-        self._seen = {id(root): root for root in roots}
+        seen = {id(root): root for root in roots}  # held: an id is of what lives
         pending = [held for root in roots for held in _attributes(root)]
-        while pending and len(self._seen) < _MOST + len(roots):
+        while pending and len(seen) < _MOST + len(roots):
             one = pending.pop()
-            if one is not None and not isinstance(one, _PLAIN) and id(one) not in self._seen:
-                self._seen[id(one)] = one
+            if one is not None and not isinstance(one, _PLAIN) and id(one) not in seen:
+                seen[id(one)] = one
                 pending += self._held(one)
 
     def _held(self, one: Any) -> Iterable[Any]:
@@ -84,10 +74,10 @@ class _Walk:
                 self.tables.append(_Variables(one, ("cell_contents",)))
                 held = self.tables[-1].values()
             case type():
-                held = self._of_class(one) if _is_scripts(one) else ()
-            case _ if isinstance(one, _GENERATORS):
+                held = () if is_class_of_library(one) else self._of_class(one)
+            case _ if is_generator(one):
                 self.generators.append(one)
-            case _ if isinstance(one, nn.Module) or _is_scripts(type(one)):
+            case _ if isinstance(one, nn.Module) or not is_class_of_library(type(one)):
                 slots = _Variables(one, _slots(type(one)))
                 self.tables += [vars(one), slots] if hasattr(one, "__dict__") else [slots]
                 held = [*_attributes(one), *slots.values()]
@@ -103,7 +93,7 @@ class _Walk:
         yield from (*(function.__closure__ or ()), *defaults.values())
         yield from () if inner is function else (inner,)
         if not is_library(file):
-            # Others are left alone: compiled code keeps its own there, and takes them out again.
+            # Only names that it reads: compiled code puts its own there and takes them out again.
             read = _Variables(function.__globals__, tuple(set(_names(function.__code__))))
             self.tables.append(read)
             yield from read.values()
@@ -157,11 +147,8 @@ def _attributes(one: Any) -> list[Any]:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(n for k in kind.__mro__ for n in _listed(vars(k).get("__slots__", ())))
-
-
-def _listed(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
+    members = (vars(each).items() for each in kind.__mro__ if not is_class_of_library(each))
+    return tuple(k for own in members for k, v in own if isinstance(v, MemberDescriptorType))
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -169,11 +156,3 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def _is_scripts(kind: type) -> bool:
-    """Return whether a class is of no library."""
-    if kind.__module__ == "__main__":
-        return True
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not is_library(file)

@@ -64,6 +64,13 @@ def rng_kept() -> Iterator[RngState]:
         restore_rng(state)
 
 
+def is_generator(one: Any) -> bool:
+    """Return whether an object is a random generator of Python's or NumPy's own."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = () if numpy is None else (numpy.random.RandomState, numpy.random.Generator)
+    return isinstance(one, (random.Random, *of_numpy))
+
+
 @contextmanager
 def generators_kept(generators: Iterable[Any]) -> Iterator[None]:
     """Have the state of generators of Python's and NumPy's own classes on exit as it is now."""

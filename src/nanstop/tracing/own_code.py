@@ -62,6 +62,14 @@ def is_of_library(function: Any) -> bool:
     return is_library(code.co_filename) or lies_in(code.co_filename, _NANSTOP)
 
 
+def is_class_of_library(kind: type) -> bool:
+    """Return whether a class is of no script: nanstop's, Python's or a library's."""
+    if kind.__module__ == "__main__":
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is None or is_library(file)
+
+
 @lru_cache(maxsize=4096)
 def lies_in(file: str, *modules: str) -> bool:
     """Return whether a file is that of one of these modules or lies in its package.

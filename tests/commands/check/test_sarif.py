@@ -47,16 +47,6 @@ def valid():
     return check
 
 
-@pytest.fixture
-def call(capsys):
-    def run(*arguments):
-        code = cli.main([str(one) for one in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
 def finding(code="NS102", **fields):
     told = {"title": "half weights", "cause": "they are trained", "confidence": "likely"}
     return Diagnosis(code=code, **(told | fields))

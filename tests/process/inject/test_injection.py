@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -174,18 +175,9 @@ def test_signals_reach_the_child(folder, number, code):
     (folder / "waits.py").write_text(
         "import time, pathlib\npathlib.Path('ready').touch()\ntime.sleep(60)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-m", "nanstop", "run", "--out", "incidents", "waits.py"],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        _wait_for(folder / "ready")
+    with started("waits.py", folder / "ready") as parent:
         parent.send_signal(number)
         assert parent.wait(timeout=30) == code
-    finally:
-        parent.kill()
-        parent.wait()
     assert summary()["exit"] == code
 
 
@@ -200,27 +192,30 @@ def test_a_signal_that_comes_twice_reaches_the_child_once(folder):
         f"time.sleep({GRACE_SECONDS} + 1)\n"
         "raise SystemExit(len(came))\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-m", "nanstop", "run", "--out", "incidents", "saves.py"],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        _wait_for(folder / "ready")
+    with started("saves.py", folder / "ready") as parent:
         for _ in range(2):
             parent.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         assert parent.wait(timeout=30) == 1
+
+
+@contextmanager
+def started(script, ready):
+    """`nanstop run`, once its script has made the file ``ready``."""
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "nanstop", "run", "--out", "incidents", script],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        limit = time.monotonic() + 60
+        while not ready.exists():
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        yield parent
     finally:
         parent.kill()
         parent.wait()
-
-
-def _wait_for(path):
-    limit = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def test_kill_switch(folder, monkeypatch):

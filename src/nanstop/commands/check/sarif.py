@@ -1,7 +1,8 @@
 """What `nanstop check` found as SARIF 2.1.0 (OASIS), which code review shows beside the lines.
 
 A place is as exact as it is known: a file and its line; else the file that was checked as a whole,
-which has no region (SARIF 3.29.4). GitHub refuses a log in which one result has no file.
+which has no region (SARIF 3.29.4). GitHub refuses a log in which one result has no file:
+https://github.com/github/codeql-action/issues/1738.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nanstop.process.children.command import resolve_command
 from nanstop.records import Diagnosis
 from nanstop.report.text.blocks import severity
 from nanstop.store.files import write_whole
+from nanstop.wording import printable
 
 SCHEMA_URI = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -147,5 +149,4 @@ def _message(*parts: str) -> Json:
 
 
 def _plain(text: str) -> str:
-    """Return the text without control characters, line ends among them."""
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return printable(text, kept="")

@@ -5,7 +5,7 @@ loss of a router, say.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -45,15 +45,19 @@ class LeftBehind:
         models = [call.function for call in made.values() if isinstance(call.function, nn.Module)]
         if self._num_searches <= 0 or len(self._places) >= _MOST or not models:
             return None
-        for model in models:
-            for module in model.modules():
-                for name, held in vars(module).items():
-                    entries = held[:_MOST] if type(held) is list else ()
-                    places = [n for n, one in enumerate(entries) if one is tensor]
-                    if held is tensor or places:
-                        place = places[0] if places else None
-                        found = weakref.ref(model), weakref.ref(module), name, place
-                        self._places.append(found)
-                        return self._known(tensor, made)
-        self._num_searches -= 1
-        return None
+        found = next((place for model in models for place in _places_in(model, tensor)), None)
+        if found is None:
+            self._num_searches -= 1
+            return None
+        self._places.append(found)
+        return self._known(tensor, made)
+
+
+def _places_in(model: nn.Module, tensor: Tensor) -> Iterator[_Place]:
+    for module in model.modules():
+        refs = weakref.ref(model), weakref.ref(module)
+        for name, held in vars(module).items():
+            entries = held[:_MOST] if type(held) is list else ()
+            listed = next((n for n, one in enumerate(entries) if one is tensor), None)
+            if held is tensor or listed is not None:
+                yield *refs, name, listed

@@ -101,6 +101,16 @@ def test_broken_weights_are_rolled_back_or_stop_the_run():
     assert act(Policy(on_failure="skip"), weights_broken=True)[0].kind == "stop"
 
 
+@pytest.mark.parametrize("on_failure", ["repair", "skip"])
+def test_an_update_of_finite_gradients_is_not_left_out(on_failure):
+    policy = Policy(on_failure=on_failure)
+    action, state = act(policy, harmless=True)
+    assert (action.kind, state.lost, state.skips_in_a_row) == ("continue", (), 0)
+    assert act(policy, harmless=True, weights_broken=True)[0].kind == "stop"
+    assert act(Policy(), found=proof(ISLAND), harmless=True)[0].kind == "redo"
+    assert act(Policy(on_failure="stop"), harmless=True)[0].kind == "stop"
+
+
 def test_stop_needs_no_veto_but_does_not_end_one_rank_of_many():
     assert act(Policy(on_failure="stop"), can_veto=False)[0].kind == "stop"
     assert act(Policy(on_failure="stop"), world_size=2)[0].kind == "observe"

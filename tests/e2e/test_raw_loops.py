@@ -342,3 +342,30 @@ finish(net.inner)
     alone, watched = run(tmp_path, "script.py", watched=False), run(tmp_path, "script.py")
     assert (watched.code, watched.out, watched.rows) == (0, alone.out, [])
     assert b"25 0.0" in watched.out
+
+
+@pytest.mark.parametrize("on_failure", ["repair", "skip"])
+def test_an_infinite_loss_of_finite_gradients_costs_no_update(tmp_path, on_failure):
+    """Smoothed labels give entries that are masked by -Inf a share of the loss, and no gradient."""
+    (tmp_path / "script.py").write_text(
+        HEAD
+        + """
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 6))
+optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+mask = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -torch.inf])
+for step in range(40):
+    x = torch.randn(16, 8)
+    loss = criterion(net(x) + mask, x[:, :5].argmax(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+finish(net)
+"""
+    )
+    alone = run(tmp_path, "script.py", watched=False)
+    watched = run(tmp_path, "script.py", options=("--on-failure", on_failure))
+    assert (watched.code, watched.out) == (0, alone.out)
+    (row,) = watched.rows
+    assert (row["action"], row["count"], row["step"]) == ("continue", 40, 0)
+    assert "every gradient is: the update is applied" in watched.err

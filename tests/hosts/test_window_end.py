@@ -14,6 +14,7 @@ from doubles.session import ScriptedSession
 from nanstop.decide.policy import Policy
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.loop.watch import watch_loop
+from nanstop.hosts.script import autowatch
 from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.watch import watch_trainer
 from nanstop.records import Atom
@@ -144,3 +145,34 @@ def test_no_update_is_blamed_for_a_frozen_weight(tmp_path):
     (report,) = watch.session.reports
     assert report.incident.bad_params == ("0.weight",)
     assert [entry.action.kind for entry in report.audit] == ["skip", "skip"]
+
+
+@pytest.mark.parametrize("bad", ["", "first", "rest"])
+def test_a_script_that_clips_a_part_has_one_window_an_update(bad):
+    """The rest of its gradients is met at the update: the same window, with the same way back."""
+    session, looks = ScriptedSession("skip"), []
+    session.before_update = lambda step: looks.append(step.id.step)
+    autowatch.install(session)
+    try:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            if step == 3:
+                net[0].weight.data[0, 0] = float("nan")
+            net(torch.randn(3, 4)).square().mean().backward()
+            if bad and step == FAILING:
+                net[bad == "rest"].weight.grad[0, 0] = float("nan")
+            nn.utils.clip_grad_norm_(net[0].parameters(), 1.0)
+            optimizer.step()
+    finally:
+        autowatch.unwatch()
+    *_, last = session.failures
+    losses = session.series.of("loss_raw")
+    assert session.steps == ([FAILING] if bad else []) + [3]
+    assert len(losses) == len(session.series.of("grad_norm")) == 4
+    good = [0, 1, *([] if bad else [2])]
+    assert [step.id.step for step in last.rewind.steps] == good
+    assert sorted(set(looks)) == sorted(looks)
+    assert set(good) <= set(looks)

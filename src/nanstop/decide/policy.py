@@ -36,7 +36,8 @@ class Policy:
     """How far nanstop may go.
 
     ``on_failure``: "repair" applies proven remedies that keep the mathematics (and those named in
-    ``allow``), "skip" leaves the failing update out, "stop" ends the run, "observe" only reports.
+    ``allow``), "skip" leaves a failing update out, "stop" ends the run, "observe" only reports.
+    An update of finite gradients is never left out, whatever the loss.
     ``allow`` names remedies that change training (``"clip"``, ``"drop_sample"``).
     ``max_skips_in_a_row`` updates may be left out one after another, and of all that an optimizer
     makes no more than a tenth; the next failure stops the run. ``on_stop``: "raise" has ``train()``
@@ -144,6 +145,7 @@ def decide(  # noqa: PLR0913 - called once, by name
     weights_broken: bool = False,
     update_pending: bool = False,
     replays_clean: bool = False,
+    harmless: bool = False,
 ) -> tuple[Action, PolicyState]:
     """Return what to do about this failure, and the state after it.
 
@@ -153,7 +155,8 @@ def decide(  # noqa: PLR0913 - called once, by name
     finite, so that skipping cannot help; a proven remedy then asks for a rollback.
     ``update_pending``: the update that would break them has not been applied: it and those before
     it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not
-    come back, so that "repair" needs no remedy. Several ranks, or an update that cannot be held
+    come back, so that "repair" needs no remedy. ``harmless``: all that the update is made of is
+    finite, so that nothing but it would be lost. Several ranks, or an update that cannot be held
     back, leave "observe"; "stop" on one rank needs no veto.
     """
     known = state.occurrence(key)
@@ -166,13 +169,12 @@ def decide(  # noqa: PLR0913 - called once, by name
     if policy.on_failure == "stop":
         return Action(kind="stop", reason="the policy is to stop at the first failure"), state
     if policy.on_failure == "repair" and cure:
-        goes_back = weights_broken or update_pending
         kind, state = _repair(
             completed(state, optimizer),
             cure,
             count=now.count,
             at_step=at_step,
-            goes_back=goes_back,
+            goes_back=weights_broken or update_pending,
         )
         why = _PENDING if update_pending else _why(kind, now.count, cure)
         return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
@@ -182,6 +184,8 @@ def decide(  # noqa: PLR0913 - called once, by name
     if weights_broken:
         reason = "the weights themselves are not finite: leaving updates out cannot help"
         return Action(kind="stop", reason=reason), state
+    if harmless:
+        return Action(kind="continue", reason=_HARMLESS), state
     why = _why_not_repaired(policy, proof)
     lost, row = state.losses(optimizer), state.in_a_row(optimizer)
     too_many = _too_many(policy, key, row, lost.num, num_updates=at_step)
@@ -190,6 +194,7 @@ def decide(  # noqa: PLR0913 - called once, by name
     return Action(kind="skip", reason=why), _left_out(state, lost)
 
 
+_HARMLESS = "the loss is not finite, but every gradient is: the update is applied"
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 

@@ -21,7 +21,8 @@ _MAX_MESSAGE = 2000
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """A failure as it is noticed. ``bad_params`` and ``bad_state`` were bad before this step's
-    forward.
+    forward. ``harmless``: all that the step leaves is finite, its gradients and buffers, so that an
+    infinite constant in the loss may be all there is.
     """
 
     signals: tuple[Signal, ...]
@@ -29,6 +30,7 @@ class Alarm:
     error: BaseException | None = None
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
+    harmless: bool = False
 
 
 def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
@@ -50,10 +52,12 @@ def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
         )
         for place in reading.bad_losses
     )
-    if signals:
-        return alarm(step.view, step.id, signals, "forward")
     gradients = {name: p.grad for name, p in parameters_of(step.view).items()}
     bad = nonfinite(gradients)
+    if signals:
+        left = bad or nonfinite(dict(step.view.root.named_buffers()))
+        found = alarm(step.view, step.id, signals, "forward")
+        return replace(found, harmless=not left and not reading.found_inf)
     if not bad:
         return None
     first, *others = _named("grad", bad, step.id, reading.norm)

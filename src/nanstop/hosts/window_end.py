@@ -5,10 +5,9 @@ from its reading to an update that is applied, made anew or left out.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -17,15 +16,10 @@ from nanstop.decide.agreement import ONE_RANK, Ranks, on_every_rank
 from nanstop.decide.decision import Decision
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import Reading
-from nanstop.detect.signals import (
-    Alarm,
-    alarm_of_exception,
-    alarm_of_weights,
-    arrived,
-    micros_read,
-)
+from nanstop.detect.signals import Alarm, alarm_of_exception, alarm_of_weights, arrived
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat
+from nanstop.hosts.ending import Ending, Redone, shown
 from nanstop.hosts.window_host import HostStep, WindowHost
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import Signal, StepId, TensorStats
@@ -44,34 +38,6 @@ _IN_USE = "its gradients are in use already"
 _log = logging.getLogger("nanstop")
 
 
-@dataclass(slots=True)
-class Ending:
-    """How a window ends.
-
-    ``apply``: its update may be applied. ``redone``: its gradients were made anew.
-    ``failed``: it was found bad, whatever was done about it. ``reading``: the last one of it.
-    """
-
-    apply: bool = True
-    redone: bool = False
-    failed: bool = False
-    reading: Reading | None = None
-
-    @property
-    def applied(self) -> bool:
-        """Whether the update is applied: a scaler that has found an Inf leaves it out itself."""
-        return self.apply and not (self.reading is not None and self.reading.found_inf)
-
-
-@dataclass(frozen=True, slots=True)
-class _Redone:
-    """A redo of which the next reading says what became of it."""
-
-    decision: Decision
-    micro: int | None
-    before: str
-
-
 class WindowEnds:
     """Ends the windows of one host, in the order in which they come.
     ``beside``: what the host has noticed by itself.
@@ -80,7 +46,7 @@ class WindowEnds:
     def __init__(self, host: WindowHost, beside: Callable[[], tuple[Signal, ...]] = tuple) -> None:
         self._host = host
         self._beside = beside
-        self._redone: _Redone | None = None
+        self._redone: Redone | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -107,13 +73,17 @@ class WindowEnds:
         Without ``can_redo`` the update is left out where it would be made anew. Errors: the
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
-        self._expected = None
+        part, self._expected = self._part_of(step), None
         try:
-            self._settle(step, read, ending, can_redo=can_redo)
+            self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
         finally:
             self._together = ONE_RANK
         if not ending.apply:
+            if part is not None:
+                self.keeper.take_out(part)
             self._host.leave_out(step)
+        elif part is not None:
+            self._expected = part if ending.applied else None
         elif not can_redo or self._host.facts.world_size > step.replicas.ranks.size:
             self.keeper.forget()
         else:
@@ -122,15 +92,32 @@ class WindowEnds:
             self.keeper.before_update(lambda: trainable_of(step.view), step)
             self._expected = step if ending.applied and not ending.redone else None
 
+    def _part_of(self, step: HostStep) -> HostStep | None:
+        """Return the window that is to be updated next if a part of its gradients was settled
+        already, and ``step`` is the rest.
+        """
+        other = self._expected
+        if other is None or other.id != step.id or other.view.optimizer is not step.view.optimizer:
+            return None
+        return other
+
     def _settle(
-        self, step: HostStep, read: Callable[[], Reading], ending: Ending, *, can_redo: bool
+        self,
+        step: HostStep,
+        read: Callable[[], Reading],
+        ending: Ending,
+        *,
+        can_redo: bool,
+        is_new: bool,
     ) -> None:
         for num_redone in range(_MAX_ROUNDS + 1):
             if not ending.apply:
                 return
-            alarm = self._look(step, read, ending)
+            alarm = self._look(step, read, ending, is_new=is_new)
             if alarm is None:
                 self._reported = ()
+                if not is_new:
+                    return
                 seen = step.for_looks()
                 self._host.session.before_update(seen)
                 may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
@@ -163,7 +150,7 @@ class WindowEnds:
             return False
         at = alarm.signals[0].at
         micro = at.micro if at is not None else None
-        before = _shown(step, ending.reading, micro)
+        before = shown(step, ending.reading, micro)
         if alarm.error is not None:
             before = type(alarm.error).__name__
         if decision.kind in ("redo", "rollback"):
@@ -171,7 +158,7 @@ class WindowEnds:
             ending.redone = not problem
             ending.apply = ending.redone and self._leaves_some(step)
             if ending.apply:
-                self._redone = _Redone(decision, micro, before)
+                self._redone = Redone(decision, micro, before)
             else:
                 self._tell(decision, f"failed: {problem}" if problem else "done", before)
             return True
@@ -268,7 +255,14 @@ class WindowEnds:
             self.ask(None, alarm)
         return odd
 
-    def _look(self, step: HostStep, read: Callable[[], Reading], ending: Ending) -> Alarm | None:
+    def _look(
+        self,
+        step: HostStep,
+        read: Callable[[], Reading],
+        ending: Ending,
+        *,
+        is_new: bool = True,
+    ) -> Alarm | None:
         """Return what is wrong with a window now, after its values were noted in place of those
         before a redo.
         """
@@ -280,9 +274,10 @@ class WindowEnds:
                 raise
             alarm: Alarm | None = alarm_of_exception(step.view, step.id, error, "optimizer")
         else:
-            self._note(step, ending, reading)
+            if is_new:
+                self._note(step, ending, reading)
             alarm = self._agreed(step, reading, self._host.alarm_of(step, reading))
-        after = _shown(step, reading, self._redone.micro) if self._redone is not None else ""
+        after = shown(step, reading, self._redone.micro) if self._redone is not None else ""
         self._tell_redone("done" if alarm is None else _AGAIN, after)
         return alarm
 
@@ -381,18 +376,6 @@ class WindowEnds:
             self._host.session.carried_out(decision, outcome, before=before, after=after)
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: what was done was not recorded (%s)", _named(error))
-
-
-def _shown(step: Step, reading: Reading | None, micro: int | None) -> str:
-    """Return the loss of a micro-batch, or else the norm of the gradients, as a reading has it."""
-    if reading is None:
-        return ""
-    if micro is not None:
-        losses = dict(zip(micros_read(step), reading.losses, strict=False))
-        return f"loss {losses[micro]:.6g}" if micro in losses else ""
-    if reading.found_inf and math.isfinite(reading.norm):  # a scaler says no more than that
-        return "gradients not finite"
-    return f"gradient norm {reading.norm:.6g}"
 
 
 def _named(error: Exception) -> str:

@@ -39,13 +39,15 @@ class Rewind(Protocol):
 @dataclass(frozen=True, slots=True)
 class FailurePoint:
     """Where a failure was met. ``step``: None where nothing can be run again;
-    ``can_skip``: an update is at stake; ``agreed``: several ranks act on it as one.
+    ``can_skip``: an update is at stake; ``agreed``: several ranks act on it as one; ``harmless``:
+    all that the update is made of is finite.
     """
 
     at: StepId
     step: Step | None
     can_skip: bool
     agreed: bool = False
+    harmless: bool = False
 
     @property
     def optimizer(self) -> int:
@@ -60,10 +62,11 @@ class FailurePoint:
         *,
         can_skip: bool,
         agreed: bool = False,
+        harmless: bool = False,
     ) -> FailurePoint:
         """Return the occasion of a step, or else of what the signals say of it."""
         if step is not None:
-            return cls(step.id, step, can_skip=True, agreed=agreed)
+            return cls(step.id, step, can_skip=True, agreed=agreed, harmless=harmless)
         at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))
         return cls(at, None, can_skip)
 

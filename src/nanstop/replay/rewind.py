@@ -126,6 +126,11 @@ class SnapshotKeeper:
         self._num_updates += 1
         self._num_since += 1
 
+    def take_out(self, step: Step) -> None:
+        """Note that the update of the last window, ``step``, is not applied after all."""
+        if self._windows and self._windows[-1] is step:
+            self._windows.pop()
+
     def rewind(self) -> Rewind | None:
         """Return the way back, or None (``reason`` says why)."""
         if self.snapshot is None:

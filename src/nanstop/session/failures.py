@@ -128,7 +128,13 @@ class Failures:
         None: it is explained, and there is nothing left to decide.
         """
         first = alarm.signals[0]
-        now = FailurePoint.of(step, alarm.signals, can_skip=can_skip, agreed=meeting.agreed)
+        now = FailurePoint.of(
+            step,
+            alarm.signals,
+            can_skip=can_skip,
+            agreed=meeting.agreed,
+            harmless=alarm.harmless,
+        )
         known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
             return self._again(known, now) if now.can_skip else None
@@ -331,6 +337,7 @@ class Failures:
             weights_broken=lost or (failing is not None and failing.update and not failing.pending),
             update_pending=failing is not None and failing.pending,
             replays_clean=replays_clean,
+            harmless=now.harmless,
         )
         if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":
             return replace(action, reason="there is no step to run again: observed only")

@@ -21,13 +21,14 @@ from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.data_rows import DataRows
+from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.step import LoopStep, learning_rates
 from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.taped_micro import TapedMicro
-from nanstop.hosts.window_end import Ending, WindowEnds
+from nanstop.hosts.window_end import WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom, Phase, RunFacts, Signal, StepId
 from nanstop.replay.conditions import eager

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.errors import TrainingStopped
+from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.closures import OpenUpdate
@@ -23,7 +24,6 @@ from nanstop.hosts.script.steps import INSIDE, Steps
 from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module, norm_of
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
-from nanstop.hosts.window_end import Ending
 from nanstop.measure.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
@@ -63,7 +63,7 @@ class Judge:
         first, seen = not window.judged, {id(p) for p in parameters}
         if not first and seen <= window.judged and not window.closed:
             return ending
-        if window.closed and window.failed:  # of another optimizer: already looked into
+        if window.failed and (window.closed or window.vetoed):  # already looked into
             return Ending(apply=not window.vetoed, failed=True)
         window.judged |= seen
         try:

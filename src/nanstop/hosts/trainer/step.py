@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
+from nanstop.hosts.ending import Ending
 from nanstop.hosts.replicas import Replicas
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.ddp import SharedModels, reduces
@@ -21,7 +22,6 @@ from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.objective import has_own_loss
-from nanstop.hosts.window_end import Ending
 from nanstop.hosts.window_remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives

@@ -1,6 +1,9 @@
-"""Text made fit for a terminal or a page."""
+"""Numbers, counts and names as people write them, and text made fit for a terminal or a page."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
@@ -8,3 +11,34 @@ def printable(text: str, kept: str = "\n\t") -> str:
     each that turns the direction of writing: what strangers wrote must not steer a terminal.
     """
     return "".join(each if each.isprintable() or each in kept else "\ufffd" for each in text)
+
+
+def number(value: float) -> str:
+    """Return ``value`` as people write it: whole numbers whole, others with six digits."""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.6g}"
+
+
+def counted(amount: int, noun: str) -> str:
+    """Return ``1 row`` or ``2 rows``."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def percent(part: int, whole: int) -> str:
+    """Return a share in percent: one digit below 10 %, never rounded to none or all."""
+    if part in (0, whole):
+        return "100 %" if part else "0 %"
+    share = max(100.0 * part / whole, 0.1)
+    return f"{min(share, 99.0):.0f} %" if share >= 10.0 else f"{share:.1f} %"
+
+
+def listed(names: Iterable[str], most: int = 3, *, of: int | None = None) -> str:
+    """Return the first names in backticks, and how many more there are.
+
+    ``of``: how many there are in all, where only some names are known.
+    """
+    names = tuple(names)
+    shown = ", ".join(f"`{name}`" for name in names[:most])
+    num_more = (len(names) if of is None else of) - len(names[:most])
+    return f"{shown} and {num_more} more" if num_more > 0 else shown

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nanstop.diagnose.catalogue import CATALOGUE
-from nanstop.diagnose.evidence.reading import number
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, Report
 from nanstop.records.vocabulary import RANK
+from nanstop.wording import number
 
 
 @dataclass(frozen=True, slots=True)

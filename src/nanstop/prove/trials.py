@@ -14,7 +14,6 @@ from itertools import islice
 
 import torch
 
-from nanstop.diagnose.evidence.reading import counted
 from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import agree
@@ -37,6 +36,7 @@ from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
+from nanstop.wording import counted
 
 _HEALTHY_FACTOR = 3.0
 _SPACINGS = 8.0, 10.0, 64.0

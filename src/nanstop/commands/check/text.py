@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nanstop.commands.check.result import Preflight
-from nanstop.diagnose.evidence.reading import counted
 from nanstop.report.text.terminal import render_finding
+from nanstop.wording import counted
 
 
 def render(found: Preflight) -> str:

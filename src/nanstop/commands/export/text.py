@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nanstop.commands.export.result import Export, FormatTrial
-from nanstop.diagnose.evidence.reading import counted
+from nanstop.wording import counted
 
 _NEAR = 2.0
 """Values that can grow no further than by this factor are said to be near the end of a format."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from nanstop.commands.prove.result import Proved
 from nanstop.commands.replay.text import notes
-from nanstop.diagnose.evidence.reading import counted
 from nanstop.records.remedies import describe
 from nanstop.report.text.terminal import render
+from nanstop.wording import counted
 
 
 def text(found: Proved) -> str:

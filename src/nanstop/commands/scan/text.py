@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from nanstop.diagnose.evidence.reading import counted, listed, number
 from nanstop.records import CheckpointScan, Diagnosis, FormatFit, TensorScan
 from nanstop.report.text.terminal import render_finding
+from nanstop.wording import counted, listed, number
 
 _MOST = 3
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nanstop.commands.view.followed import RunNow, Stage
-from nanstop.diagnose.evidence.reading import counted
 from nanstop.records import Report, RunFacts
 from nanstop.report.html.charts import MISSING, are_available
 from nanstop.report.html.headroom import heat_map
@@ -14,6 +13,7 @@ from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS, incident_
 from nanstop.report.html.templates import FOLDER as SHARED
 from nanstop.report.html.templates import policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, panels
+from nanstop.wording import counted
 
 FOLDER = Path(__file__).parent / "page"
 MOST_SHOWN = 6

@@ -20,6 +20,7 @@ from nanstop.records import (
     op_name,
 )
 from nanstop.records.formats import SMALLEST
+from nanstop.wording import number
 
 _OF_TORCH = (
     "_c10d_functional",
@@ -144,40 +145,9 @@ def _masks(stats: TensorStats) -> bool:
     return stats.absmax >= 0.99 * FORMAT_MAX.get(stats.dtype, math.inf)
 
 
-def number(value: float) -> str:
-    """Return ``value`` as people write it: whole numbers whole, others with six digits."""
-    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
-        return str(int(value))
-    return f"{value:.6g}"
-
-
-def counted(amount: int, noun: str) -> str:
-    """Return ``1 row`` or ``2 rows``."""
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
-
-
-def percent(part: int, whole: int) -> str:
-    """Return a share in percent: one digit below 10 %, never rounded to none or all."""
-    if part in (0, whole):
-        return "100 %" if part else "0 %"
-    share = max(100.0 * part / whole, 0.1)
-    return f"{min(share, 99.0):.0f} %" if share >= 10.0 else f"{share:.1f} %"
-
-
 def limit(dtype: str) -> str:
     """Return the largest finite value of a format, as text: ``65504`` of float16."""
     return number(FORMAT_MAX[dtype]) if dtype in FORMAT_MAX else "its limit"
-
-
-def listed(names: Iterable[str], most: int = 3, *, of: int | None = None) -> str:
-    """Return the first names in backticks, and how many more there are.
-
-    ``of``: how many there are in all, where only some names are known.
-    """
-    names = tuple(names)
-    shown = ", ".join(f"`{name}`" for name in names[:most])
-    num_more = (len(names) if of is None else of) - len(names[:most])
-    return f"{shown} and {num_more} more" if num_more > 0 else shown
 
 
 def growth_lines(found: Localization | None) -> tuple[str, ...]:

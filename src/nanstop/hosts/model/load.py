@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanstop.diagnose.evidence.reading import counted
 from nanstop.errors import NanstopError
+from nanstop.wording import counted
 
 RANDOM = "random tokens: real ones may reach further"
 

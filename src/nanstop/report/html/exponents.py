@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanstop.diagnose.evidence.reading import bad_counts, counted
+from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.records import FORMAT_MAX, OpEvent, TensorStats
 from nanstop.records.formats import SMALLEST
 from nanstop.report.html.charts import Chart, Point, drawn
+from nanstop.wording import counted
 
 ENDS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("end-e4m3", "fp8 e4m3", (FORMAT_MAX["float8_e4m3fn"],)),

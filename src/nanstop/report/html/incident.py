@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from nanstop.diagnose.evidence.reading import bad_counts, number, op_name
+from nanstop.diagnose.evidence.reading import bad_counts, op_name
 from nanstop.records import FORMAT_MAX, BatchFact, OpEvent, Proof, Report, TensorStats, Trial
 from nanstop.records.remedies import describe
 from nanstop.report.html.exponents import Histogram, histograms
@@ -18,6 +18,7 @@ from nanstop.report.text.blocks import Block, incident_blocks
 from nanstop.report.text.in_code import code_blocks
 from nanstop.rewrite.change import Change, change_for, unified
 from nanstop.rewrite.files import is_of_project, read
+from nanstop.wording import number
 
 MOST_ROWS = 60
 Rows = tuple[tuple[str, ...], ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import AuditEntry, Environment, PrecisionPlan, Report
 from nanstop.records.remedies import describe
 from nanstop.report.html.charts import MISSING, are_available
@@ -22,6 +21,7 @@ from nanstop.report.html.series import run_series
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, Panel, panels
 from nanstop.store.plan_file import headline
+from nanstop.wording import counted, number
 
 MOST_INCIDENTS = 12
 """Incidents that are shown whole; of others a page has the headline."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import Report
 from nanstop.report.html.charts import Chart, Line, drawn
 from nanstop.report.html.series import MOST_KEPT, Point, thinned
+from nanstop.wording import counted, number
 
 CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Loss", (("loss_raw", "each micro-batch"), ("loss_logged", "as logged"))),

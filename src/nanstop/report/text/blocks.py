@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from nanstop.diagnose.evidence.reading import bad_counts, counted, number
+from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.records import (
     FORMAT_MAX,
     Alternative,
@@ -27,6 +27,7 @@ from nanstop.records import (
     Trial,
 )
 from nanstop.records.remedies import describe, safety_of
+from nanstop.wording import counted, number
 
 MAX_TENSORS = 6
 MAX_OUTPUTS = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nanstop.diagnose.evidence.reading import counted
 from nanstop.records import Atom, Diagnosis, Report
 from nanstop.records.remedies import describe
 from nanstop.report.text.blocks import DONE, REASSURING
+from nanstop.wording import counted
 
 _MAX_NAMED = 3
 _SAID_AGAIN = 10

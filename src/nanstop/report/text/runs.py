@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import Report
 from nanstop.report.text.blocks import DONE
 from nanstop.store.summary import FindingRow, Summary
+from nanstop.wording import counted, number
 
 _ENDS = {"clean": "ended well", "stopped": "stopped by nanstop", "signal": "killed by a signal"}
 

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from nanstop.diagnose.evidence.reading import counted, number
 from nanstop.records import Diagnosis, Report
 from nanstop.records.remedies import describe
 from nanstop.report.text.blocks import (
@@ -20,6 +19,7 @@ from nanstop.report.text.blocks import (
     incident_blocks,
 )
 from nanstop.report.text.in_code import code_blocks
+from nanstop.wording import counted, number
 
 STYLES: tuple[tuple[str, str], ...] = (
     (r"^error\[\w+\]", "bold red"),

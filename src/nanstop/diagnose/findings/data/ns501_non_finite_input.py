@@ -36,9 +36,10 @@ NS204: finite data, undefined formula. No change of precision, learning rate or 
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import counted, failing_batch, listed
+from nanstop.diagnose.evidence.reading import failing_batch
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, Diagnosis, Evidence
+from nanstop.wording import counted, listed
 
 ADDITIONS = ("add", "sub")
 

@@ -51,17 +51,12 @@ from __future__ import annotations
 import re
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import (
-    failing_batch,
-    number,
-    raised_message,
-    raised_op,
-    standing,
-)
+from nanstop.diagnose.evidence.reading import failing_batch, raised_message, raised_op, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts
 from nanstop.records.formats import is_float
 from nanstop.records.vocabulary import IGNORED_LABEL
+from nanstop.wording import number
 
 _MESSAGE = re.compile(
     r"index out of range|out of bounds|device-side assert|indexSelectLargeIndex|Target -?\d+ is",

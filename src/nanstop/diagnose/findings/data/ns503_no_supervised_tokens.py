@@ -52,9 +52,10 @@ from itertools import chain
 
 from nanstop.diagnose.evidence.candidates import Candidates, forms
 from nanstop.diagnose.evidence.descent import operand, without_zeros
-from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad, number
+from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, BatchFact, Change, Diagnosis, Evidence, Localization, OpEvent
+from nanstop.wording import number
 
 STATISTICS = ("mean", "nanmean")
 _DECODE = "decode one row to see why: truncation, the template, or a row without any answer"

@@ -44,9 +44,10 @@ from __future__ import annotations
 from statistics import median
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import failing_batch, number, standing
+from nanstop.diagnose.evidence.reading import failing_batch, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, Diagnosis, Evidence
+from nanstop.wording import number
 
 FAR = 16.0
 """Samples of normalised data differ by a factor of a few in their largest value."""

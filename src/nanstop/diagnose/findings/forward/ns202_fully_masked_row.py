@@ -49,9 +49,10 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line, kernels
 from nanstop.diagnose.evidence.descent import CONTRACTIONS
-from nanstop.diagnose.evidence.reading import FORWARD, born, counted, standing
+from nanstop.diagnose.evidence.reading import FORWARD, born, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
+from nanstop.wording import counted
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

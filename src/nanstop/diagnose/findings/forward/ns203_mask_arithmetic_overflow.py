@@ -56,17 +56,10 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import at_the_line, kernels, precision
-from nanstop.diagnose.evidence.reading import (
-    FORWARD,
-    born,
-    counted,
-    limit,
-    number,
-    raised_op,
-    standing,
-)
+from nanstop.diagnose.evidence.reading import FORWARD, born, limit, raised_op, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, OpEvent, TensorStats, op_name
+from nanstop.wording import counted, number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

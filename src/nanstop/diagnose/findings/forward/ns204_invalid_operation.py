@@ -55,13 +55,13 @@ from nanstop.diagnose.evidence.reading import (
     WRITTEN,
     first_bad,
     foreign_kernel,
-    number,
     raised_message,
     raised_op,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW
+from nanstop.wording import number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -54,10 +54,11 @@ import math
 
 from nanstop.diagnose.evidence.candidates import Candidates, at_the_line, initialised, islands
 from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
-from nanstop.diagnose.evidence.reading import WRITTEN, counted, first_bad, number, standing
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
+from nanstop.wording import counted, number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

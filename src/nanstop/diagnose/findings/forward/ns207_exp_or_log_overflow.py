@@ -47,10 +47,11 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
-from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, limit, number
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, limit
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW, SMALLEST
+from nanstop.wording import number
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 LOGARITHMS = ("log", "log1p", "log2", "log10")

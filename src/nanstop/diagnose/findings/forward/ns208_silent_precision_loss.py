@@ -63,7 +63,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import counted, number, sighting
+from nanstop.diagnose.evidence.reading import sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     Atom,
@@ -78,6 +78,7 @@ from nanstop.records import (
     op_kind,
     op_name,
 )
+from nanstop.wording import counted, number
 
 LEAST_ANGLE = 0.5
 """Radians; less is lost in what half precision costs anyway."""

@@ -42,16 +42,10 @@ the overflow reaches the loss.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import precision
-from nanstop.diagnose.evidence.reading import (
-    bad_output,
-    counted,
-    limit,
-    loss_is_bad,
-    sighting,
-    standing,
-)
+from nanstop.diagnose.evidence.reading import bad_output, limit, loss_is_bad, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
+from nanstop.wording import counted
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

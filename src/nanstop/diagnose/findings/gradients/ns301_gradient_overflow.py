@@ -49,17 +49,11 @@ x 0 = NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables, precision
-from nanstop.diagnose.evidence.reading import (
-    first_bad,
-    foreign_kernel,
-    limit,
-    listed,
-    number,
-    standing,
-)
+from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, limit, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, RunFacts, TensorStats, op_name
 from nanstop.records.formats import NARROW, wider
+from nanstop.wording import listed, number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -51,15 +51,10 @@ NS303, gradients that are flushed to zero because the scale is too small.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import BF16, Candidates, fp32_trainables, precision
-from nanstop.diagnose.evidence.reading import (
-    bad_output,
-    counted,
-    number,
-    series_values,
-    standing,
-)
+from nanstop.diagnose.evidence.reading import bad_output, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, op_name
+from nanstop.wording import counted, number
 
 HEALTHY_SKIPS = 8
 """A scaler that starts at 65536 finds its scale in at most this many skips in a healthy run."""

@@ -49,9 +49,10 @@ the weight, in any format. NS301, the other end of the range.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import BF16, Candidates
-from nanstop.diagnose.evidence.reading import listed, number, percent, sighting, standing
+from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, GradientRow, RunFacts
+from nanstop.wording import listed, number, percent
 
 MANY = 0.1
 MOST = 0.5

@@ -50,10 +50,11 @@ consumer of an earlier NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, listed
+from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW
+from nanstop.wording import listed
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -46,15 +46,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.reading import (
-    counted,
-    listed,
-    loss_is_bad,
-    number,
-    percent,
-    sighting,
-    standing,
-)
+from nanstop.diagnose.evidence.reading import loss_is_bad, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.findings.gradients import ns301_gradient_overflow, ns304_backward_singularity
 from nanstop.records import (
@@ -66,6 +58,7 @@ from nanstop.records import (
     Probe,
     Signal,
 )
+from nanstop.wording import counted, listed, number, percent
 
 MOST = 0.5
 

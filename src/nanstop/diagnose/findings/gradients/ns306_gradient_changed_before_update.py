@@ -78,9 +78,10 @@ from nanstop.diagnose.evidence.accounts import (
     shown,
     thrown_away,
 )
-from nanstop.diagnose.evidence.reading import counted, number, sighting
+from nanstop.diagnose.evidence.reading import sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, SourceLine
+from nanstop.wording import counted, number
 
 Reason = tuple[Confidence, str, str, SourceLine | None, str]
 

@@ -65,9 +65,10 @@ finite makes the others zero. NS112: the loss scale is divided out twice.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.accounts import has_signal, is_swallowed, quoted, repeated, shown
-from nanstop.diagnose.evidence.reading import number, sighting, standing
+from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, GradientAccount
+from nanstop.wording import number
 
 _FEW, _MANY = 3, 6
 """Looks in a row of which nothing is left: those of updates 0, 1, 2, and up to update 16. A script

@@ -45,9 +45,10 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.log_filter import HUGE, Decoded, decode_logged, explain_number
-from nanstop.diagnose.evidence.reading import number, series_values, standing
+from nanstop.diagnose.evidence.reading import series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
+from nanstop.wording import number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -37,9 +37,10 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.reading import number, series_values, standing
+from nanstop.diagnose.evidence.reading import series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
+from nanstop.wording import number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

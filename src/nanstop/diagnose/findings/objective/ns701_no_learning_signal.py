@@ -45,9 +45,10 @@ before its first reward: with other weights it has a gradient. That is tried fir
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import counted, number, series_values, sighting, standing
+from nanstop.diagnose.evidence.reading import series_values, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
+from nanstop.wording import counted, number
 
 FROM_THE_START = 4
 """Steps without any difference from which a run that never had one is told of it."""

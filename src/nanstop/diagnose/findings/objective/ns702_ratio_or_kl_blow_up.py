@@ -60,16 +60,10 @@ import math
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
 from nanstop.diagnose.evidence.objective import RATIO, RATIO_AT_ONCE, typical
-from nanstop.diagnose.evidence.reading import (
-    FORWARD,
-    first_bad,
-    limit,
-    number,
-    series_values,
-    sighting,
-)
+from nanstop.diagnose.evidence.reading import FORWARD, first_bad, limit, series_values, sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import FORMAT_MAX, Change, Diagnosis, Evidence
+from nanstop.wording import number
 
 MOST_KL = 20.0
 """Nats a token on average; the logarithm of a vocabulary of 256000 is 12.5."""

@@ -52,9 +52,9 @@ the forward itself loses digits, on both sides alike.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.objective import RATIO_AT_ONCE, typical
-from nanstop.diagnose.evidence.reading import number
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
+from nanstop.wording import number
 
 MOST = 0.05
 """Nats a token on average. bfloat16 against another kernel costs 0.01 to 0.02."""

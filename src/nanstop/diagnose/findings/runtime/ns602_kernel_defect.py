@@ -40,9 +40,10 @@ so the un-instrumented replay counts.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels
-from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, number, standing
+from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
+from nanstop.wording import number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

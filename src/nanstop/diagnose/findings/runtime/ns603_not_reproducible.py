@@ -45,9 +45,10 @@ that they share was not finite.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import after_reduction, counted
+from nanstop.diagnose.evidence.reading import after_reduction
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Replay
+from nanstop.wording import counted
 
 _LEFT = (
     "left are what the script itself counts, iterates or draws, a race, unfilled memory, or "

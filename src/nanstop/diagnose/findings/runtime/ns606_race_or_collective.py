@@ -49,9 +49,10 @@ settles which of the two it is: this is always said as possible only.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import after_reduction, counted, machine_of, standing
+from nanstop.diagnose.evidence.reading import after_reduction, machine_of, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Incident
+from nanstop.wording import counted
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -57,7 +57,7 @@ import math
 from dataclasses import replace
 
 from nanstop.diagnose.evidence.candidates import BF16
-from nanstop.diagnose.evidence.reading import number, standing
+from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     FORMAT_MAX,
@@ -69,6 +69,7 @@ from nanstop.records import (
     RangeRow,
     RunFacts,
 )
+from nanstop.wording import number
 
 LEAST_HEADROOM_BITS = 2.0
 

@@ -65,9 +65,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import fp32_trainables
 from nanstop.diagnose.evidence.reading import (
-    counted,
     has_masters,
-    listed,
     lost_squares,
     sighting,
     squares_gradients,
@@ -76,6 +74,7 @@ from nanstop.diagnose.evidence.reading import (
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts
 from nanstop.records.formats import EPSILON, HALF, vanishes
+from nanstop.wording import counted, listed
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

@@ -54,9 +54,10 @@ NS502, an id that has no row at all. The padding row is zero on purpose and neve
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates, initialised
-from nanstop.diagnose.evidence.reading import counted, number, standing
+from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, TokenRows
+from nanstop.wording import counted, number
 
 _UNSEEN = "rows that no id of this run reaches do no harm: the ids were not looked at"
 

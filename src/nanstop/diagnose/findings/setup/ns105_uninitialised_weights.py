@@ -72,15 +72,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.accounts import quoted
-from nanstop.diagnose.evidence.reading import (
-    FORWARD,
-    born,
-    counted,
-    listed,
-    number,
-    standing,
-    weights_of,
-)
+from nanstop.diagnose.evidence.reading import FORWARD, born, standing, weights_of
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     CheckpointScan,
@@ -91,6 +83,7 @@ from nanstop.records import (
     TensorScan,
     TensorStats,
 )
+from nanstop.wording import counted, listed, number
 
 MOST_LINES = 4
 BEYOND_WEIGHTS = 2.0**20

@@ -52,9 +52,10 @@ reported.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import counted, limit, listed, weights_of
+from nanstop.diagnose.evidence.reading import limit, weights_of
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, TensorStats
+from nanstop.wording import counted, listed
 
 MOST_LINES = 4
 

@@ -56,10 +56,11 @@ NS114: nothing at all can learn. A head that is trained alone on a quantised bas
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import counted, listed, machine_of, standing
+from nanstop.diagnose.evidence.reading import machine_of, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.stacks import in_range
 from nanstop.records import Confidence, Diagnosis, Environment, Evidence, QuantizedFacts, RunFacts
+from nanstop.wording import counted, listed
 
 FIRST_WITH_INT8 = "7.5"
 Reason = tuple[Confidence, str, str, tuple[str, ...]]

@@ -63,10 +63,11 @@ from collections.abc import Iterable
 
 from nanstop.diagnose.evidence.accounts import quoted, update_line
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables
-from nanstop.diagnose.evidence.reading import has_masters, listed, percent, sighting, standing
+from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, RunFacts, StateRow
 from nanstop.records.formats import vanishes
+from nanstop.wording import listed, percent
 
 LEAST_SHARE = 0.01
 LEAST_SHARE_OF_8_BIT = 0.5

@@ -67,9 +67,10 @@ from nanstop.diagnose.evidence.accounts import (
     since,
     update_line,
 )
-from nanstop.diagnose.evidence.reading import has_masters, number, sighting, standing
+from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, RunFacts
+from nanstop.wording import number
 
 Reason = tuple[Confidence, str, str, str]
 

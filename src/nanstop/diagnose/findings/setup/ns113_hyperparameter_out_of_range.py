@@ -67,13 +67,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nanstop.diagnose.evidence.accounts import has_signal, quoted, repeated, shown
-from nanstop.diagnose.evidence.reading import (
-    VERY_LONG,
-    counted,
-    sighting,
-    standing,
-    step_moves,
-)
+from nanstop.diagnose.evidence.reading import VERY_LONG, sighting, standing, step_moves
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     Confidence,
@@ -86,6 +80,7 @@ from nanstop.records import (
     Sighting,
     StepPerRate,
 )
+from nanstop.wording import counted
 
 PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
 """Parameters and peak learning rate of GPT-3 (Brown et al., 2020, table 2.1)."""

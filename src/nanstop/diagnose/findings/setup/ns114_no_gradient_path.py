@@ -68,7 +68,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.accounts import quoted, repeated, shown
 from nanstop.diagnose.evidence.candidates import half_trainables
-from nanstop.diagnose.evidence.reading import counted, has_masters, listed, sighting, standing
+from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     Confidence,
@@ -79,6 +79,7 @@ from nanstop.records import (
     RunFacts,
     Sighting,
 )
+from nanstop.wording import counted, listed
 
 Reason = tuple[Confidence, str, str, str]
 

@@ -62,9 +62,10 @@ NS302, a scale that falls because of overflow.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.accounts import quoted, shown
-from nanstop.diagnose.evidence.reading import counted, listed, standing
+from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ResumeFacts
+from nanstop.wording import counted, listed
 
 REPLACED = 0.5
 """A step moves a weight by a small part of its size; a new initialisation by 1.4 times it."""

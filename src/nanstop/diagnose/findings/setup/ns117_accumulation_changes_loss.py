@@ -72,9 +72,10 @@ samples: they are no pieces of one batch, and are not told.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.accounts import quoted, shown
-from nanstop.diagnose.evidence.reading import counted, standing
+from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import AccumulationFacts, Confidence, Diagnosis, Evidence
+from nanstop.wording import counted
 
 _UNEVEN = 1.05
 """Micro-batches whose numbers of tokens differ by less weigh their tokens alike."""

@@ -46,9 +46,10 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import counted, listed, series_values, standing
+from nanstop.diagnose.evidence.reading import series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence
+from nanstop.wording import counted, listed
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

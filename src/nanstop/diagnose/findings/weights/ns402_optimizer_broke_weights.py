@@ -63,8 +63,6 @@ from nanstop.diagnose.evidence.candidates import (
     updated_in_half,
 )
 from nanstop.diagnose.evidence.reading import (
-    counted,
-    listed,
     lost_squares,
     squares_gradients,
     standing,
@@ -73,6 +71,7 @@ from nanstop.diagnose.evidence.reading import (
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
 from nanstop.records.formats import vanishes
+from nanstop.wording import counted, listed
 
 MOST_LENGTHS = 3
 ROOTS = frozenset({"sqrt", "rsqrt"})

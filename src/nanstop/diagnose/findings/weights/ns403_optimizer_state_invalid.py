@@ -50,9 +50,10 @@ state was not restored at all.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import counted, listed, standing
+from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, StateFault, op_name
+from nanstop.wording import counted, listed
 
 ROOTS = frozenset({"sqrt", "sqrt_", "_foreach_sqrt", "_foreach_sqrt_", "rsqrt", "_foreach_rsqrt"})
 REMEDIES: Candidates = ((Atom(remedy="optimizer_swap", value="adamw"),),)

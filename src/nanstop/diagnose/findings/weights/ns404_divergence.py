@@ -54,7 +54,7 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import first_bad, number, series_values, standing
+from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     FORMAT_MAX,
@@ -68,6 +68,7 @@ from nanstop.records import (
     op_name,
 )
 from nanstop.records.formats import EPSILON
+from nanstop.wording import number
 
 ANYWHERE = ("forward", "recompute", "loss", "backward", "optimizer")
 WIDE = 1e30

@@ -400,6 +400,7 @@ FIRES = [
     ("NS118", probed(objective=(objective_row("between_0_and_1"),)), "certain"),
     ("NS118", probed(objective=(objective_row("own_token"),)), "likely"),
     ("NS118", probed(objective=(objective_row("later_token"),)), "likely"),
+    ("NS118", probed(objective=(objective_row("every_pair", "aten.sub.Tensor", 12),)), "likely"),
     ("NS118", probed(objective=(objective_row("scores", "aten.nll_loss_forward.default"),)), "likely"),
     ("NS505", setup(data=DataFacts(num_rows=64, num_labelled=64, num_without_labels=64)), "certain"),
     ("NS505", setup(data=DataFacts(num_rows=64, num_labelled=64, num_without_labels=40)), "likely"),

@@ -111,6 +111,17 @@ args = TrainingArguments("out", max_steps=4, per_device_train_batch_size=4, use_
 Trainer(model=model, args=args, train_dataset=rows).train()
 """
 
+PAIRS = """
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+for step in range(4):
+    x, y = torch.randn(16, 8), torch.randn(16)
+    loss = (net(x) - (y if BAD else y[:, None])).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 CASES = {
     "stagnation": ("NS111", STAGNATION),
     "underflow": ("NS303", UNDERFLOW),
@@ -118,6 +129,7 @@ CASES = {
     "clip-before-unscale": ("NS112", CLIPPING),
     "rope-in-half": ("NS208", ROPE),
     "pooled-padding": ("NS208", POOLING),
+    "every-pair": ("NS118", PAIRS),
 }
 
 

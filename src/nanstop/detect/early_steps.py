@@ -231,17 +231,18 @@ def at_once(step: Step) -> dict[str, Any]:
     """Return what the objective reads, which differences are lost and what is counted in half
     precision, from one run of all three.
     """
-    from nanstop.detect.label_alignment import Picks, misaligned_rows
-    from nanstop.detect.objective_inputs import Ratios, objective_rows, ratio_rows
+    from nanstop.detect.objective.inputs import Ratios, objective_rows, ratio_rows
+    from nanstop.detect.objective.labels import Picks, misaligned_rows
+    from nanstop.detect.objective.pairs import Pairs, paired_rows
     from nanstop.detect.running_sums import RunningSums, lost_sum_rows
     from nanstop.measure.cancellation import Cancellations, cancelled_rows
     from nanstop.measure.pooled_token import Pooling, pooled_rows
     from nanstop.measure.position_rounding import WholeNumbersInHalf, coarse_rows
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
-    ratios, pooling, sums = Ratios(), Pooling(), RunningSums()
-    rows = objective_rows(step, 0, differences, counts, picks, ratios, pooling, sums)
-    rows += misaligned_rows(step, picks)
+    ratios, pooling, sums, pairs = Ratios(), Pooling(), RunningSums(), Pairs()
+    rows = objective_rows(step, 0, differences, counts, picks, ratios, pooling, sums, pairs)
+    rows += misaligned_rows(step, picks) + paired_rows(step, pairs)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
         **coarse,

@@ -103,14 +103,21 @@ class ObjectiveRow:
     """What an objective read that is no logits, or no log-probabilities, whatever the weights are.
 
     ``op``: the operation that read it, of ``width`` classes. ``given``: rows that sum to 1, values
-    between 0 and 1, scores without a normalisation, one class alone, or labels that are the last
-    token that each row reads, or one after the next. ``line``: FILE:LINE.
+    between 0 and 1, scores without a normalisation, one class alone, labels that are the last
+    token that each row reads, or one after the next, or every pair of ``width`` outputs and
+    targets. ``line``: FILE:LINE.
     """
 
     op: str
     module: str
     given: Literal[
-        "probabilities", "between_0_and_1", "scores", "one_class", "own_token", "later_token"
+        "probabilities",
+        "between_0_and_1",
+        "scores",
+        "one_class",
+        "own_token",
+        "later_token",
+        "every_pair",
     ]
     width: int
     line: str = ""

@@ -21,6 +21,12 @@ shifted twice it is asked for i + 2, and a text of it leaves out every other tok
 stand is seen in their numbers, what a row has read by an experiment: other embeddings from one
 place on, in a micro-batch that is run again.
 
+Targets [N] against outputs [N, 1] are N x N differences: the missing dimension is put in front, and
+each output is compared with the targets of all rows. The loss is smallest where every output is the
+mean of the targets, and falls to their variance. `mse_loss` warns of it once, a difference written
+by hand does not. That a dimension was put in front is seen in the shapes, that the rows are lost by
+it, by an experiment: targets in another order, which leave the loss as it is.
+
 ## Example
 ```python
 import torch
@@ -38,6 +44,7 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 2. Where probabilities are all there is: `nll_loss(p.clamp(min=1e-12).log(), labels)`, and
    `binary_cross_entropy(p, labels)`. Cost: less exact for small probabilities.
 3. Scores before `nll_loss`: `log_softmax` them, or use `cross_entropy`. Cost: none.
+4. Outputs [N, 1] against targets [N]: `outputs.squeeze(-1)`, or `targets[:, None]`. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -46,13 +53,15 @@ afterwards: compare accuracies, not losses.
 ## Not to be confused with
 NS207: the logarithm of a probability that has underflowed, which is not finite. A softmax of a
 teacher is a target, not an input, and right there. NS701: one class alone, whose softmax is 1
-whatever the model says.
+whatever the model says. Distances between two samples are of all pairs on purpose, and their order
+is nothing to them: with `targets[None, :]` that is written down, and nothing is said.
 
 ## References
 - https://github.com/Lightning-Universe/lightning-bolts/issues/654
 - https://github.com/ariecattan/SciCo/issues/2
 - https://github.com/gitabcworld/MatchingNetworks/issues/5
 - https://github.com/bkitano/llama-from-scratch/issues/5
+- https://github.com/pytorch/pytorch/issues/16045
 """
 
 from __future__ import annotations
@@ -86,6 +95,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     first, *others = odd
     if first.given in _TOKENS:
         return _misaligned(evidence, first)
+    if first.given == "every_pair":
+        return _paired(evidence, first)
     return Diagnosis(
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",
@@ -117,7 +128,28 @@ def _misaligned(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
     )
 
 
+def _paired(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
+    """Return the finding of outputs that are compared with the targets of all rows."""
+    return Diagnosis(
+        code="NS118",
+        title="each output is compared with the targets of all rows",
+        cause=f"{row.width} outputs and {row.width} targets of unlike shapes make "
+        f"{row.width} x {row.width} pairs",
+        confidence="likely",
+        confirmed="with targets in another order the loss is the same",
+        lines=(
+            *((row.line,) if row.line else ()),
+            "bring both to one shape: outputs.squeeze(-1), or targets[:, None]",
+            "where all pairs are meant, targets[None, :] says so",
+        ),
+        where=row.module or "loss",
+        seen=sighting(evidence, "loss", op=row.op),
+    )
+
+
 def _given(row: ObjectiveRow) -> str:
+    if row.given == "every_pair":
+        return "every pair of outputs and targets"
     return "scores" if row.given == "scores" else "probabilities"
 
 

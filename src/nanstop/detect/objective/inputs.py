@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from nanstop.detect.label_alignment import LIKELIHOODS
+from nanstop.detect.objective.labels import LIKELIHOODS
 from nanstop.detect.standstill import moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers

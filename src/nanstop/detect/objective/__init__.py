@@ -1,0 +1,1 @@
+"""What an objective reads: whether it is what the objective expects, row by row."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ClassMethodDescriptorType
 from typing import Any
 
 from nanstop.tracebacks import passes_through
@@ -33,10 +34,10 @@ class Table:
         own = name in vars(owner)
         original = vars(owner)[name] if own else _inherited(owner, name)
 
-        of_class = isinstance(original, classmethod)
-        called = original.__func__ if of_class else original
+        of_class = isinstance(original, (classmethod, ClassMethodDescriptorType))
+        called = _taking_the_class(original) if of_class else original
 
-        @functools.wraps(called)
+        @functools.wraps(getattr(original, "__func__", original))
         def replacement(*args: Any, **kwargs: Any) -> Any:
             return stand_in(called, *args, **kwargs)
 
@@ -64,6 +65,17 @@ class Table:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+
+def _taking_the_class(method: Any) -> Callable[..., Any]:
+    """Return a function that calls a method of a class, one written in C too, for the class that
+    is its first argument.
+    """
+
+    def called(kind: type, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, kind)(*args, **kwargs)
+
+    return called
 
 
 def _inherited(owner: type, name: str) -> Callable[..., Any]:

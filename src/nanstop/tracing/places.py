@@ -28,7 +28,11 @@ graph_task = torch._C._current_graph_task_id
 
 _ENGINE = "_engine_run_backward"
 _CHECKPOINT = torch.utils.checkpoint.__file__
-_APPLY = BackwardCFunction.apply.__code__
+_APPLY = {
+    vars(BackwardCFunction)[name].__code__
+    for name in ("apply", "apply_boxed")  # the second since torch 2.15
+    if name in vars(BackwardCFunction)
+}
 _MODULE_CALL = hooks.Module._call_impl.__code__
 _REACH = 2
 """How many numbers count as a node's own:
@@ -201,7 +205,7 @@ class Places:
         while frame is not None and frame.f_code.co_name != _ENGINE:
             code = frame.f_code
             anew = anew or code is _MODULE_CALL or code.co_filename == _CHECKPOINT
-            applied = applied or code is _APPLY
+            applied = applied or code in _APPLY
             if found is None and not is_wrapper(code.co_filename):
                 found = code, frame.f_lineno
             frame = frame.f_back

@@ -119,10 +119,15 @@ def bad_output(event: OpEvent) -> TensorStats | None:
     return next((output for output in event.outputs if not output.finite), None)
 
 
+def bad_kinds(stats: TensorStats) -> dict[str, int]:
+    """Return how many values of each kind that is not finite a tensor holds, of those it has."""
+    counts = {"NaN": stats.nan, "+Inf": stats.posinf, "-Inf": stats.neginf}
+    return {kind: amount for kind, amount in counts.items() if amount}
+
+
 def bad_counts(stats: TensorStats) -> str:
     """Return what of a tensor is not finite: ``NaN x 4, -Inf x 1``."""
-    counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
-    return ", ".join(f"{word} x {amount}" for word, amount in counts if amount)
+    return ", ".join(f"{kind} x {amount}" for kind, amount in bad_kinds(stats).items())
 
 
 def foreign_kernel(event: OpEvent) -> bool:

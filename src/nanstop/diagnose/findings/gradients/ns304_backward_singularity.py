@@ -50,9 +50,9 @@ consumer of an earlier NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel
+from nanstop.diagnose.evidence.reading import bad_kinds, first_bad, foreign_kernel
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
+from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import NARROW
 from nanstop.wording import listed
 
@@ -89,8 +89,9 @@ def _cause(event: OpEvent) -> str:
     """
     made = next((stats for stats in event.forward_outputs if not stats.finite), None)
     if made is not None:
+        kinds = " and ".join(bad_kinds(made))
         return (
-            f"{_forward(event)} came to {_kinds(made)} in the forward pass already: "
+            f"{_forward(event)} came to {kinds} in the forward pass already: "
             "its derivative there has no value"
         )
     if any(not stats.finite for stats in event.inputs):
@@ -101,11 +102,6 @@ def _cause(event: OpEvent) -> str:
         f"{_forward(event)} is finite, its derivative is not; "
         "no wider format has one for these numbers either"
     )
-
-
-def _kinds(stats: TensorStats) -> str:
-    counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
-    return " and ".join(word for word, amount in counts if amount)
 
 
 def _forward(event: OpEvent) -> str:

@@ -52,7 +52,7 @@ reported.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import limit, weights_of
+from nanstop.diagnose.evidence.reading import bad_counts, limit, weights_of
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, TensorStats
 from nanstop.wording import counted, listed
@@ -90,12 +90,10 @@ def _is_mask(stats: TensorStats) -> bool:
 
 
 def _described(stats: TensorStats) -> str:
-    counts = (("NaN", stats.nan), ("+Inf", stats.posinf), ("-Inf", stats.neginf))
-    what = ", ".join(f"{word} x {amount}" for word, amount in counts if amount)
     shape = ", ".join(str(size) for size in stats.shape)
     first = ", ".join(str(at) for at in stats.first_bad or ())
     place = f"; first at [{first}]" if stats.first_bad is not None else ""
-    return f"`{stats.name}` {stats.dtype} [{shape}]: {what}{place}"
+    return f"`{stats.name}` {stats.dtype} [{shape}]: {bad_counts(stats)}{place}"
 
 
 RULE = Rule(

@@ -22,7 +22,7 @@ from nanstop.report.html.run_record import RunRecord
 from nanstop.report.html.series import run_series, thinned
 from nanstop.report.html.timeline import marked
 from nanstop.report.text.terminal import render
-from nanstop.store.summary import FindingRow, Summary
+from nanstop.store.summary import FindingRow, Summary, summary_row
 from report.hostile import MARKUP, RUNS, spoiled
 from report.specimens import AT, EVENT, INCIDENT, LOCALIZATION, REPORT, UNSOLVED
 
@@ -100,10 +100,15 @@ def test_the_proof_is_told_in_turn():
 
 def test_a_run_says_how_it_went_and_what_else_was_found():
     row = FindingRow(code="NS101", title="narrow", where="model", confidence="likely", step=3)
-    words = Elements(
-        page_of(REPORT, summary=Summary(findings=(row,), steps=24, seconds=1.25))
-    ).words
-    assert "24 steps in 1.2 s, 1 incident, 1 finding" in words
+    summary = Summary(
+        incidents=(summary_row(REPORT),),
+        findings=(row,),
+        steps=24,
+        seconds=1.25,
+        ended="oom_killed",
+    )
+    words = Elements(page_of(REPORT, summary=summary)).words
+    assert "24 steps in 1.2 s, killed for its memory, 1 incident and 1 warning" in words
     assert "NS101 narrow model 3 likely" in words
 
 

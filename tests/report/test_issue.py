@@ -87,6 +87,11 @@ def test_an_issue_tells_what_happened_and_on_which_versions():
     assert "proven: with it 3 of 3 runs pass, without it 3 of 3 fail" in shown
     assert "| python | 3.11.2 |" in shown
     assert "| autocast | float16 |" in shown
+    facts = replace(INCIDENT.facts, peft="LORA", gradient_checkpointing=True, world_size=2)
+    shown = issue(replace(REPORT, incident=replace(INCIDENT, facts=facts)))
+    assert "| adapter | LORA |" in shown
+    assert "| activations | computed again |" in shown
+    assert "| processes | 2 |" in shown
 
 
 def test_no_text_ends_the_box_that_it_stands_in():

@@ -23,7 +23,7 @@ def store_with(folder, *reports):
     for one in reports:
         store.write_report(one)
     rows = tuple(summary_row(one) for one in reports)
-    store.write_summary(Summary(incidents=rows, steps=3, seconds=1.0))
+    store.write_summary(Summary(incidents=rows, steps=3, seconds=1.0, exit=0))
     return store
 
 
@@ -38,7 +38,7 @@ def test_a_run_with_an_incident_leaves_its_page_and_its_last_numbers(tmp_path):
     write_page(store_with(tmp_path, report()), lambda: KEPT, plan)
     page = (tmp_path / "report.html").read_text()
     assert "error[NS201]: overflow" in page
-    assert "3 steps in 1 s, 1 incident" in page
+    assert "3 steps in 1 s, ended well, 1 incident" in page
     assert "keep `norm` in float32" in page
     assert str(tmp_path / "0000" / "report.json") in page
     (kept,) = load_series(tmp_path / "series.json")

@@ -20,8 +20,10 @@ from nanstop.report.html.run_record import RunRecord
 from nanstop.report.html.series import run_series
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, Panel, panels
+from nanstop.report.text.about import about_machine, about_run
+from nanstop.report.text.runs import totals
 from nanstop.store.plan_file import headline
-from nanstop.wording import counted, number
+from nanstop.wording import counted
 
 MOST_INCIDENTS = 12
 """Incidents that are shown whole; of others a page has the headline."""
@@ -98,14 +100,9 @@ def _page(run: RunRecord, *, show_text: bool) -> Page:
 
 
 def _happened(run: RunRecord) -> str:
-    said = counted(len(run.reports), "incident")
-    summary = run.summary
-    if summary is None:
-        return said
-    took = f"{counted(summary.steps, 'step')} in {number(round(summary.seconds, 1))} s"
-    end = f", {summary.ended}" if summary.ended else ""
-    also = f", {counted(len(summary.findings), 'finding')}" if summary.findings else ""
-    return f"{took}{end}, {said}{also}"
+    if run.summary is None:
+        return counted(len(run.reports), "incident")
+    return totals(run.summary)
 
 
 def _headline(report: Report) -> str:
@@ -134,17 +131,11 @@ def _findings(run: RunRecord) -> Rows:
 
 
 def _environment(env: Environment, report: Report) -> Rows:
-    facts = report.incident.facts
-    command = env.command
-    rows = [
-        (name, getattr(env, name))
-        for name in ("nanstop", "python", "torch", "cuda", "cublas", "cudnn", "driver", "gpu")
-    ]
-    rows += [("compute capability", env.capability), ("device", facts.device)]
-    rows += [("host", facts.host), ("model", facts.model_type), ("autocast", facts.autocast)]
-    rows += [("script", command.script if command is not None else None)]
-    rows += [*env.packages, *env.flags, *env.env_vars]
-    return tuple((name, str(value)) for name, value in rows if value)
+    script = env.command.script if env.command is not None else None
+    rows = [*about_machine(env), *about_run(report.incident.facts)]
+    rows += [("script", script)] if script else []
+    rows += [(name, str(value)) for name, value in (*env.flags, *env.env_vars) if value]
+    return tuple(rows)
 
 
 def _audited(entry: AuditEntry) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from nanstop.records import Environment, Report
+from nanstop.report.text.about import about_machine, about_run
 from nanstop.report.text.blocks import Block, incident_blocks
 from nanstop.wording import printable
 
@@ -106,13 +107,7 @@ def _flat(text: str) -> str:
 
 
 def _versions(env: Environment, report: Report) -> Iterator[str]:
-    facts = report.incident.facts
-    names = ("nanstop", "python", "torch", "cuda", "cublas", "cudnn", "driver", "gpu", "capability")
-    rows = [(name, getattr(env, name)) for name in names] + list(env.packages)
-    rows += [("host", facts.host), ("model", facts.model_type), ("autocast", facts.autocast)]
-    rows += [("optimizer", facts.optimizer.name if facts.optimizer is not None else None)]
     yield "| what | version |"
     yield "|---|---|"
-    for name, value in rows:
-        if value:
-            yield f"| {_flat(redacted(name))} | {_flat(redacted(str(value)))} |"
+    for name, value in (*about_machine(env), *about_run(report.incident.facts)):
+        yield f"| {_flat(redacted(name))} | {_flat(redacted(value))} |"

@@ -11,7 +11,16 @@ from nanstop.report.text.blocks import DONE
 from nanstop.store.summary import FindingRow, Summary
 from nanstop.wording import counted, number
 
-_ENDS = {"clean": "ended well", "stopped": "stopped by nanstop", "signal": "killed by a signal"}
+_ENDS = {
+    "clean": "ended well",
+    "stopped": "stopped by nanstop",
+    "exception": "ended by an exception",
+    "nonfinite": "ended by an exception after a failure",
+    "signal": "killed by a signal",
+    "oom_killed": "killed for its memory",
+    "out_of_memory": "out of memory",
+    "hang": "hung",
+}
 
 
 def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None) -> str:
@@ -22,7 +31,7 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
     lines: list[str] = []
     if summary is not None:
         own = [one for one in reports if one.incident.id in latest]
-        lines += [f"{_began(own)}{_totals(summary)}", *map(_incident, own)]
+        lines += [f"{_began(own)}{totals(summary)}", *map(_incident, own)]
         lines += [_finding(row) for row in summary.findings]
     told = ""
     for report in reversed([one for one in reports if one.incident.id not in latest]):
@@ -49,9 +58,10 @@ def _began(reports: Sequence[Report], *, before: bool = False) -> str:
     )
 
 
-def _totals(summary: Summary) -> str:
+def totals(summary: Summary) -> str:
+    """Return how long a run was, how it ended, and how much was found."""
     took = f"{counted(summary.steps, 'step')} in {number(round(summary.seconds, 1))} s"
-    end = _ENDS.get(summary.ended or "", (summary.ended or "").replace("_", " "))
+    end = _ENDS.get(summary.ended or "", summary.ended)
     if not end and summary.exit is not None:
         end = "ended well" if summary.exit == 0 else f"ended with exit code {summary.exit}"
     found = [

@@ -135,11 +135,16 @@ def test_a_script_that_fails_otherwise_is_not_cured(failed):
     ("change", "said"),
     [
         (("range(5)", "range(2)"), "training is over after 2 updates, before step 2"),
-        (
+        pytest.param(
             ("loss.backward()", "loss.backward()\n    assert step < 1, 'no more'"),
             "ended after 1 update, before step 2 of the incident: AssertionError: no more",
+            marks=pytest.mark.slow,
         ),
-        (("loss.backward()", "sys.exit(4)"), "ended with exit code 4 before its training"),
+        pytest.param(
+            ("loss.backward()", "sys.exit(4)"),
+            "ended with exit code 4 before its training",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_script_that_does_not_come_to_the_step_is_an_error(failed, change, said):

@@ -344,7 +344,7 @@ finish(net.inner)
     assert b"25 0.0" in watched.out
 
 
-@pytest.mark.parametrize("on_failure", ["repair", "skip"])
+@pytest.mark.parametrize("on_failure", ["repair", pytest.param("skip", marks=pytest.mark.slow)])
 def test_an_infinite_loss_of_finite_gradients_costs_no_update(tmp_path, on_failure):
     """Smoothed labels give entries that are masked by -Inf a share of the loss, and no gradient."""
     (tmp_path / "script.py").write_text(

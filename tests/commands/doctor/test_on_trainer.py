@@ -77,6 +77,7 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_a_plain_trainer_hides_spreads_and_goes_on(tmp_path):
     trainer = hf_cases.build(
         "trainer", tmp_path, save_strategy="steps", save_steps=1, logging_steps=2

@@ -150,6 +150,7 @@ class _Intercepted(TorchDispatchMode):
         return self.answer(func, args, dict(kwargs or {}))
 
     def answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what stands for an operation: each kind of run has an answer of its own."""
         raise NotImplementedError
 
     def stopped(self, func: Any, reason: str) -> NanstopError:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanstop.records import ObjectiveRow
+from nanstop.replay.collectives import other
 from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
@@ -61,11 +62,11 @@ class Pairs:
         return None
 
 
-def _moving(tensor: Tensor, other: Tensor) -> dict[int, int]:
+def _moving(tensor: Tensor, beside: Tensor) -> dict[int, int]:
     """Return sizes of the dimensions along which a tensor holds more than one value, counted as in
     what it makes with another one.
     """
-    ahead = max(tensor.dim(), other.dim()) - tensor.dim()
+    ahead = max(tensor.dim(), beside.dim()) - tensor.dim()
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return {ahead + at: size for at, (size, step) in enumerate(sizes) if size > 1 and step}
 
@@ -94,8 +95,7 @@ def _is_of_all(step: Step, op: int, operand: int) -> bool:
     near = (ROUNDINGS * eps + SUMMED * of_sums) * abs(plain)
     turned = first_loss(step, _Changed(op, operand, _turned))
     rolled = first_loss(step, _Changed(op, operand, _rolled))
-    other = first_loss(step, _Changed(op, operand, lambda rows: rows + rows + 1))
-    far = abs(other - plain)
+    far = abs(first_loss(step, _Changed(op, operand, other)) - plain)
     return far > FAR * near and max(abs(turned - plain), abs(rolled - plain)) <= near
 
 

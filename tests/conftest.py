@@ -44,6 +44,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    gc.unfreeze()  # the summary imports what asks the collector who refers to an object
+
+
 def pytest_runtest_setup():
     """A test's training arguments must not decide on the precision of the next one's: those of
     transformers 4 write it here, and read it where none is asked for.

@@ -124,7 +124,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "cac7ba939e3aac00")
+REPORT_FORM = (1, "09b0dcbb9d1faf2c")
 
 
 def test_names():

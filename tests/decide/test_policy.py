@@ -250,6 +250,19 @@ def test_what_does_not_come_back_is_run_again_as_it_is():
     assert action.kind == "skip"
 
 
+def test_gradients_that_a_script_writes_to_are_not_made_anew():
+    written = {"at_step": 3, "may_redo": False}
+    action, state = act(Policy(), found=proof(ISLAND), **written)
+    assert (action.kind, action.atoms, state.adopted) == ("adopt", (ISLAND,), (ISLAND,))
+    assert state.losses(0).num == 1  # this update is left out all the same
+    dropped = proof(DROP, verdict="isolated")
+    action, state = act(Policy(allow=("drop_sample",)), found=dropped, **written)
+    assert (action.kind, state.losses(0).num) == ("skip", 1)
+    assert "those made anew would lack" in action.reason
+    assert "needs allow" in act(Policy(), found=dropped, **written)[0].reason
+    assert act(Policy(), found=None, replays_clean=True, **written)[0].kind == "skip"
+
+
 def test_an_update_that_was_held_back_is_made_anew_or_left_out():
     kept = {"at_step": 0, "update_pending": True}
     action, state = act(Policy(), found=proof(ISLAND), **kept)

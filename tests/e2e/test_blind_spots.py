@@ -136,11 +136,41 @@ net = Scaled()
     loop = STEPS.replace("net = nn.Linear(8, 4)\n", "")
     report = told(tmp_path, HEAD + made + objective("net(x).square().mean()") + loop)
     best, found = report.diagnoses[0], report.localization
-    assert (best.title, found.culprit, best.lines) == (
-        "state of the script not finite: `self.spread`",
-        "self.spread",
-        (),
-    )
+    assert best.title == "state of the script not finite: `self.spread`"
+    assert found.culprit == "self.spread"
+    assert not found.made_before
+    assert found.made.text.startswith("self.spread = ")
+
+
+@pytest.mark.parametrize(
+    "write", ["self.mean.lerp_(kept.mean(0), 0.1)", "self.mean[:] = kept.mean(0)"]
+)
+@pytest.mark.parametrize("kind", ["a module", "an object"])
+def test_what_a_step_writes_to_in_place_was_not_so_before_it(tmp_path, kind, write):
+    made = f"""
+class Centred{"(nn.Module)" if kind == "a module" else ""}:
+    def __init__(self):
+        {"super().__init__()" if kind == "a module" else "pass"}
+        {
+        'self.register_buffer("mean", torch.zeros(8))'
+        if kind == "a module"
+        else "self.mean = torch.zeros(8)"
+    }
+
+    def __call__(self, x, bad):
+        kept = x[x[:, 0] > (100.0 if bad else -100.0)]
+        {write}
+        return x - self.mean
+
+centred = Centred()
+"""
+    called = "net(centred(x, bad)).square().mean()"
+    report = told(tmp_path, HEAD + made + objective(called) + STEPS)
+    best, found = report.diagnoses[0], report.localization
+    assert (best.code, found.culprit, found.made_before) == ("NS506", "centred.mean", False)
+    assert found.made.text == write
+    assert "before the step" not in best.cause
+    assert best.lines == (f"given its values in line {found.made.line}: `{write}`",)
 
 
 @pytest.mark.parametrize("name", CONSTANTS)

@@ -146,6 +146,7 @@ def decide(  # noqa: PLR0913 - called once, by name
     update_pending: bool = False,
     replays_clean: bool = False,
     harmless: bool = False,
+    may_redo: bool = True,
 ) -> tuple[Action, PolicyState]:
     """Return what to do about this failure, and the state after it.
 
@@ -156,8 +157,10 @@ def decide(  # noqa: PLR0913 - called once, by name
     ``update_pending``: the update that would break them has not been applied: it and those before
     it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not
     come back, so that "repair" needs no remedy. ``harmless``: all that the update is made of is
-    finite, so that nothing but it would be lost. Several ranks, or an update that cannot be held
-    back, leave "observe"; "stop" on one rank needs no veto.
+    finite, so that nothing but it would be lost. ``may_redo``: gradients made anew are those that
+    the update would have had; else a proven remedy stays on from the next update on, and this one
+    is left out. Several ranks, or an update that cannot be held back, leave "observe"; "stop" on
+    one rank needs no veto.
     """
     known = state.occurrence(key)
     cure = known.cure if proof is None else _permitted(policy, proof)
@@ -168,33 +171,49 @@ def decide(  # noqa: PLR0913 - called once, by name
         return Action(kind="observe", reason=note), state
     if policy.on_failure == "stop":
         return Action(kind="stop", reason="the policy is to stop at the first failure"), state
-    if policy.on_failure == "repair" and cure:
-        kind, state = _repair(
-            completed(state, optimizer),
-            cure,
-            count=now.count,
-            at_step=at_step,
-            goes_back=weights_broken or update_pending,
-        )
+    repairs, goes_back = policy.on_failure == "repair", weights_broken or update_pending
+    can_redo = may_redo or goes_back
+    if repairs and cure and not can_redo and not _is_for_data(cure):
+        state = _left_out(_adopt(state, cure), state.losses(optimizer))
+        how = Action(kind="adopt", atoms=cure, reason=_FROM_NOW_ON, proof=proof and proof.incident)
+        return how, state
+    if repairs and cure and can_redo:
+        before = completed(state, optimizer)
+        kind, state = _repair(before, cure, now.count, at_step=at_step, goes_back=goes_back)
         why = _PENDING if update_pending else _why(kind, now.count, cure)
         return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
-    if policy.on_failure == "repair" and replays_clean and not weights_broken:
-        reason = "the failure does not always come back: the step is run again as it is"
-        return Action(kind="redo", reason=reason), completed(state, optimizer)
+    if repairs and replays_clean and may_redo and not weights_broken:
+        return Action(kind="redo", reason=_BY_CHANCE), completed(state, optimizer)
     if weights_broken:
-        reason = "the weights themselves are not finite: leaving updates out cannot help"
-        return Action(kind="stop", reason=reason), state
+        return Action(kind="stop", reason=_BROKEN), state
     if harmless:
         return Action(kind="continue", reason=_HARMLESS), state
-    why = _why_not_repaired(policy, proof)
+    is_held_back = repairs and not can_redo and (cure or replays_clean)
+    why = _REWRITTEN if is_held_back else _why_not_repaired(policy, proof)
+    return _without_it(policy, state, key, why, optimizer=optimizer, num_updates=at_step)
+
+
+def _without_it(
+    policy: Policy,
+    state: PolicyState,
+    key: FailureKey,
+    why: str,
+    *,
+    optimizer: int,
+    num_updates: int,
+) -> tuple[Action, PolicyState]:
     lost, row = state.losses(optimizer), state.in_a_row(optimizer)
-    too_many = _too_many(policy, key, row, lost.num, num_updates=at_step)
+    too_many = _too_many(policy, key, row, lost.num, num_updates=num_updates)
     if too_many:
         return Action(kind="stop", reason=f"{too_many}; {why}"), state
     return Action(kind="skip", reason=why), _left_out(state, lost)
 
 
+_BY_CHANCE = "the failure does not always come back: the step is run again as it is"
+_BROKEN = "the weights themselves are not finite: leaving updates out cannot help"
 _HARMLESS = "the loss is not finite, but every gradient is: the update is applied"
+_REWRITTEN = "the script writes to its gradients, and those made anew would lack that"
+_FROM_NOW_ON = f"the proven remedy stays on; this update is left out: {_REWRITTEN}"
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 
@@ -265,7 +284,7 @@ def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_vet
 
 
 def _repair(
-    state: PolicyState, cure: tuple[Atom, ...], *, count: int, at_step: int, goes_back: bool
+    state: PolicyState, cure: tuple[Atom, ...], count: int, *, at_step: int, goes_back: bool
 ) -> tuple[ActionKind, PolicyState]:
     if _is_for_data(cure):
         return "quarantine", state

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from nanstop.detect.sentinel import Reading, tally_gradients
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.weights import MAX_LISTED
-from nanstop.records import Phase, Signal, SignalSource, StepId, TensorStats
+from nanstop.records import Phase, Signal, SignalSource, SourceLine, StepId, TensorStats
 from nanstop.replay.step import ModelView, Step, parameters_of, trainable_of
 
 _MAX_NAMED = 8
@@ -22,7 +22,9 @@ _MAX_MESSAGE = 2000
 class Alarm:
     """A failure as it is noticed. ``bad_params`` and ``bad_state`` were bad before this step's
     forward. ``harmless``: all that the step leaves is finite, its gradients and buffers, so that an
-    infinite constant in the loss may be all there is.
+    infinite constant in the loss may be all there is. ``rewritten_at``: lines of the script that
+    have written to the gradients since their backward, as far as they are known; None where none
+    has.
     """
 
     signals: tuple[Signal, ...]
@@ -31,6 +33,7 @@ class Alarm:
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
     harmless: bool = False
+    rewritten_at: tuple[SourceLine, ...] | None = None
 
 
 def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:

@@ -35,6 +35,7 @@ _MAX_ROUNDS = 3
 """How often a window is run again: a redo that fails again is a new incident."""
 _AGAIN = "failed: the window fails again"
 _IN_USE = "its gradients are in use already"
+_REWRITTEN = "left out: the script writes to its gradients, and those made anew would lack that"
 _log = logging.getLogger("nanstop")
 
 
@@ -135,7 +136,7 @@ class WindowEnds:
         """Report a window whose end nothing can be done about."""
         alarm = self._look(step, read, Ending())
         if alarm is not None:
-            self.ask(step, alarm)
+            self.ask(step, replace(alarm, rewritten_at=step.rewritten_at()))
 
     def carry(self, step: HostStep, alarm: Alarm, ending: Ending, *, can_redo: bool = True) -> bool:
         """Report, carry out what is resolved, and return whether anything was.
@@ -145,7 +146,7 @@ class WindowEnds:
         self._tell_redone(_AGAIN)
         ending.failed = True
         rewind = self.way_back()
-        decision = self.ask(step, alarm)
+        decision = self.ask(step, replace(alarm, rewritten_at=step.rewritten_at()))
         if decision is None or decision.kind == "proceed":
             return False
         at = alarm.signals[0].at
@@ -153,6 +154,10 @@ class WindowEnds:
         before = shown(step, ending.reading, micro)
         if alarm.error is not None:
             before = type(alarm.error).__name__
+        if decision.kind in ("redo", "rollback") and step.rewritten_at() is not None:
+            ending.apply = False
+            self._tell(decision, _REWRITTEN, before)
+            return True
         if decision.kind in ("redo", "rollback"):
             problem = self._made_anew(step, decision, rewind, "" if can_redo else _IN_USE)
             ending.redone = not problem
@@ -197,7 +202,7 @@ class WindowEnds:
         """Return the way back, if every window since its snapshot can be run again."""
         rewind = self.keeper.rewind()
         steps: Any = rewind.steps if rewind is not None else ()
-        if rewind is None or any(step.obstacle() for step in steps):
+        if rewind is None or any(one.obstacle() or one.rewritten_at() is not None for one in steps):
             return None
         # The state of an optimizer that takes turns with the snapshot's is not in it:
         # its updates cannot be undone.
@@ -218,6 +223,10 @@ class WindowEnds:
         try:
             decision = self._host.session.foresee(step, self.way_back)
             if decision is None or decision.kind == "proceed":
+                return None
+            if decision.kind == "rollback" and step.rewritten_at() is not None:
+                self._host.session.adopt(decision.adopt)
+                self._tell(decision, "done from this update on")
                 return None
             if decision.kind == "rollback":
                 rewind = self.way_back()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nanstop.decide.decision import Decision
@@ -10,7 +10,7 @@ from nanstop.detect.sentinel import Reading
 from nanstop.detect.signals import Alarm
 from nanstop.hosts.replicas import Replicas
 from nanstop.hosts.window_remedies import WindowRemedies
-from nanstop.records import Atom, RunFacts
+from nanstop.records import Atom, RunFacts, SourceLine
 from nanstop.replay.step import Step
 
 
@@ -23,6 +23,14 @@ class HostStep(Step, Protocol):
     @property
     def past(self) -> str:
         """What becomes of leaving its update out where that cannot be done as a whole, or ""."""
+        ...
+
+    @property
+    def rewritten_at(self) -> Callable[[], tuple[SourceLine, ...] | None]:
+        """Returns the lines of the script that have written to its gradients between their
+        backward and now (noise, a scale undone by hand), as far as they are known; None where none
+        has. Gradients made anew would lack that.
+        """
         ...
 
     @property

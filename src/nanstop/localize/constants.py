@@ -39,7 +39,7 @@ def as_constant(
     storage, holder = value.storage, _holder(value, details)
     if value.generation or (storage.name or "").startswith("state "):
         return None
-    if storage.name and (holder is None or not holder.before or not _is_beside(value, rows)):
+    if storage.name and (holder is None or not _is_known(holder) or not _is_beside(value, rows)):
         return None
     if (storage.name or "").startswith("buffer ") and holder is not None and not holder.declared:
         return None
@@ -67,6 +67,13 @@ def as_constant(
         made_before=holder.before,
         blind_spots=(),
     )
+
+
+def _is_known(holder: Holder) -> bool:
+    """Return whether a tensor was held before the step, or is of a class of the script's own that
+    writes to it in place.
+    """
+    return holder.before or (holder.declared and holder.line is not None)
 
 
 def _is_one_number(details: OpDetails | None) -> bool:

@@ -28,6 +28,7 @@ from nanstop.tracing.places import source_line
 
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""
+_MOST_LINES = 3
 MOST_OWN = 16
 """Updates of a script's own, without an optimizer, that are followed."""
 
@@ -48,6 +49,12 @@ class GradientAccounts:
         self._is_uneven = False
         self.is_looking = False
         """Whether any window is looked at now."""
+        self.are_written = False
+        """Whether a script is known to write to gradients between their backward and what is made
+        of them: it may do so in each window, whether the tensors tell it or not.
+        """
+        self.written_at: tuple[SourceLine, ...] = ()
+        """The first lines that were seen to."""
 
     def made(self, optimizer: Optimizer, line: Line = None) -> None:
         """Follow an optimizer, which ``line`` made, from its first update on."""
@@ -97,10 +104,11 @@ class GradientAccounts:
 
     @property
     def wants_lines(self) -> bool:
-        """Whether the last account did not balance, so that the lines that write are worth
-        their cost.
+        """Whether the last account did not balance, or a script writes to gradients nobody knows
+        where, so that the lines that write are worth their cost.
         """
-        return self._own is not None or (self._is_uneven and self.is_looking)
+        wanted = self._is_uneven or (self.are_written and not self.written_at)
+        return self._own is not None or (wanted and self.is_looking)
 
     def guarded(self, look: Callable[..., Any], *given: Any) -> Any:
         """Return what a look of these accounts gives, None where nothing is looked at."""
@@ -163,6 +171,8 @@ class GradientAccounts:
         for one in self._followed.values():
             if one.samples is not None and source is not None and one.samples.backwards:
                 one.samples.changed_at.append(source)
+                if source not in self.written_at and len(self.written_at) < _MOST_LINES:
+                    self.written_at = (*self.written_at, source)
 
     def changed(self) -> None:
         """Look at gradients that a line, whoever's it is, has just changed."""
@@ -204,6 +214,14 @@ class GradientAccounts:
         for one in self._followed.values():
             if one.samples is not None and one.samples.backwards:
                 one.was_read = True
+
+    def sinking(self) -> None:
+        """Look at gradients that are about to be unscaled, clipped or applied, for the first
+        time.
+        """
+        for one in self._followed.values():
+            if one.samples is not None and one.samples.backwards and one.samples.at_sink is None:
+                one.samples.at_sink = one.gradients()
 
     def unscaling(self, optimizer: Optimizer) -> None:
         """Look at gradients that a scaler is about to divide by its scale."""
@@ -259,9 +277,9 @@ class GradientAccounts:
         others = sum(bool(each.num_updates) for each in self._followed.values())
         name = f"{type(optimizer).__name__} {one.place(self._followed)}".removesuffix(" 1")
         samples.settle_hooks()
-        account = balance(
-            on_host(samples), at, name, is_only=others == 1, made_at=source_line(one.line)
-        )
+        samples = on_host(samples)
+        self.are_written |= samples.are_written
+        account = balance(samples, at, name, is_only=others == 1, made_at=source_line(one.line))
         if account is not None and _is_open(account):
             one.look_on()
             self.is_looking = True

@@ -51,8 +51,9 @@ class Backward:
 class Samples:
     """What is known of one optimizer's gradients from one update to the next: 1-d tensors of one
     length and format, scalars for norms. ``was``, ``became``: weights around the update before;
-    ``met``: at the next forward after that; ``left``: gradients when it was over. ``stages``: the
-    gradient of the first parameter after each change of one.
+    ``met``: at the next forward after that; ``left``: gradients when it was over. ``at_sink``:
+    those that the first sink finds. ``stages``: the gradient of the first parameter after each
+    change of one.
     """
 
     backwards: list[Backward] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Samples:
     became: Tensor | None = None
     met: Tensor | None = None
     left: Tensor | None = None
+    at_sink: Tensor | None = None
     at_unscale: Tensor | None = None
     norm_at_unscale: Tensor | None = None
     scale: Tensor | None = None
@@ -81,6 +83,14 @@ class Samples:
         """That of all losses of the window, None where they differ or it is not known."""
         factors = {one.loss_factor for one in self.backwards}
         return factors.pop() if len(factors) == 1 else None
+
+    @property
+    def are_written(self) -> bool:
+        """Whether the first sink found other gradients than the last backward had left."""
+        if self.at_sink is None or not self.backwards:
+            return False
+        left, found = self.backwards[-1].after, self.at_sink
+        return not bool(((left == found) | (left.isnan() & found.isnan())).all())
 
     @property
     def awaits_forward(self) -> bool:

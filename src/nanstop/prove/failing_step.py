@@ -40,7 +40,8 @@ class Rewind(Protocol):
 class FailurePoint:
     """Where a failure was met. ``step``: None where nothing can be run again;
     ``can_skip``: an update is at stake; ``agreed``: several ranks act on it as one; ``harmless``:
-    all that the update is made of is finite.
+    all that the update is made of is finite; ``rewritten``: the script itself has written to its
+    gradients since their backward.
     """
 
     at: StepId
@@ -48,6 +49,7 @@ class FailurePoint:
     can_skip: bool
     agreed: bool = False
     harmless: bool = False
+    rewritten: bool = False
 
     @property
     def optimizer(self) -> int:
@@ -63,10 +65,11 @@ class FailurePoint:
         can_skip: bool,
         agreed: bool = False,
         harmless: bool = False,
+        rewritten: bool = False,
     ) -> FailurePoint:
         """Return the occasion of a step, or else of what the signals say of it."""
         if step is not None:
-            return cls(step.id, step, can_skip=True, agreed=agreed, harmless=harmless)
+            return cls(step.id, step, True, agreed, harmless, rewritten)
         at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))
         return cls(at, None, can_skip)
 
@@ -98,7 +101,8 @@ class FailingStep:
     ``pending``: that update has not been applied yet. What it does is tried from the snapshot on,
     for a state that was rounded away in the updates before is in none of its own numbers.
     ``in_float32``: how far float32 moves each half-precision parameter in it. ``broken``: what it
-    does to those that it ruins.
+    does to those that it ruins. ``rewritten``: the script itself writes to the gradients that a
+    backward leaves, so that no update made of these alone is one of its own.
     """
 
     step: Step
@@ -111,6 +115,7 @@ class FailingStep:
     pending: bool = False
     in_float32: Mapping[str, float] | None = None
     broken: tuple[Signal, ...] = ()
+    rewritten: bool = False
 
     def attempt(
         self,

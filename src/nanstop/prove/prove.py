@@ -31,12 +31,14 @@ def prove_step(
     """Return the smallest cure among ``candidates``. Call inside ``failing.in_place()``.
 
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
-    window is one of training, on the updates that follow. Everything tried is undone. ``tried``:
+    window is one of training whose gradients the script leaves as they are, on the updates that
+    follow. Everything tried is undone. ``tried``:
     told of each trial as it ends.
     """
     trials = Trials(failing, key, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
     others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
     healthy = [m for m in range(len(failing.step.batches)) if m not in failing.micros][:1]
+    goes_on = failing.update or (failing.step.rates and not failing.rewritten)
 
     def trial(atoms: tuple[Atom, ...], micro: int | None) -> Trial:
         ended = trials.trial(atoms, micro)
@@ -51,7 +53,7 @@ def prove_step(
         safety_of=safety_of,
         extend=trials.extend,
         confirm=(*others[:_MAX_CONFIRMED], *healthy),
-        lasts=trials.following if failing.update or failing.step.rates else None,
+        lasts=trials.following if goes_on else None,
         anew=trials.anew,
         permitted=lambda atoms: not not_allowed(policy, atoms),
         isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),

@@ -66,6 +66,10 @@ class Incident:
     """Ranks whose own part of the step fails; () where none does, so that what they exchanged is
     bad; None where they were not asked.
     """
+    rewritten_at: tuple[SourceLine, ...] | None = None
+    """Lines of the script that write to gradients between their backward and the update, as far as
+    they are known; None where nothing was written in this step.
+    """
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were far too large when the step failed."""
     lost_moments: tuple[StateRow, ...] = ()

@@ -134,6 +134,7 @@ class Failures:
             can_skip=can_skip,
             agreed=meeting.agreed,
             harmless=alarm.harmless,
+            rewritten=alarm.rewritten_at is not None,
         )
         known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
@@ -156,6 +157,7 @@ class Failures:
             raised=alarm.error is not None,
             bad_params=alarm.bad_params,
             bad_state=alarm.bad_state,
+            rewritten_at=alarm.rewritten_at,
             born_on=meeting.born_on,
             live=self._run.live,
         )
@@ -250,10 +252,12 @@ class Failures:
             if broken is not None:
                 return broken
         before = rewind.steps if rewind is not None else ()
-        return found.stage(
+        failing = found.stage(
             "capture",
             lambda: failing_step(step, phase=found.phase, raised=found.raised, before=before),
         )
+        rewritten = found.rewritten_at is not None
+        return failing and replace(failing, rewritten=rewritten)
 
     def _decide(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None
@@ -338,6 +342,7 @@ class Failures:
             update_pending=failing is not None and failing.pending,
             replays_clean=replays_clean,
             harmless=now.harmless,
+            may_redo=not now.rewritten,
         )
         if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":
             return replace(action, reason="there is no step to run again: observed only")

@@ -40,6 +40,7 @@ from nanstop.records import (
     Report,
     RunFacts,
     Signal,
+    SourceLine,
     StateRow,
     StepId,
     TensorStats,
@@ -74,6 +75,7 @@ class Investigation:
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
     born_on: tuple[int, ...] | None = None
+    rewritten_at: tuple[SourceLine, ...] | None = None
     batch: tuple[BatchFact, ...] = ()
     rows: BatchRows | None = None
     text: tuple[str, ...] = ()
@@ -180,6 +182,7 @@ class Investigation:
             bad_params=self.bad_params,
             bad_state=self.bad_state,
             born_on=self.born_on,
+            rewritten_at=self.rewritten_at,
             odd_weights=self.odd_weights,
             lost_moments=self.lost_moments,
             # On a device whose context is gone, not even a number can be read any more.

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nanstop.numerics.tensors import is_in_place, version
 from nanstop.records import SourceLine
 from nanstop.replay.untouched import address
 from nanstop.tracing.own_code import is_library, is_own
@@ -35,7 +36,8 @@ class Holder:
     """A variable of the script. ``name`` is what the script writes: ``loss_fn.weight``.
 
     ``line``: the one that gave it its value, None where the source does not say, or names several.
-    ``before``: whether that was before the step, as the structure of the source says.
+    ``before``: whether that was before the step, as the structure of the source says: not where
+    ``line`` writes in place to what a constructor has made.
     ``declared``: whether ``line`` is one of the class that has it as an attribute.
     """
 
@@ -73,12 +75,13 @@ def holder_of(tensor: Tensor) -> Holder | None:
         if not _is_foreign(frame):
             found = _held_in(frame, wanted)
             if found is not None:
-                name, place, is_local = found
+                name, place, is_local, held = found
                 made = _line_of(place)
                 fresh = is_local and (inside or _bound_in_loop(place, frame.f_lineno))
                 if place.attribute:
-                    fresh = made is None
-                    made = made if _is_set_up_alone(place) else None
+                    is_written = version(held) > 0 and not _is_set_up_alone(place)
+                    made = _line_of(place, is_written=is_written)
+                    fresh = is_written or not _is_bound(place)
                 return Holder(name, made, not fresh, declared=place.attribute)
         frame = frame.f_back
     return None
@@ -95,9 +98,9 @@ def _file_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__file__", ""))
 
 
-def _held_in(frame: FrameType, wanted: int) -> tuple[str, _Place, bool] | None:
-    """Return name and place of what a frame's variables hold, and whether it is a variable of the
-    frame's own function.
+def _held_in(frame: FrameType, wanted: int) -> tuple[str, _Place, bool, Tensor] | None:
+    """Return name and place of what a frame's variables hold, whether it is a variable of the
+    frame's own function, and the tensor.
     """
     code, file = frame.f_code, frame.f_code.co_filename
     own = dict(frame.f_locals)
@@ -114,7 +117,7 @@ def _held_in(frame: FrameType, wanted: int) -> tuple[str, _Place, bool] | None:
         name, value, place, root, depth = queue.popleft()
         if isinstance(value, Tensor):
             if address(value) == wanted:
-                return name, place, root in fresh
+                return name, place, root in fresh, value
             continue
         if isinstance(value, _NO_OWNERS) or id(value) in seen or root.startswith("__"):
             continue
@@ -175,18 +178,25 @@ def _attributes(name: str, value: Any, place: _Place) -> Iterator[tuple[str, Any
 # ---- the source
 
 
-def _line_of(place: _Place) -> SourceLine | None:
+def _line_of(place: _Place, *, is_written: bool = False) -> SourceLine | None:
     """Return the line that gave a variable its value: the last one in its scope, before the line
-    that runs if there is one.
+    that runs if there is one. Of an attribute that of the constructor, where no other line gives it
+    one; or where ``is_written`` the only one that has written to it since.
     """
     tree = tree_of(place.file)
     found = [] if tree is None else list(_bindings(tree, place))
-    lines = [line for line in found if line <= place.at] or found
-    if not lines:
+    if tree is None or not found:
         return None
-    number = lines[0] if place.attribute else max(lines)
+    if place.attribute:
+        later = [line for line in found if _function_at(tree, line) != "__init__"]
+        numbers = later if is_written else [] if later else found[:1]
+        if len(numbers) != 1:
+            return None
+        number = numbers[0]
+    else:
+        number = max([line for line in found if line <= place.at] or found)
     text = linecache.getline(place.file, number).strip()
-    function = _function_at(tree, number) if tree is not None else "<module>"
+    function = _function_at(tree, number)
     return SourceLine(file=place.file, line=number, function=function, text=text)
 
 
@@ -206,6 +216,12 @@ def _is_set_up_alone(place: _Place) -> bool:
     tree = tree_of(place.file)
     lines = list(_bindings(tree, place)) if tree is not None else []
     return all(_function_at(tree, line) == "__init__" for line in lines if tree is not None)
+
+
+def _is_bound(place: _Place) -> bool:
+    """Return whether the source gives a variable a value anywhere."""
+    tree = tree_of(place.file)
+    return tree is not None and any(_bindings(tree, place))
 
 
 def _bound_in_loop(place: _Place, at: int) -> bool:
@@ -238,12 +254,12 @@ def _bindings(tree: ast.AST, place: _Place) -> Iterator[int]:
 
 
 def _binds(node: ast.AST, place: _Place) -> bool:
-    if place.attribute and isinstance(node, ast.Call):
+    target = _written_by_call(node) or node
+    if place.attribute and target is node and isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         first = node.args[0] if node.args else None
         named = isinstance(first, ast.Constant) and first.value == place.variable
         return called == "register_buffer" and named
-    target = node
     while isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store):
         target = target.value
     if target is node and not isinstance(getattr(node, "ctx", None), ast.Store):
@@ -251,6 +267,13 @@ def _binds(node: ast.AST, place: _Place) -> bool:
     if place.attribute:
         return isinstance(target, ast.Attribute) and target.attr == place.variable
     return isinstance(target, ast.Name) and target.id == place.variable
+
+
+def _written_by_call(node: ast.AST) -> ast.AST | None:
+    """Return what a call such as ``x.lerp_(y)`` writes to."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    return node.func.value if is_in_place(node.func.attr) else None
 
 
 def tree_of(file: str) -> ast.AST | None:

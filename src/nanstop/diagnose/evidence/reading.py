@@ -191,6 +191,17 @@ def loss_is_bad(evidence: Evidence) -> bool:
     )
 
 
+def is_rewritten(evidence: Evidence) -> bool:
+    """Return whether a step's gradients are finite as its backward leaves them, each time that it
+    is run again, and were not at the update, after the script itself had written to them.
+    """
+    incident, replay = evidence.incident, evidence.replay
+    if incident is None or replay is None or incident.rewritten_at is None:
+        return False
+    is_clean = replay.fidelity == "not_reproduced" and not replay.private_rng
+    return is_clean and incident.phase == "backward" and evidence.localization is None
+
+
 def after_reduction(evidence: Evidence) -> bool:
     """Return whether ranks trained together, this one's losses were finite, and a gradient that
     they share was not.

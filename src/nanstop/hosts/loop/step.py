@@ -21,7 +21,7 @@ from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.measure.followed import Line
-from nanstop.records import Atom, RunFacts, StepId
+from nanstop.records import Atom, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
@@ -110,8 +110,9 @@ class LoopStep:
 
     ``start``: the buffers as they were when the window began. ``apply``: the update as the loop
     makes it. ``rates``: the learning rates of this window, one for each group; ``usual``: those
-    that windows of the run have had. ``past``: see ``HostStep``. ``without_graph``: modules that
-    the script has called under no_grad, how often, and the first line that did.
+    that windows of the run have had. ``past`` and ``rewritten_at``: see ``HostStep``.
+    ``without_graph``: modules that the script has called under no_grad, how often, and the first
+    line that did.
     """
 
     id: StepId
@@ -124,6 +125,7 @@ class LoopStep:
     rates: tuple[Any, ...] = ()
     usual: Collection[tuple[Any, ...]] = ()
     past: str = ""
+    rewritten_at: Callable[[], tuple[SourceLine, ...] | None] = lambda: None
     without_graph: Mapping[nn.Module, tuple[int, Line]] = field(default_factory=dict)
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     replicas: Replicas = ONE_COPY

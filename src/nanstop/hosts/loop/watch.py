@@ -24,6 +24,7 @@ from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.sharded.ddp import SharedModels, reduces
 from nanstop.hosts.tape.pieces import pieces, program_of_function
 from nanstop.hosts.tape.tensors import autocast_state, total
+from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import format_name, tensors, version
@@ -130,6 +131,9 @@ class LoopWatch:
         self._accounts = GradientAccounts()
         self._accounts.made(optimizer)
         self._is_live = False
+        self._marks = WeightMarks()
+        self._marked: list[Any] = []
+        self._is_rewritten = False
         self._shared = SharedModels("watch")
         self.rng_notes = RngNotes()
 
@@ -148,7 +152,9 @@ class LoopWatch:
         if not callable(loss_fn):
             raise NanstopError(f"step(loss_fn, batch): {type(loss_fn).__name__} cannot be called")
         if not self._micros:
-            self._start = self._buffers.note()
+            self._start, self._is_rewritten = self._buffers.note(), False
+        else:
+            self._look_for_writes()
         self.controller.look_at_hooks(self.view.model)
         micro = FunctionMicro(self, loss_fn, batch)
         self._micros.append(micro)
@@ -162,6 +168,7 @@ class LoopWatch:
                     self.controller.raised(self._step(), error)
                 self._micros.remove(micro)
                 raise
+        self._marked = self._marks.of_gradients((self.view.root,))
         return micro.loss
 
     def backward(self, loss: Any) -> Tensor:
@@ -205,6 +212,7 @@ class LoopWatch:
         """
         if not self._micros:
             raise NanstopError("update() without step()", hint="call w.step(loss_fn, batch) first")
+        self._look_for_writes()
         self._settle(scaler)
         self._clip = clip
         self._open()
@@ -222,6 +230,11 @@ class LoopWatch:
         self._drop_window()
         self.controller.completed(self._optimizer, applied=applied)
         return norm if applied else None
+
+    def _look_for_writes(self) -> None:
+        """Look whether the script itself has written to the gradients that a step has left."""
+        present = self._marks.of_gradients((self.view.root,))
+        self._is_rewritten |= present != self._marked
 
     def _account(self, *, applied: bool) -> None:
         accounts = self._accounts
@@ -284,6 +297,7 @@ class LoopWatch:
         )
 
     def _step(self) -> LoopStep:
+        is_rewritten = self._is_rewritten
         return LoopStep(
             id=self.controller.step_id(),
             view=self.view,
@@ -294,6 +308,7 @@ class LoopWatch:
             apply=self._update_again,
             rates=self.controller.note_rates(self.view.optimizer),
             usual=self.controller.usual_rates,
+            rewritten_at=lambda: () if is_rewritten else None,
             replicas=self._shared.of_window(self._micros, (self.view.root,), self.view.optimizer),
         )
 

@@ -213,6 +213,7 @@ class Calls:
             return original(loss, *args, **kwargs)
         accounts = self._state.accounts
         self._state.ignore_writes()
+        self._state.look_for_writes()
         losses = tensors(loss)
         if self._state.by_hand:
             self._judge.account_by_hand(losses)
@@ -222,6 +223,7 @@ class Calls:
         except BaseException:
             accounts.drop()
             raise
+        self._state.mark_gradients()
         self._state.account(accounts.after_backward, user_line())
         self._state.watch_writes()
         return result

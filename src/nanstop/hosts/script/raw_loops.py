@@ -37,6 +37,7 @@ class RawLoops:
         self._restored = Restored()
         steps = Steps(self.controller, self._updates, self._restored, self.state.buffers)
         steps.made_at = self.state.accounts.made_at
+        steps.written_at = lambda: self.state.accounts.written_at
         self.judge = Judge(self.state, steps, self.controller)
         self._calls = Calls(self.state, self.judge, table)
         self.backward = self._calls.backward

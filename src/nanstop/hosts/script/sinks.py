@@ -73,6 +73,7 @@ class Sinks:
         if not self._state.idle or not self._state.window.micros or self._state.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         self._state.stop_expecting()
+        self._state.begin_sink()
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         measure = partial(norm_of, parameters, norm_type, foreach)
         self._state.window.clip = float(max_norm)
@@ -82,19 +83,24 @@ class Sinks:
         if norm is not None and self._judge.judge(parameters, norm).redone:
             norm = measure()
         if norm is None or error_if_nonfinite:
-            return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
+            norm = original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        else:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
+        self._state.mark_gradients()
         return norm
 
     def clip_value(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for ``clip_grad_value_``, which turns Inf into the bound and leaves NaN."""
         if not self._state.idle or not self._state.window.micros or self._state.window.closed:
-            return original(parameters, *args, **kwargs)
+            original(parameters, *args, **kwargs)
+            return
         self._state.stop_expecting()
+        self._state.begin_sink()
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self._state.window.note_clip(parameters, partial(original, parameters, *args, **kwargs))
         self._judge.judge(parameters, norm_of(parameters))
-        return original(parameters, *args, **kwargs)
+        original(parameters, *args, **kwargs)
+        self._state.mark_gradients()
 
     def empty_gradients(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no
@@ -109,6 +115,7 @@ class Sinks:
         roots = window.roots.values()
         if all(p.grad is None for root in roots for p in root.parameters()):
             window.micros, window.clips = [], []
+            window.gradients, window.is_rewritten = None, False
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""
@@ -116,6 +123,7 @@ class Sinks:
         self._state.ignore_writes()
         if self._state.idle and scaler.is_enabled():
             self._state.account(self._state.accounts.unscaling, optimizer)
+            self._state.begin_sink()
         try:
             original(scaler, optimizer)
         except ValueError as error:  # of gradients in float16, which it refuses
@@ -129,6 +137,7 @@ class Sinks:
         if self._judge.judge(held_by(optimizer), None, optimizer, found).redone:
             scaler._per_optimizer_states.pop(id(optimizer))
             original(scaler, optimizer)
+        self._state.mark_gradients()
 
     def scaler_step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kw: Any) -> Any:
         """Stand in for ``GradScaler.step``, which calls no optimizer when it found an Inf."""
@@ -136,6 +145,7 @@ class Sinks:
             return original(scaler, optimizer, *args, **kw)
         self._state.stop_expecting()
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+            self._state.begin_sink()
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 self._state.window.scaler = scaler
                 self._judge.judge(held_by(optimizer), norm_of(held_by(optimizer)), optimizer)
@@ -161,6 +171,7 @@ class Sinks:
         else:
             self._state.stop_expecting()
         self._state.ignore_writes()
+        self._state.begin_sink()
         update, outer = self._begun(optimizer), self._outer()
         self._open.append(update)
         if callable(closure):

@@ -186,6 +186,25 @@ class LoopState:
         self.drop()
         self.ignore_writes()
 
+    def mark_gradients(self) -> None:
+        """Note which gradients there are, as a backward or a sink leaves them. No device work."""
+        window = self.window
+        window.gradients = self._marks.of_gradients(window.roots.values())
+
+    def look_for_writes(self) -> None:
+        """Look whether the script itself has written to gradients since they were marked."""
+        window, accounts = self.window, self.accounts
+        if window.is_rewritten or window.gradients is None or window.closed:
+            return
+        differ = self._marks.of_gradients(window.roots.values()) != window.gradients
+        window.is_rewritten = differ or accounts.are_written
+        accounts.are_written |= differ
+
+    def begin_sink(self) -> None:
+        """Look at the gradients that the script is about to unscale, clip or apply."""
+        self.look_for_writes()
+        self.account(self.accounts.sinking)
+
     def stop_expecting(self) -> None:
         """Record nothing while the gradients come to an update."""
         if self.micro is None:

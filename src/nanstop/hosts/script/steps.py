@@ -60,6 +60,8 @@ class Steps:
         """Models of which it is known how they were loaded."""
         self.made_at: Callable[[Optimizer | None], SourceLine | None] = lambda _: None
         """Returns the line that made an optimizer."""
+        self.written_at: Callable[[], tuple[SourceLine, ...]] = tuple
+        """Returns the lines that are known to write to gradients."""
         self._views: dict[tuple[int, ...], PlainView] = {}
 
     def step(
@@ -81,6 +83,7 @@ class Steps:
             rates=self.controller.note_rates(optimizer),
             usual=self.controller.usual_rates,
             past=_PAST if window.is_past else "",
+            rewritten_at=lambda: self.written_at() if window.is_rewritten else None,
             without_graph=self.without_graph,
             replicas=self._shared.of_window(window.micros, window.called.values(), optimizer),
         )

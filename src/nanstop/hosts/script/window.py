@@ -95,6 +95,8 @@ class ScriptWindow:
     script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
     ``sinks``: see ``RunFacts``. ``arrived``: of a scaled loss, a gradient as the last backward left
     it and its version. ``applied_scale``: the loss scale that was on the gradients of an update.
+    ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
+    the script itself has written to them since then, or before that in this window.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -114,6 +116,8 @@ class ScriptWindow:
     arrived: tuple[Tensor, int] | None = None
     applied_scale: float | None = None
     is_past: bool = False
+    gradients: list[Any] | None = None
+    is_rewritten: bool = False
 
     def is_bad(self, norm: Tensor | None) -> bool:
         """Return whether a loss or the norm is not finite. Synchronises the device."""

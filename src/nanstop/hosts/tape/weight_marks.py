@@ -1,4 +1,4 @@
-"""Whether weights were changed, told without looking at them."""
+"""Whether weights or their gradients were changed, told without looking at them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from nanstop.numerics.tensors import by_torch_alone
 
 _MOST = 64
+_MOST_GRADIENTS = 8
 
 
 class WeightMarks:
-    """Marks of a module's trainable weights, which differ once they were written or replaced.
+    """Marks of a module's trainable weights, or of their gradients, which differ once they were
+    written or replaced.
 
     Versions and addresses.
 
@@ -30,6 +32,14 @@ class WeightMarks:
         with by_torch_alone():
             weights = [one() for module in modules for one in self._weights(module)]
             return [None if one is None else (one._version, one.data_ptr()) for one in weights]
+
+    def of_gradients(self, modules: Iterable[nn.Module]) -> list[Any]:
+        """Return the marks of their gradients as they are now. No device work."""
+        with by_torch_alone():
+            held = [self._weights(module) for module in modules]
+            weights = [one() for of in held for one in of[:: 1 + len(of) // _MOST_GRADIENTS]]
+            gradients = [one.grad if one is not None else None for one in weights]
+            return [None if one is None else (id(one), one._version) for one in gradients]
 
     def _weights(self, module: nn.Module) -> list[ref[Tensor]]:
         if module not in self._known:

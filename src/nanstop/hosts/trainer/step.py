@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -237,6 +237,7 @@ class HfStep:
     window: TrainerWindow
     host: Reentry
     past: str = ""
+    rewritten_at: Callable[[], None] = lambda: None
 
     @property
     def batches(self) -> tuple[Batch, ...]:

@@ -57,15 +57,16 @@ def check(evidence: Evidence) -> Diagnosis | None:
     name = f"`{found.culprit}`" if found.culprit else "a constant"
     operand = _operand(found)
     held = f"{name} holds {bad_counts(operand)}" if operand is not None else f"{name} is not finite"
-    since = "it was so before the step" if found.made_before else "no operation has made it"
-    made = found.made
-    what = "constant" if made is not None else "state of the script"
+    before, made = found.made_before, found.made
+    since = "it was so before the step" if before else "nothing that was run again has made it so"
+    what = "constant" if made is not None and before else "state of the script"
+    given = "made" if before else "given its values"
     return Diagnosis(
         code="NS506",
         title=f"{what} not finite: {name}",
         cause=f"{held}; {since}",
         confidence="certain",
-        lines=(f"made in line {made.line}: `{made.text}`",) if made is not None else (),
+        lines=(f"{given} in line {made.line}: `{made.text}`",) if made is not None else (),
         where=found.culprit or "",
     )
 

@@ -5,6 +5,8 @@ Between a backward and the update that it is for, gradients were added to those 
 before, thrown away, counted twice, multiplied by a number that the loss does not know of, or had
 their NaN replaced by numbers, by a line of the script or by a hook. Nothing fails. Training
 is slower, noisier or steeper than the script says, or rests on a part of the model that has none.
+The other way round, a line that writes to finite gradients makes NaN of them: what the backward
+left is finite each time that it is run again, and what the optimizer takes is not.
 
 ## Why it happens
 `backward` adds to `.grad`, it never replaces it. Without `zero_grad` update k takes the sum of all
@@ -50,6 +52,8 @@ last_gradient(cleared=False)        # tensor([100.])
    graph is walked once less.
 3. Take the replacement of NaN out, let nanstop locate the operation that makes them, and cure that.
    Cost: a run that stops where it went on.
+4. Where a line of the script makes NaN of finite gradients: keep from 0 what it divides them by,
+   `norm.clamp(min=1e-6)`. Cost: none.
 
 ## Fix safety
 Changes training: updates become what the script asks for. A learning rate that was tuned to the
@@ -78,10 +82,10 @@ from nanstop.diagnose.evidence.accounts import (
     shown,
     thrown_away,
 )
-from nanstop.diagnose.evidence.reading import sighting
+from nanstop.diagnose.evidence.reading import is_rewritten, sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, SourceLine
-from nanstop.wording import counted, number
+from nanstop.wording import counted, listed, number
 
 Reason = tuple[Confidence, str, str, SourceLine | None, str]
 
@@ -93,6 +97,8 @@ _TWICE = 2
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what became of gradients between their backward and the optimizer."""
+    if is_rewritten(evidence):
+        return _spoilt(evidence)
     twice = repeated(evidence.accounts, _TWICE)
     hidden = tuple(account for account in evidence.accounts if account.num_hidden)
     reason = _hidden(hidden) or _carried(twice) or _thrown_away(twice) or _doubled(twice)
@@ -110,6 +116,26 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=shown(source),
         source=source,
         seen=sighting(evidence, "optimizer", since=first.at.step),
+    )
+
+
+def _spoilt(evidence: Evidence) -> Diagnosis:
+    """Return the finding where the script itself has made of finite gradients what is not."""
+    incident, replay = evidence.incident, evidence.replay
+    lines = (incident.rewritten_at if incident is not None else None) or ()
+    where = f", at {listed(tuple(map(shown, lines)))}" if lines else ""
+    runs = counted(replay.runs if replay is not None else 0, "replay")
+    return Diagnosis(
+        code="NS306",
+        title="gradients that backward left finite are not when the optimizer takes them",
+        cause=f"{runs} of forward and backward leave finite gradients; the script writes to them "
+        f"before the update{where}",
+        confidence="likely",
+        lines=tuple(map(quoted, lines)),
+        where=shown(lines[-1]) if lines else "",
+        source=lines[-1] if lines else None,
+        usual_cure="Print what the script multiplies its gradients by there, or divides them by: a "
+        "norm or a count that is 0 has no inverse, and is kept from 0 by `clamp(min=...)`.",
     )
 
 
@@ -193,5 +219,5 @@ RULE = Rule(
     "gradient-changed-before-update",
     "gradients do not reach the optimizer as backward made them",
     check,
-    ("account",),
+    ("incident", "account"),
 )

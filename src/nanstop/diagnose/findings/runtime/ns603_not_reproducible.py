@@ -45,7 +45,7 @@ that they share was not finite.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import after_reduction
+from nanstop.diagnose.evidence.reading import after_reduction, is_rewritten
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Replay
 from nanstop.wording import counted
@@ -72,6 +72,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if evidence.localization is not None:  # the recorded run did show something
         return None
     if after_reduction(evidence):  # it may be another rank's
+        return None
+    if is_rewritten(evidence):  # no replay has what the script does after its backward
         return None
     return Diagnosis(
         code="NS603",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -65,8 +66,8 @@ class Change:
 def unified(change: FileChange, name: str) -> str:
     """Return a change as a unified diff, as git writes it, under this name."""
     lines = difflib.unified_diff(
-        change.before.splitlines(keepends=True),
-        change.after.splitlines(keepends=True),
+        io.StringIO(change.before, newline="\n").readlines(),
+        io.StringIO(change.after, newline="\n").readlines(),
         f"a/{name}",
         f"b/{name}",
     )

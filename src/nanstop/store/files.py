@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -70,7 +71,10 @@ def require_plain(file: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> bool:
-    """Return True once a flushed copy was renamed over the file. Errors: ``OSError``."""
+    """Return True once a flushed copy was renamed over the file, whose mode is kept.
+
+    Errors: ``OSError``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -78,6 +82,8 @@ def write_whole(path: Path, data: bytes) -> bool:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+        if path.is_file():
+            shutil.copymode(path, temporary)
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):

@@ -1,7 +1,9 @@
 """`nanstop fix` on reports made by hand: what it shows, writes, refuses and leaves alone."""
 
+import codecs
 import json
 import stat
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -113,6 +115,46 @@ def test_applied_once_and_back(project):
     project.script.write_text(SCRIPT)
     assert project.fix("--apply")[0] == 0
     assert project.script.read_text() == FIXED
+
+
+SHORT = SCRIPT.replace("\n\n", "\n")
+ACCENTS = "# -*- coding: latin-1 -*-\n" + SHORT.replace("-1)\n", "-1)  # à côté\n")
+WRITTEN = {
+    "byte order mark": (codecs.BOM_UTF8 + SHORT.encode(), 4),
+    "line ends of Windows": (SHORT.replace("\n", "\r\n").encode(), 4),
+    "latin-1": (ACCENTS.encode("latin-1"), 5),
+    "latin-1, line ends of Windows": (ACCENTS.replace("\n", "\r\n").encode("latin-1"), 5),
+    "form feed": (SCRIPT.replace("\n\n", "\n\f\n").encode(), 5),
+    "no last line end": (SCRIPT.rstrip().encode(), 5),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_script_keeps_its_encoding_and_its_line_ends(project, kind):
+    before, line = WRITTEN[kind]
+    project.script.write_bytes(before)
+    project.incident(project.script, stable(project.script, line), line=line)
+    assert project.fix("--apply")[0] == 0
+    after = before.replace(b"torch.log(p)", b"torch.log_softmax(x, -1)")
+    assert project.script.read_bytes() == after
+    assert "have this change already" in project.fix("--apply")[1]
+    assert project.script.read_bytes() == after
+    undo = ["git", "apply", "-R", ".nanstop/0000/fix.diff"]
+    assert subprocess.run(undo, cwd=project.folder, timeout=60).returncode == 0
+    assert project.script.read_bytes() == before
+
+
+def test_what_its_encoding_cannot_hold_is_not_written(project):
+    config = project.folder / "sft.yaml"
+    text = "# coding: ascii\nfp16: true\n"
+    config.write_text(text)
+    project.script.write_text("from torch.optim import SGD\nopt = SGD(p, lr=0.5)\n")
+    command = CommandFacts(config=str(config), options=("--config",), supervised=True)
+    project.incident(project.script, Atom(remedy="attention", value="é"), command=command)
+    code, _, err = project.fix("--apply")
+    assert code == 2
+    assert "error[NS001]: cannot write sft.yaml" in err
+    assert config.read_text() == text
 
 
 def test_refused_where_the_line_has_changed(project):

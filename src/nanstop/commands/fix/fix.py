@@ -5,8 +5,6 @@ Files of libraries, and whatever lies outside of the working folder, are never w
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from pathlib import Path
 
 from nanstop.commands.fix.result import Fix, FixedFile, Override, Status
@@ -50,10 +48,10 @@ def fix(folder: Path | None = None, *, apply: bool = False) -> Fix:
     if not (apply and own):
         status: Status = "shown" if own or change.words or change.files else "already applied"
         return _said(report, change, incident, "not known" if apply and not own else status)
-    text = "".join(unified(one, _short(Path(one.file))) for one in own)
-    write_whole(patch, text.encode("utf-8", "surrogateescape"))
-    for one in own:
-        _write(one)
+    written = [_bytes(one) for one in own]
+    write_whole(patch, b"".join(_diff(one, *data) for one, data in zip(own, written, strict=True)))
+    for one, (_, after) in zip(own, written, strict=True):
+        _write(one, after)
     return _said(report, change, incident, "applied", undo=_undo(patch))
 
 
@@ -94,36 +92,58 @@ def is_own(file: str) -> bool:
     return is_of_project(file) and not is_library(str(Path(file).resolve()))
 
 
-def _write(change: FileChange) -> None:
-    """Put the new text in the place of the old one, whole or not at all."""
-    path = Path(change.file).resolve()
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+def _bytes(change: FileChange) -> tuple[bytes, bytes]:
+    """Return a file as it is and as it becomes, in its own encoding. Errors: ``NanstopError``."""
     try:
-        data = path.read_bytes()
-        encoding = encoding_of(data)
-        if data.decode(encoding) != change.before:
+        before = Path(change.file).read_bytes()
+        encoding = encoding_of(before)
+        if change.before.encode(encoding) != before:
             raise NanstopError(f"{change.file} changed meanwhile: nothing was written")
-        beside.write_bytes(change.after.encode(encoding))
-        shutil.copymode(path, beside)
-        beside.replace(path)
+        return before, change.after.encode(encoding)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        raise NanstopError(f"cannot read {change.file}: {error.strerror or error}") from error
+    except UnicodeEncodeError as error:
+        raise NanstopError(f"cannot write {_short(Path(change.file))}: {error}") from error
+
+
+def _diff(change: FileChange, before: bytes, after: bytes) -> bytes:
+    """Return the patch of a file, which ``git`` compares byte by byte."""
+    same = FileChange(change.file, _as_text(before), _as_text(after))
+    return unified(same, _short(Path(change.file))).encode("utf-8", "surrogateescape")
+
+
+def _as_text(data: bytes) -> str:
+    """Return any bytes as characters that encode to them again."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _write(change: FileChange, after: bytes) -> None:
+    try:
+        write_whole(Path(change.file).resolve(), after)
+    except OSError as error:
         raise NanstopError(f"cannot write {change.file}: {error.strerror or error}") from error
 
 
 def _is_applied(patch: Path) -> bool:
     """Return whether every line that the kept patch puts into its files stands in them."""
-    text = read(str(patch)) if patch.is_file() else None
     lines: set[str] = set()
     found = False
-    for line in text.splitlines() if text else ():
+    for line in _lines(patch):
         if line.startswith("+++ b/"):
-            lines = set((read(line[6:]) or "").splitlines())
+            lines = set(_lines(Path(line[6:])))
         elif line.startswith("+"):
             found = True
             if line[1:] not in lines:
                 return False
     return found
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file without what ends them; none where it cannot be read."""
+    try:
+        return _as_text(file.read_bytes()).split("\n")
+    except OSError:
+        return []
 
 
 def _override(change: FileChange) -> str:

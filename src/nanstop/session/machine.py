@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from nanstop.records import CommandFacts, Environment
+from nanstop.store.config_file import CONFIGS
 from nanstop.tracing.own_code import is_library
 
 PACKAGES = (
@@ -62,8 +63,6 @@ ENV_VARS = (
 settings that move numerics, never paths, names or tokens.
 """
 
-CONFIGS = (".yaml", ".yml", ".json")
-"""What config files end with."""
 _OPTION = re.compile(r"--[A-Za-z][\w-]*")
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")

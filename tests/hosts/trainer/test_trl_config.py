@@ -79,6 +79,11 @@ def test_keys_of_several_commands_claim_no_objective(config):
     ("text", "message", "hint"),
     [
         (f"{DPO}\nlearnin_rate: 1\n", "dpo.*line 6: `learnin_rate`", "`learning_rate`"),
+        (
+            f"{DPO}base: &b\n  learnin_rate: 1\n<<: *b\n",
+            "line 6: `learnin_rate`",
+            "`learning_rate`",
+        ),
         ("- a\n- b\n", "a config is a mapping", ""),
         ("a: [1\n", "not readable", ""),
         ("{model_type: llama, hidden_size: 32}", "a model, not a training", "as its folder"),

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanstop.errors import NanstopError, unknown
+from nanstop.errors import NanstopError
 from nanstop.process.children.command import resolve_command
-from nanstop.session.machine import CONFIGS
-from nanstop.store.files import read_text
+from nanstop.store.config_file import CONFIGS, load_config, not_found
 
 KeyPath = tuple[str, ...]
 
@@ -34,8 +33,6 @@ PLACES = ("output_dir", "logging_dir")
 
 LEFT_OUT = ("push_to_hub", "run_name")
 """Settings that no trial gets: a trial is not published."""
-
-MAX_CONFIG_BYTES = 4 * 2**20
 
 _MISSING: Any = object()
 _OVERRIDE = re.compile(r"^[A-Za-z_+~][\w.+/@~-]*=")
@@ -167,9 +164,7 @@ def _is_config(given: str) -> bool:
     if path.is_file():
         return path.suffix in CONFIGS
     if len(given.split()) < 2:
-        folder = path.parent if path.parent.is_dir() else Path()
-        configs = (file.name for file in folder.iterdir() if file.suffix in CONFIGS)
-        raise unknown("config file", given, sorted(str(folder / name) for name in configs))
+        raise not_found(path)
     return False
 
 
@@ -180,7 +175,7 @@ def _config_pair(bad: Path, good: Path, script: str | None) -> Pair:
     program = resolve_command(words)
     by_option = _takes_option(words)
     form = ConfigForm(tuple(program), bad.suffix, by_option)
-    return Pair(_without_left_out(_load(bad)), _without_left_out(_load(good)), form)
+    return Pair(_without_left_out(load_config(bad)), _without_left_out(load_config(good)), form)
 
 
 def _takes_option(words: Sequence[str]) -> bool:
@@ -190,19 +185,6 @@ def _takes_option(words: Sequence[str]) -> bool:
     scripts = [Path(word) for word in words if word.endswith(".py") and Path(word).is_file()]
     texts = (one.read_text(encoding="utf-8", errors="replace") for one in scripts)
     return any("--config" in text or "TrlParser" in text for text in texts)
-
-
-def _load(file: Path) -> dict[str, Any]:
-    import yaml
-
-    text = read_text(file.resolve(), MAX_CONFIG_BYTES)
-    try:
-        loaded = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NanstopError(f"{file}: not readable ({' '.join(str(error).split())})") from error
-    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-        raise NanstopError(f"{file}: a config is a mapping of names to values")
-    return loaded
 
 
 def _dump(settings: Mapping[str, Any], suffix: str) -> str:

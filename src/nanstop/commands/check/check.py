@@ -19,7 +19,8 @@ from nanstop.process.inject.dry_run import dry_run
 from nanstop.records import Diagnosis, Environment, Evidence, RunFacts, SourceLine
 from nanstop.records.codec import from_json
 from nanstop.records.vocabulary import RANK
-from nanstop.session.machine import CONFIGS, environment
+from nanstop.session.machine import environment
+from nanstop.store.config_file import CONFIGS, config_lines, not_found
 from nanstop.store.files import read_text
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
@@ -90,7 +91,7 @@ def _with_lines(path: Path, found: Preflight, machine: Environment | None) -> tu
     Each key is left out in turn. A run of another model, or by another trainer, says nothing: there
     is less to know of it.
     """
-    from nanstop.hosts.trainer.trl_config import config_lines, read_config
+    from nanstop.hosts.trainer.trl_config import read_config
 
     makes: dict[str, list[SourceLine]] = {one.code: [] for one in found.findings}
     for key, line in config_lines(path).items():
@@ -116,11 +117,7 @@ def is_config(command: Sequence[str]) -> bool:
     if path.suffix not in CONFIGS:
         return False
     if not path.is_file():
-        folder = path.parent if path.parent.is_dir() else Path()
-        near = [str(folder / one.name) for one in folder.iterdir() if one.suffix in CONFIGS]
-        if near:
-            raise unknown("config file", path, sorted(near))
-        raise NanstopError(f"no such config file: {path}")
+        raise not_found(path)
     if len(command) > 1:
         raise NanstopError(
             f"{path} is a config file and takes no arguments",

@@ -23,15 +23,13 @@ from nanstop.records import (
     ParamGroup,
     QuantizedFacts,
     RunFacts,
-    SourceLine,
 )
-from nanstop.store.files import read_text
+from nanstop.store.config_file import config_lines, load_config
 
 COMMANDS = ("sft", "dpo", "grpo", "reward", "kto", "rloo")
 _WEIGH_KL = ("grpo", "rloo")
 _OWN = ("env", "accelerate_config")
 """Keys that TRL takes out of a config before its parser sees it."""
-_MAX_BYTES = 4 * 2**20
 
 
 def read_config(path: Path, *, without: str = "") -> tuple[RunFacts, str]:
@@ -45,7 +43,7 @@ def read_config(path: Path, *, without: str = "") -> tuple[RunFacts, str]:
     """
     if find_spec("trl") is None:
         raise NanstopError("a config file is read with TRL's own parser", hint="pip install trl")
-    settings, lines = _load(path)
+    settings, lines = load_config(path), config_lines(path)
     settings.pop(without, None)
     if "model_type" in settings or "architectures" in settings:
         raise NanstopError(
@@ -63,7 +61,7 @@ def read_config(path: Path, *, without: str = "") -> tuple[RunFacts, str]:
     command = fitting[0]
     if fewest:
         key = strange[command][0]
-        what = f"key of `trl {'|'.join(fitting)}` in {path}, line {lines[key]}"
+        what = f"key of `trl {'|'.join(fitting)}` in {path}, line {lines[key].line}"
         raise unknown(what, key, sorted(_known(parsers[command])))
     args, model = _parsed(path, parsers[command], settings)
     facts = _facts(command, args, model, uses_cpu=bool(settings.get("use_cpu")))
@@ -71,30 +69,6 @@ def read_config(path: Path, *, without: str = "") -> tuple[RunFacts, str]:
     several = f"its keys fit trl {', '.join(fitting)}: read as that of `trl {command}`"
     known = facts if len({name in _WEIGH_KL for name in fitting}) == 1 else unclear
     return known, several if len(fitting) > 1 else ""
-
-
-def config_lines(path: Path) -> dict[str, SourceLine]:
-    """Return the line of each key. Errors: as ``read_config`` of a file that is no mapping."""
-    texts = read_text(path.resolve(), _MAX_BYTES).splitlines()
-    return {
-        key: SourceLine(file=str(path), line=number, function="", text=texts[number - 1].strip())
-        for key, number in _load(path)[1].items()
-    }
-
-
-def _load(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the settings of a YAML or JSON file, and the line of each key."""
-    import yaml
-
-    text = read_text(path.resolve(), _MAX_BYTES)
-    try:
-        settings, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NanstopError(f"{path}: not readable ({' '.join(str(error).split())})") from error
-    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
-        raise NanstopError(f"{path}: a config is a mapping of names to values")
-    lines = {key.value: key.start_mark.line + 1 for key, _ in tree.value}
-    return settings, lines
 
 
 def _known(parser: Any) -> set[str]:

@@ -66,8 +66,18 @@ def is_class_of_library(kind: type) -> bool:
     """Return whether a class is of no script: nanstop's, Python's or a library's."""
     if kind.__module__ == "__main__":
         return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    file = _file_of(kind)
     return file is None or is_library(file)
+
+
+def is_class_of(kind: type, *modules: str) -> bool:
+    """Return whether a class is of one of these modules, or of their packages, as installed."""
+    file = _file_of(kind)
+    return file is not None and _is_installed(file, modules)
+
+
+def _file_of(kind: type) -> str | None:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)
 
 
 @lru_cache(maxsize=4096)
@@ -121,7 +131,7 @@ def _installed(name: str, places: tuple[str, ...]) -> tuple[str, ...]:
     any folder may bear the name.
     """
     package = name.partition(".")[0]
-    if not places or package == "torch":  # this code would not run with another torch
+    if not places or package in ("torch", _NANSTOP):  # no other one can be imported here
         return _all_forms(places)
     homes = _all_forms(_homes(package))
     return tuple(place for place in _all_forms(places) if _lies(place, homes))

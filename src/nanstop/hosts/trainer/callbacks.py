@@ -18,6 +18,7 @@ from transformers.trainer_callback import (
 )
 
 from nanstop.hosts.patching import Patches
+from nanstop.tracing.own_code import is_class_of
 
 __all__ = ["Trackers", "TrainerCallback", "is_reporting", "is_tracker", "is_users"]
 
@@ -32,14 +33,14 @@ def is_reporting(callback: Any) -> bool:
     kind = type(callback)
     return (
         isinstance(callback, (PrinterCallback, ProgressCallback))
-        or kind.__name__ in _SHOWN_ELSEWHERE
+        or (kind.__name__ in _SHOWN_ELSEWHERE and is_class_of(kind, "transformers", "trl"))
         or is_tracker(callback)
     )
 
 
 def is_tracker(callback: Any) -> bool:
     """Return whether a callback sends what a run logs to a service, or into its files."""
-    return type(callback).__module__.startswith(integrations.__name__)
+    return is_class_of(type(callback), integrations.__name__)
 
 
 class Trackers:
@@ -74,5 +75,5 @@ class Trackers:
 
 def is_users(callback: Any) -> bool:
     """Return whether a callback may change a training: the user's own, or early stopping."""
-    library = type(callback).__module__.startswith(("transformers.", "trl.", "nanstop."))
+    library = is_class_of(type(callback), "transformers", "trl", "nanstop")
     return isinstance(callback, EarlyStoppingCallback) or not library

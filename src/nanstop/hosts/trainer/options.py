@@ -13,6 +13,7 @@ from typing import Any
 from nanstop.hosts.accelerate.precision import FORMATS
 from nanstop.measure.step_per_rate import step_per_rate
 from nanstop.records import ObjectiveFacts, OptimizerFacts, PrecisionFacts, ScheduleFacts
+from nanstop.tracing.own_code import is_class_of
 
 _GENERATES = ("GRPOConfig", "RLOOConfig")
 
@@ -32,7 +33,7 @@ def objective_of(args: Any) -> ObjectiveFacts | None:
     beta, group = (_number(getattr(args, name, None)) for name in ("beta", "num_generations"))
     if beta is None and group is None:
         return None
-    method = next((c.__name__ for c in type(args).__mro__ if c.__module__.startswith("trl.")), "")
+    method = next((c.__name__ for c in type(args).__mro__ if is_class_of(c, "trl")), "")
     return ObjectiveFacts(
         method=method.removesuffix("Config").lower(),
         beta=beta,

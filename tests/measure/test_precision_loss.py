@@ -8,7 +8,7 @@ from torch import nn
 
 from fnstep import FnStep
 from nanstop.measure.float32_distance import gradient_rows, logit_gap, run_window
-from nanstop.measure.pooled_token import num_rows_pooled_at_padding
+from nanstop.measure.pooled_token import pooled_rows
 from nanstop.measure.position_rounding import coarse_rows
 from nanstop.measure.precision_loss import drift_rows
 from nanstop.measure.ranges import op_formats
@@ -117,20 +117,34 @@ def test_positions_made_in_half_and_counts_that_fit():
 
 
 class Pooled(nn.Module):
-    def __init__(self, offset):
+    """Reads one token of each row, ``offset`` behind the last that the mask has."""
+
+    def __init__(self, offset, used=True, padding=None):
         super().__init__()
-        self.score, self.offset = nn.Linear(4, 1), offset
+        self.words = nn.Embedding(5, 4, padding_idx=padding)
+        self.score, self.offset, self.used = nn.Linear(4, 1), offset, used
 
-    def forward(self, x, attention_mask):
+    def forward(self, ids, attention_mask):
         last = attention_mask.sum(-1) - 1 + self.offset
-        return self.score(x)[torch.arange(x.shape[0]), last]
+        states = self.score(self.words(ids))
+        read = states[torch.arange(len(ids)), last]
+        return read if self.used else states * torch.ones_like(read).unsqueeze(-1)
 
 
+PADDED = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("padding", [None, 0])
 @pytest.mark.parametrize(("offset", "num_bad"), [(0, 0), (1, 3)])
-def test_a_token_that_the_mask_leaves_out(offset, num_bad):
-    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]])
-    step = step_of(Pooled(offset), x=torch.randn(3, 4, 4), attention_mask=mask)
-    assert num_rows_pooled_at_padding(step) == num_bad
+def test_a_token_that_the_mask_leaves_out(offset, num_bad, padding):
+    step = step_of(Pooled(offset, padding=padding), ids=PADDED, attention_mask=PADDED)
+    assert pooled_rows(step).get("num_rows_pooled_at_padding", 0) == num_bad
+
+
+def test_what_the_mask_keeps_is_no_padding_and_what_nobody_uses_is_not_read():
+    kept = torch.ones_like(PADDED)
+    assert pooled_rows(step_of(Pooled(0, padding=0), ids=PADDED, attention_mask=kept)) == {}
+    assert pooled_rows(step_of(Pooled(1, used=False), ids=PADDED, attention_mask=PADDED)) == {}
 
 
 class Headed(nn.Module):

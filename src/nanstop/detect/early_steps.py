@@ -128,10 +128,10 @@ class EarlySteps:
 
             found["coarse"] = coarse_rows(step, micros=(0,))
         if "pooling" in wanted and _is_padded(step):
-            from nanstop.measure.pooled_token import num_rows_pooled_at_padding
+            from nanstop.measure.pooled_token import pooled_rows
 
             self._open.discard("pooling")
-            found["num_rows_pooled_at_padding"] = num_rows_pooled_at_padding(step)
+            found |= pooled_rows(step)
         if "objective" in wanted:
             self._open.discard("objective")
             with suppress(Exception):  # a healthy run that cannot be run again is none to speak of
@@ -240,7 +240,7 @@ def at_once(step: Step) -> dict[str, Any]:
     from nanstop.measure.position_rounding import WholeNumbersInHalf, coarse_rows
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
-    ratios, pooling, sums, pairs = Ratios(), Pooling(), RunningSums(), Pairs()
+    ratios, pooling, sums, pairs = Ratios(), Pooling(step), RunningSums(), Pairs()
     rows = objective_rows(step, 0, differences, counts, picks, ratios, pooling, sums, pairs)
     rows += misaligned_rows(step, picks) + paired_rows(step, pairs)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}

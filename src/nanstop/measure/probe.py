@@ -17,7 +17,7 @@ from nanstop.measure.float32_distance import (
     logit_gap,
     run_window,
 )
-from nanstop.measure.pooled_token import num_rows_pooled_at_padding
+from nanstop.measure.pooled_token import pooled_rows
 from nanstop.measure.position_rounding import coarse_rows
 from nanstop.measure.precision_loss import drift_rows
 from nanstop.measure.ranges import op_formats, probe_ranges
@@ -73,9 +73,9 @@ def probe(step: Step) -> Probe:
 def _as_it_is(step: Step, stage: _Stages, micros: range) -> dict[str, Any]:
     """Return what needs no float32: positions, pooled tokens and the update."""
     coarse = stage("positions", lambda: coarse_rows(step, micros=micros))
-    pooled = stage("the pooled token", lambda: num_rows_pooled_at_padding(step))
+    pooled = stage("the pooled token", lambda: pooled_rows(step))
     update = stage("the update", lambda: probe_update(step))
-    found: dict[str, Any] = {"coarse": coarse or (), "num_rows_pooled_at_padding": pooled or 0}
+    found: dict[str, Any] = {"coarse": coarse or (), **(pooled or {})}
     if update is not None:
         found |= {"lr": update.lr, "updates": update.rows}
         found |= {"states": update.states, "broken": update.broken}

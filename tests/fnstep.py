@@ -31,15 +31,6 @@ class FnView:
     def set_attention(self, kernel):
         self.root.set_attn_implementation(kernel)
 
-    def tied_groups(self):
-        return ()
-
-    def quantized_layers(self):
-        return ()
-
-    def decoder_layers(self):
-        return ()
-
     def head(self):
         return None
 

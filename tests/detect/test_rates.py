@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import nanstop
-from nanstop.detect.rates import asked
+from nanstop.detect.rates import asked, schedules_of
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.6, SequentialLR
@@ -112,3 +112,22 @@ def test_a_rate_that_is_set_by_hand_has_nobody_to_be_asked(tmp_path):
             """Do nothing."""
 
     assert "NS113" not in found(tmp_path, Frozen)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """What a script wraps around another optimizer (Lookahead)."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer = optimizer
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+@pytest.mark.parametrize("on", ["wrapping", "inner"])
+def test_a_schedule_of_an_optimizer_in_another_is_that_of_both(on):
+    inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    wrapping = Wrapping(inner)
+    schedule = linear({"wrapping": wrapping, "inner": inner}[on], 8)
+    assert schedules_of(wrapping) == schedules_of(inner) == [schedule]

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from nanstop.numerics.optimizer_state import state_faults
+from nanstop.hosts import compat
+from nanstop.numerics.optimizer_state import innermost, state_faults
 
 
 def trained(kind, **settings):
@@ -86,3 +88,30 @@ def test_no_optimizer_and_no_state_have_no_faults():
     parameter = torch.nn.Parameter(torch.ones(2))
     assert state_faults(None, [("w", parameter)]) == ()
     assert state_faults(torch.optim.AdamW([parameter]), [("w", parameter)]) == ()
+
+
+class Wrapping(torch.optim.Optimizer):
+    """What a script wraps around another optimizer, with state of its own (Lookahead)."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer = optimizer
+
+
+class Named(torch.optim.SGD):
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.optimizer = "sgd"
+
+
+def test_which_optimizer_holds_the_moments_and_which_one_the_script_made():
+    accelerate = pytest.importorskip("accelerate")
+    for made in (Named, torch.optim.AdamW, lambda given: Wrapping(torch.optim.AdamW(given))):
+        optimizer = made(nn.Linear(2, 2).parameters())
+        holds = optimizer.optimizer if isinstance(optimizer, Wrapping) else optimizer
+        wrapped = accelerate.Accelerator(cpu=True).prepare(optimizer)
+        derived = type("Derived", (type(wrapped),), {})(optimizer)
+        for one in (optimizer, wrapped, derived):
+            assert innermost(one) is holds
+            assert compat.unwrapped_optimizer(one) is optimizer
+    assert compat.unwrapped_optimizer(None) is None

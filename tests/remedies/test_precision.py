@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tiny
+from nanstop.numerics.modules import quantized_layers
 from nanstop.records import Atom
 from nanstop.remedies.apply import applied
 from nanstop.remedies.precision import reference
@@ -222,15 +223,8 @@ def test_what_float32_trainables_learn_is_kept_in_the_old_storage():
     assert view.optimizer.state[parameter]["step"].dtype == torch.float32
 
 
-def module_view(model):
-    """A view of any module; nothing in it is quantized."""
-    view = View(model)
-    view.quantized_layers = tuple
-    return view
-
-
 def test_half_inputs_reach_a_float32_reference():
-    view = module_view(torch.nn.Linear(4, 1).half())
+    view = View(torch.nn.Linear(4, 1).half())
     with reference(view):
         assert view.root(torch.ones(2, 4).half()).dtype == torch.float32
     with applied(view, [Atom(remedy="bf16")]):
@@ -240,9 +234,7 @@ def test_half_inputs_reach_a_float32_reference():
 def test_parameters_that_share_a_storage_share_its_copy():
     first, second = torch.nn.Linear(4, 4).half(), torch.nn.Linear(4, 4).half()
     second.weight = torch.nn.Parameter(first.weight.data)
-    with applied(
-        module_view(torch.nn.ModuleList([first, second])), [Atom(remedy="fp32_trainables")]
-    ):
+    with applied(View(torch.nn.ModuleList([first, second])), [Atom(remedy="fp32_trainables")]):
         first.weight.data[0, 0] = 7.0
         assert second.weight[0, 0] == 7.0
     assert first.weight[0, 0] == second.weight[0, 0] == 7.0
@@ -258,7 +250,7 @@ def test_casts_that_the_host_cached_are_not_used():
 
 def test_untouched_bits_survive_beside_changed_ones():
     """A NaN's payload would not outlive a cast to float32 and back."""
-    view = module_view(torch.nn.Linear(4, 1, bias=False).half())
+    view = View(torch.nn.Linear(4, 1, bias=False).half())
     bits = torch.tensor([[0x7C01, 0x7E55, 0x0001, 0x3C00]], dtype=torch.int16)
     view.root.weight.data = bits.view(torch.float16).clone()
     with applied(view, [Atom(remedy="fp32_trainables")]):
@@ -296,9 +288,10 @@ def test_island_below_and_above_float32_trainables():
 
 def test_four_bit_island_computes_in_float32():
     view = packed_view()
-    layer = view.root.get_submodule(view.packed[0])
+    packed, *_ = quantized_layers(view.root)
+    layer = view.root.get_submodule(packed)
     inputs = torch.randn(4, 32)
-    with applied(view, [island(view.packed[0])]):
+    with applied(view, [island(packed)]):
         wide = layer(inputs)
     layer.compute_dtype = torch.float32
     assert torch.equal(wide, layer(inputs))
@@ -315,7 +308,7 @@ def test_a_wrapped_forward_has_the_signature_of_the_one_it_stands_for():
 
 def test_buffers_changed_inside_an_island_are_kept():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(4)).half().train()
-    view = module_view(model)
+    view = View(model)
     inputs = torch.randn(8, 4).half() + 3
     with applied(view, [island("0")]):
         model(inputs)

@@ -17,7 +17,6 @@ def problem(dtype=torch.float32, optimizer=torch.optim.AdamW, **options):
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 80, bias=False).to(dtype)
     view = View(layer, optimizer=optimizer(layer.parameters(), **({"lr": 1e-2} | options)))
-    view.quantized_layers = tuple
     backward(view)
     return view
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import tiny
 from nanstop.errors import NanstopError
+from nanstop.numerics.modules import quantized_layers
 from nanstop.records import Atom
 from nanstop.records.remedies import REMEDIES
 from nanstop.remedies.apply import TABLE, applied
@@ -189,9 +190,10 @@ def test_contradicting_atoms():
 
 def test_packed_weights_are_never_cast():
     view = packed_view()
-    layer = view.root.get_submodule(view.packed[0])
+    packed, *_ = quantized_layers(view.root)
+    layer = view.root.get_submodule(packed)
     before = layer.weight.data_ptr(), layer.weight.dtype
-    with applied(view, [Atom(remedy="island", target=view.packed[0], value="float32")]):
+    with applied(view, [Atom(remedy="island", target=packed, value="float32")]):
         output = layer(torch.randn(2, 32, dtype=torch.bfloat16))
         assert output.dtype == torch.float32
         assert (layer.weight.data_ptr(), layer.weight.dtype) == before

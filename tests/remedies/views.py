@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tiny
+from nanstop.numerics.modules import quantized_layers
 
 IDS = torch.randint(3, 64, (2, 12), generator=torch.Generator().manual_seed(0))
 
@@ -18,7 +19,6 @@ class View:
     root: Any
     optimizer: Any = None
     scaler: Any = None
-    packed: tuple[str, ...] = ()
     device_type: str = "cpu"
     beside: tuple[Any, ...] = ()
 
@@ -34,17 +34,6 @@ class View:
 
     def set_attention(self, kernel):
         self._inner().set_attn_implementation(kernel)
-
-    def tied_groups(self):
-        return ()
-
-    def quantized_layers(self):
-        return self.packed
-
-    def decoder_layers(self):
-        return tuple(
-            name for name, _ in self.root.named_modules() if name.split(".")[-2:-1] == ["layers"]
-        )
 
     def head(self):
         return next((n for n, _ in self.root.named_modules() if n.endswith("lm_head")), None)
@@ -153,13 +142,8 @@ def packed_view(build=tiny.llama, **options):
     model = build().bfloat16()
     names = four_bit(model, **options)
     wrapped = lora(model)
-    packed = tuple(
-        name
-        for name, module in wrapped.named_modules()
-        if type(module).__module__.startswith("bitsandbytes")
-    )
-    assert len(packed) == len(names)
-    return View(wrapped.train(), packed=packed)
+    assert len(quantized_layers(wrapped)) == len(names)
+    return plain(wrapped)
 
 
 SETTINGS = {

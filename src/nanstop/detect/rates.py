@@ -130,6 +130,7 @@ def planned(schedule: Any, num_steps: int) -> RateFacts | None:
 
 def schedules_of(optimizer: Optimizer) -> list[LRScheduler]:
     """Return the schedules that act on an optimizer by themselves. Walks all objects there are."""
+    optimizer = innermost(optimizer)
     found = [
         one
         for one in gc.get_objects()

@@ -55,12 +55,19 @@ def _reach(owner: Any, path: str) -> Any:
     return owner
 
 
-def inner_optimizer(optimizer: Any) -> Optimizer | None:
-    """Return the torch optimizer inside accelerate's wrappers, or None before the host has made
-    one.
+def unwrapped_optimizer(optimizer: Any) -> Optimizer | None:
+    """Return the optimizer under accelerate's wrapper, which the script or the trainer made and
+    whose ``step`` is the update; None before there is one.
+
+    What holds the moments may lie deeper: ``numerics.optimizer_state.innermost``.
     """
-    while type(optimizer).__name__ == "AcceleratedOptimizer":
-        optimizer = optimizer.optimizer
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    while isinstance(optimizer, AcceleratedOptimizer):
+        inner = optimizer.optimizer
+        if not isinstance(inner, Optimizer):  # an engine's, which is no torch optimizer
+            break
+        optimizer = inner
     return optimizer if isinstance(optimizer, Optimizer) else None
 
 

@@ -101,7 +101,7 @@ def state_faults(
         return ()
     names = {id(parameter): name for name, parameter in named}
     # Others keep moments of a projection, or of a part.
-    whole = type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("torch.optim")
+    whole = type(innermost(optimizer)).__module__.startswith("torch.optim")
     found: list[StateFault] = []
     for parameter, entries in state.items():
         for key, value in entries.items() if isinstance(entries, Mapping) else ():
@@ -152,7 +152,9 @@ def _vanished(name: str, key: str, value: Tensor, entries: Mapping[str, Any]) ->
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the torch optimizer itself, below accelerate's wrapper."""
-    while "optimizer" in getattr(optimizer, "__dict__", ()):
-        optimizer = vars(optimizer)["optimizer"]
+    """Return the optimizer that holds the moments of the weights: below accelerate's wrapper, and
+    below one that the script wraps around another (Lookahead).
+    """
+    while isinstance(inner := getattr(optimizer, "__dict__", {}).get("optimizer"), Optimizer):
+        optimizer = inner
     return optimizer

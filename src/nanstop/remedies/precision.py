@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
+from nanstop.numerics.modules import quantized_layers
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.records import Atom
 from nanstop.remedies.forward import (
@@ -168,7 +169,7 @@ def _in_format(
                 override = AutocastOverride(view.device_type, replaced, region)
                 undo.enter_context(forward_replaced(module, override))
             undo.enter_context(forward_replaced(root, InputCast(replaced, dtype)))
-        for name in view.quantized_layers():
+        for name in quantized_layers(view.root):
             layer = view.root.get_submodule(name)
             if vars(layer).get("compute_dtype") in (*replaced, None):
                 computing_in(layer, undo, dtype)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.numerics.modules import quantized_layers
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.numerics.tensors import HALF
 from nanstop.numerics.trained import held_by
@@ -28,7 +29,7 @@ def stored_in(view: ModelView, formats: Collection[torch.dtype]) -> tuple[Tensor
     """Return parameters and buffers of these formats, each once;
     packed weights of quantized layers are left out.
     """
-    packed = {id(view.root.get_submodule(name).weight) for name in view.quantized_layers()}
+    packed = {id(view.root.get_submodule(name).weight) for name in quantized_layers(view.root)}
     unique = {id(tensor): tensor for tensor in chain(view.root.parameters(), view.root.buffers())}
     return tuple(
         tensor for key, tensor in unique.items() if tensor.dtype in formats and key not in packed

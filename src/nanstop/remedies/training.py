@@ -256,7 +256,6 @@ def _group_values(optimizer: Optimizer, key: str, change: Callable[[Any], Any]) 
 
 
 def _optimizer(view: ModelView, atom: Atom) -> Optimizer:
-    """Return the torch optimizer itself, below accelerate's wrapper."""
     optimizer = view.optimizer
     if optimizer is None:
         raise NanstopError(f"{atom}: this run has no optimizer yet")

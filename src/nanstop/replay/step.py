@@ -77,18 +77,6 @@ class ModelView(Protocol):
         """Switch the attention kernel of every layer."""
         ...
 
-    def tied_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups of parameter names that share one storage."""
-        ...
-
-    def quantized_layers(self) -> tuple[str, ...]:
-        """Return names of modules whose weight is packed (bitsandbytes 4-bit, 8-bit)."""
-        ...
-
-    def decoder_layers(self) -> tuple[str, ...]:
-        """Return names of the repeated blocks, in forward order; empty if there are none."""
-        ...
-
     def head(self) -> str | None:
         """Return the name of the output projection or classification head."""
         ...

@@ -39,7 +39,7 @@ def config_lines(file: Path) -> dict[str, SourceLine]:
 
     def lines_of(text: str) -> dict[str, SourceLine]:
         loader, lines = yaml.SafeLoader(text), text.splitlines()
-        node = loader.get_single_node()
+        node: Any = loader.get_single_node()
         loader.flatten_mapping(node)
         places = {key.value: key.start_mark.line for key, _ in node.value}
         return {

@@ -8,6 +8,7 @@ from torch import nn
 import tiny
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
+from nanstop.numerics.modules import quantized_layers, repeated_blocks, tied_groups
 
 
 class Plain(nn.Module):
@@ -36,10 +37,10 @@ def llama():
 
 def test_a_plain_module():
     view = PlainView(Plain())
-    assert view.decoder_layers() == ("blocks.0", "blocks.1", "blocks.2")
+    assert repeated_blocks(view.root) == ("blocks.0", "blocks.1", "blocks.2")
     assert (view.head(), view.embedding()) == ("out", "words")
-    assert view.tied_groups() == (("words.weight", "out.weight"),)
-    assert view.quantized_layers() == ()
+    assert tied_groups(view.root) == (("words.weight", "out.weight"),)
+    assert quantized_layers(view.root) == ()
     assert (view.attention(), view.attention_choices()) == (None, ())
     assert view.device_type == "cpu"
     ids = torch.ones(2, 3, dtype=torch.long)
@@ -51,9 +52,9 @@ def test_a_plain_module():
 def test_a_transformers_model(llama, wrap):
     view = PlainView(wrap(llama))
     prefix = "" if view.root is llama else "_orig_mod."
-    assert view.decoder_layers() == (f"{prefix}model.layers.0", f"{prefix}model.layers.1")
+    assert repeated_blocks(view.root) == (f"{prefix}model.layers.0", f"{prefix}model.layers.1")
     assert (view.head(), view.embedding()) == (f"{prefix}lm_head", f"{prefix}model.embed_tokens")
-    assert view.tied_groups() == (
+    assert tied_groups(view.root) == (
         (f"{prefix}model.embed_tokens.weight", f"{prefix}lm_head.weight"),
     )
     assert view.attention() == "sdpa"
@@ -74,7 +75,7 @@ def test_logits_of_a_causal_model(llama):
 def test_a_model_without_parameters_or_embedding():
     view = PlainView(nn.ReLU())
     assert (view.device_type, view.head(), view.embedding()) == ("cpu", None, None)
-    assert view.decoder_layers() == ()
+    assert repeated_blocks(view.root) == ()
     assert view.token_ids({"arg0": torch.ones(2, 3, dtype=torch.long)}) is None
 
 
@@ -117,14 +118,14 @@ def test_packed_layers_are_known_by_their_class():
         pass
 
     net = nn.Sequential(nn.Linear(2, 2), Linear4bit(2, 2))
-    assert PlainView(net).quantized_layers() == ("1",)
+    assert quantized_layers(net) == ("1",)
     assert facts_of_loop(PlainView(net)).quantization == "bitsandbytes-4bit"
 
 
 def test_weights_on_meta_are_no_ties():
     with torch.device("meta"):
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    assert PlainView(net).tied_groups() == ()
+    assert tied_groups(net) == ()
 
 
 def test_facts(llama):

@@ -10,6 +10,7 @@ import tiny
 from nanstop.errors import NanstopError
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.view import HfView
+from nanstop.numerics.modules import quantized_layers, repeated_blocks, tied_groups
 from versions import needs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
@@ -114,10 +115,10 @@ def test_the_view_names_modules_as_the_root_does(tmp_path, wrapped):
     modules = dict(view.root.named_modules())
     assert isinstance(modules[view.embedding()], torch.nn.Embedding)
     assert view.head().endswith("lm_head")
-    assert [modules[name].__class__.__name__ for name in view.decoder_layers()] == [
+    assert [modules[name].__class__.__name__ for name in repeated_blocks(view.root)] == [
         "LlamaDecoderLayer"
     ] * 2
-    assert view.quantized_layers() == ()
+    assert quantized_layers(view.root) == ()
     assert view.device_type == "cpu"
 
 
@@ -154,7 +155,7 @@ def test_tied_weights_are_one_group(tmp_path):
     args = TrainingArguments(**tiny.training_args(tmp_path))
     model = tiny.llama(tie_word_embeddings=True)
     view = HfView(Trainer(model=model, args=args, train_dataset=tiny.TokenRows()))
-    assert view.tied_groups() == (("model.embed_tokens.weight", "lm_head.weight"),)
+    assert tied_groups(view.root) == (("model.embed_tokens.weight", "lm_head.weight"),)
 
 
 def test_packed_layers_are_found(tmp_path):
@@ -163,7 +164,7 @@ def test_packed_layers_are_found(tmp_path):
     packed = bitsandbytes.nn.Linear4bit(32, 32, quant_type="nf4")
     trainer.model.model.layers[1].mlp.gate_proj = packed
     view = HfView(trainer)
-    assert view.quantized_layers() == ("model.layers.1.mlp.gate_proj",)
+    assert quantized_layers(view.root) == ("model.layers.1.mlp.gate_proj",)
     assert facts(trainer).quantization == "bitsandbytes-4bit"
 
 

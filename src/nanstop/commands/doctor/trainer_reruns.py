@@ -74,7 +74,7 @@ class Stage:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        found = map(compat.inner_optimizer, compat.optimizers_of(self.trainer))
+        found = map(compat.unwrapped_optimizer, compat.optimizers_of(self.trainer))
         return [one for one in found if one is not None]
 
     @contextmanager

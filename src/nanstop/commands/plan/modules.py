@@ -13,6 +13,7 @@ from torch import nn
 
 from nanstop.commands.plan.regions import ModuleGroups
 from nanstop.hosts.model.view import is_inside
+from nanstop.numerics.modules import repeated_blocks
 from nanstop.remedies.forward import is_callable
 
 _NUMBER = re.compile(r"\d+")
@@ -67,7 +68,7 @@ class Layout:
 
 def layout_of(root: nn.Module, order: Sequence[str]) -> Layout:
     """Return the layout of a model whose modules ran in this order."""
-    blocks = _blocks(root)
+    blocks = repeated_blocks(root)
     containers = {name for name, _ in root.named_modules() if _holds(name, blocks)} | {""}
     if not blocks:
         containers |= {name for name in order if _is_most(root, name)}
@@ -91,19 +92,6 @@ def layout_of(root: nn.Module, order: Sequence[str]) -> Layout:
         parts=parts,
     )
     return Layout(tuple(order), frozenset(blocks), frozenset(containers), units, groups)
-
-
-def _blocks(root: nn.Module) -> tuple[str, ...]:
-    """Return the members of the list of modules that holds the most parameters, the outermost
-    such list.
-    """
-    best: tuple[int, tuple[str, ...]] = (0, ())
-    for name, module in root.named_modules():
-        if isinstance(module, nn.ModuleList):
-            size = sum(parameter.numel() for parameter in module.parameters())
-            if size > best[0]:
-                best = size, tuple(f"{name}.{key}" if name else key for key in module._modules)
-    return best[1]
 
 
 def _holds(name: str, blocks: Sequence[str]) -> bool:

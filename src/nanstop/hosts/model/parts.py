@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanstop.numerics.modules import quantized_layers
 from nanstop.numerics.tensors import HALF, format_name, is_inexact
 from nanstop.numerics.trained import held_by
 from nanstop.records import AdapterFacts, GradientPath, HeadFacts, QuantizedFacts
@@ -33,7 +34,7 @@ _MOST = 8
 
 def quantized_of(view: ModelView, model: nn.Module) -> QuantizedFacts | None:
     """Return how the base is packed, None where it is not."""
-    packed = view.quantized_layers() or _with_whole_numbers(view.root)
+    packed = quantized_layers(view.root) or _with_whole_numbers(view.root)
     config = getattr(getattr(model, "config", None), "quantization_config", None)
     if not packed and config is None:
         return None
@@ -43,7 +44,7 @@ def quantized_of(view: ModelView, model: nn.Module) -> QuantizedFacts | None:
     rest = {p.dtype for _, p in base if p.is_floating_point() and not _is_packed(p)}
     half = next((each for each in HALF if each in rest), None)
     return QuantizedFacts(
-        method="bitsandbytes" if view.quantized_layers() else _method(config),
+        method="bitsandbytes" if quantized_layers(view.root) else _method(config),
         bits=_bits(layers, config),
         num_layers=len(layers),
         compute_dtype=_compute_dtype(layers),

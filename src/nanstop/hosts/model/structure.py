@@ -20,6 +20,7 @@ from nanstop.hosts.model.parts import (
 )
 from nanstop.hosts.model.updates import accumulation_of, resumed_state
 from nanstop.measure.step_per_rate import step_per_rate, sums_of_squares
+from nanstop.numerics.modules import quantized_layers, tied_groups
 from nanstop.numerics.optimizer_state import innermost, state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
@@ -96,7 +97,7 @@ def _table_rows(view: ModelView) -> int | None:
 
 
 def _quantization(view: ModelView) -> str | None:
-    names = set(view.quantized_layers())
+    names = set(quantized_layers(view.root))
     kinds = {type(m).__name__ for n, m in view.root.named_modules() if n in names}
     if not kinds:
         return None
@@ -154,7 +155,7 @@ def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
     """
     found: list[TokenRows] = []
     modules = dict(view.root.named_modules())
-    tied = {name for group in view.tied_groups() for name in group}
+    tied = {name for group in tied_groups(view.root) for name in group}
     parameters = dict(view.root.named_parameters(remove_duplicate=False))
     for module in dict.fromkeys(n for n in (view.embedding(), view.head()) if n is not None):
         # An adapter's wrapper (PEFT) holds the table one level down.

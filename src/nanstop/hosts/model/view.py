@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.numerics.tensors import dense_parts
+from nanstop.numerics.modules import repeated_blocks
 from nanstop.replay.step import Batch
 
-_PACKED = ("Linear4bit", "Linear8bitLt", "LinearNF4", "LinearFP4")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _KERNELS = ("eager", "sdpa")
 
@@ -58,35 +56,6 @@ class PlainView:
         if switch is not None:
             switch(kernel)
 
-    def tied_groups(self) -> tuple[tuple[str, ...], ...]:
-        groups: dict[tuple[Any, ...], list[str]] = {}
-        for name, p in self.root.named_parameters(remove_duplicate=False):
-            part = next(iter(dense_parts(p)), p)  # of a sharded one what is here
-            if p.device.type == "meta" or not part.numel():
-                place: tuple[Any, ...] = (id(p),)
-            else:
-                memory = part.untyped_storage().data_ptr()
-                place = (p.device, memory, part.storage_offset(), p.shape)
-            groups.setdefault(place, []).append(name)
-        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
-
-    def quantized_layers(self) -> tuple[str, ...]:
-        return tuple(n for n, m in self.root.named_modules() if type(m).__name__ in _PACKED)
-
-    def decoder_layers(self) -> tuple[str, ...]:
-        """Return the members of the largest list whose modules are all of one class with
-        parameters.
-        """
-        best: tuple[str, ...] = ()
-        for name, module in self.root.named_modules():
-            if not isinstance(module, (nn.ModuleList, nn.Sequential)):
-                continue
-            members = dict(module.named_children())
-            alike = len({type(m) for m in members.values()}) == 1
-            if alike and len(members) > max(1, len(best)) and _has_parameters(members.values()):
-                best = tuple(f"{name}.{key}" if name else key for key in members)
-        return best
-
     def head(self) -> str | None:
         """Return the linear layer whose width is the embedding's number of rows, else the last
         one outside the blocks.
@@ -94,7 +63,7 @@ class PlainView:
         declared = self._declared("get_output_embeddings")
         if declared is not None:
             return declared
-        blocks = self.decoder_layers()
+        blocks = repeated_blocks(self.root)
         linear = [
             (name, module)
             for name, module in self.root.named_modules()
@@ -166,11 +135,6 @@ class PlainView:
         ):  # transformers raises these for models without
             return None
         return next((n for n, m in self.root.named_modules() if m is found and n), None)
-
-
-def _has_parameters(modules: Any) -> bool:
-    counts = Counter(any(True for _ in m.parameters()) for m in modules)
-    return counts[False] == 0
 
 
 def is_inside(name: str, outer: str) -> bool:

@@ -67,7 +67,7 @@ class TrainerAccounts:
     def _backward(self, backward: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         if self._watch.host.busy:
             return backward(loss, *args, **kwargs)
-        optimizer = compat.inner_optimizer(self._watch.trainer.optimizer)
+        optimizer = compat.unwrapped_optimizer(self._watch.trainer.optimizer)
         if optimizer is not None:
             self._accounts.made(optimizer)
         self._writes.stop()
@@ -85,14 +85,14 @@ class TrainerAccounts:
     def _updating(self, tell: Any, *args: Any) -> Any:
         result = tell(*args)  # a callback of the user's may write to gradients
         self._writes.stop()
-        optimizer = compat.inner_optimizer(self._watch.trainer.optimizer)
+        optimizer = compat.unwrapped_optimizer(self._watch.trainer.optimizer)
         if optimizer is not None and not self._watch.host.busy:
             self._accounts.guarded(self._accounts.updating, optimizer)
         return result
 
     def _updated(self, tell: Any, *args: Any) -> Any:
         optimizer, session = (
-            compat.inner_optimizer(self._watch.trainer.optimizer),
+            compat.unwrapped_optimizer(self._watch.trainer.optimizer),
             self._watch.session,
         )
         if optimizer is not None and session is not None and not self._watch.host.busy:

@@ -181,7 +181,7 @@ class Carrier:
         device = self.trainer.args.device
         scaler.scale(torch.zeros((), device=device))  # makes the scale where no backward has yet
         for wrapped in compat.optimizers_of(self.trainer):
-            state = scaler._per_optimizer_states[id(compat.inner_optimizer(wrapped))]
+            state = scaler._per_optimizer_states[id(compat.unwrapped_optimizer(wrapped))]
             state["stage"] = OptState.UNSCALED
             state["found_inf_per_device"] = {device: torch.ones((), device=device)}
         kept = scaler.state_dict()

@@ -142,7 +142,7 @@ class Reentry:
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
-        optimizer = compat.inner_optimizer(self.trainer.optimizer)
+        optimizer = compat.unwrapped_optimizer(self.trainer.optimizer)
         return optimizer.param_groups if optimizer is not None else []
 
     @property
@@ -330,7 +330,7 @@ class HfStep:
 
     def update(self) -> None:
         trainer = self.host.trainer
-        optimizer = compat.inner_optimizer(trainer.optimizer)
+        optimizer = compat.unwrapped_optimizer(trainer.optimizer)
         assert optimizer is not None
         self.collectives.share(parameters_of(self.view), self.replicas.average)
         trainer.accelerator.unscale_gradients()

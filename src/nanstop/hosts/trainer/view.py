@@ -16,7 +16,6 @@ from nanstop.hosts import compat
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch
 
-_PACKED = ("Linear4bit", "Linear8bitLt")
 _HEADS = ("score", "classifier", "qa_outputs", "v_head", "reward_head")
 
 
@@ -48,7 +47,7 @@ class HfView:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        return compat.inner_optimizer(self._trainer.optimizer)
+        return compat.unwrapped_optimizer(self._trainer.optimizer)
 
     @property
     def scaler(self) -> Any:
@@ -84,28 +83,6 @@ class HfView:
                 f"{type(self.model).__name__} has no switch for its attention kernel"
             )
         switch(kernel)
-
-    def tied_groups(self) -> tuple[tuple[str, ...], ...]:
-        groups: dict[int, list[str]] = {}
-        for name, parameter in self.root.named_parameters(remove_duplicate=False):
-            groups.setdefault(id(parameter), []).append(name)
-        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
-
-    def quantized_layers(self) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name, module in self.root.named_modules()
-            if any(kind.__name__ in _PACKED for kind in type(module).__mro__)
-        )
-
-    def decoder_layers(self) -> tuple[str, ...]:
-        best: tuple[int, tuple[str, ...]] = (0, ())
-        for name, module in self.root.named_modules():
-            if isinstance(module, nn.ModuleList) and len({type(m) for m in module}) == 1:
-                size = sum(p.numel() for p in module.parameters())
-                if size > best[0]:
-                    best = (size, tuple(f"{name}.{i}" for i in range(len(module))))
-        return best[1]
 
     def head(self) -> str | None:
         found = self._ask("get_output_embeddings")

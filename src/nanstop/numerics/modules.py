@@ -1,0 +1,63 @@
+"""What a model's modules tell by structure alone: its blocks, packed layers, tied parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from nanstop.numerics.tensors import dense_parts
+
+_PACKED = ("Linear4bit", "Linear8bitLt")
+
+
+def repeated_blocks(root: nn.Module) -> tuple[str, ...]:
+    """Return the names of a model's repeated blocks, in the order in which it holds them.
+
+    They are the members with parameters and parts of their own of each outermost ``ModuleList``,
+    or of a ``Sequential`` of one class; what is inside a block (experts) is none.
+    """
+    found: dict[str, nn.Module] = {}
+    inside: set[int] = set()
+    for name, module in root.named_modules():
+        if id(module) in inside or not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        members = dict(module.named_children())
+        blocks = {key: one for key, one in members.items() if _is_composed(one)}
+        several = isinstance(module, nn.ModuleList) or len(members) > 1
+        alike = isinstance(module, nn.ModuleList) or len({type(m) for m in members.values()}) == 1
+        if blocks and several and alike:
+            found |= {f"{name}.{key}" if name else key: one for key, one in blocks.items()}
+            inside |= {id(part) for one in blocks.values() for part in one.modules()}
+    return tuple(found)
+
+
+def _is_composed(module: nn.Module) -> bool:
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def quantized_layers(root: nn.Module) -> tuple[str, ...]:
+    """Return names of modules whose own weight is packed (bitsandbytes 4-bit, 8-bit).
+
+    PEFT's wrappers around them have classes of the same names, and no weight of their own.
+    """
+    return tuple(
+        name
+        for name, module in root.named_modules()
+        if "weight" in module._parameters
+        and any(kind.__name__ in _PACKED for kind in type(module).__mro__)
+    )
+
+
+def tied_groups(root: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return groups of parameter names that share one storage."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for name, p in root.named_parameters(remove_duplicate=False):
+        part = next(iter(dense_parts(p)), p)  # of a sharded one what is here
+        if p.device.type == "meta" or not part.numel():
+            place: tuple[Any, ...] = (id(p),)
+        else:
+            memory = part.untyped_storage().data_ptr()
+            place = (p.device, memory, part.storage_offset(), p.shape)
+        groups.setdefault(place, []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)

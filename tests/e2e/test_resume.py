@@ -9,10 +9,14 @@ import torch
 
 import nanstop
 import tiny
+from doubles.session import ScriptedSession
 from e2e.scripts import HEAD, run
+from nanstop.hosts.trainer.watch import watch_trainer
+from nanstop.store.incidents import load_summary
 from nanstop.store.plan_file import load_plan
 
 torch.set_num_threads(1)
+TOLD = ("loss_raw", "grad_norm", "loss_logged")
 
 
 def overflowing():
@@ -22,14 +26,12 @@ def overflowing():
     return model.half()
 
 
-def trainer(out, **settings):
+def trainer(out, model=overflowing, **settings):
     from transformers import Trainer, TrainingArguments
 
     args = tiny.training_args(out, optim="sgd", save_strategy="steps", save_steps=3) | settings
     torch.manual_seed(0)
-    return Trainer(
-        model=overflowing(), args=TrainingArguments(**args), train_dataset=tiny.TokenRows()
-    )
+    return Trainer(model=model(), args=TrainingArguments(**args), train_dataset=tiny.TokenRows())
 
 
 def losses(one):
@@ -50,6 +52,32 @@ def test_a_plan_is_saved_with_the_checkpoint_and_in_force_after_it(tmp_path, cap
     assert again.incidents == ()
     assert losses(resumed) == losses(whole)
     assert "resumed under" in capsys.readouterr().err
+
+
+def test_a_resumed_run_goes_on_counting_and_tells_what_it_watched(tmp_path, capsys):
+    whole = trainer(tmp_path / "run", tiny.llama, max_steps=6)
+    whole.train()
+    resumed = trainer(tmp_path / "run", tiny.llama, max_steps=6)
+    checkpoint = str(tmp_path / "run" / "checkpoint-3")
+    for start in (3, 3, 0):  # resumed, resumed again, begun anew
+        session = ScriptedSession()
+        watch = watch_trainer(resumed, lambda _view, _facts, opened=session: opened)
+        resumed.train(resume_from_checkpoint=checkpoint if start else None)
+        watch.close()
+        steps = list(range(start, 6))
+        values = session.series.values  # of two micro-batches a step
+        told = {name: sorted({at for one, at, _ in values if one == name}) for name in TOLD}
+        assert told == {
+            "loss_raw": steps,
+            "grad_norm": steps,
+            "loss_logged": [step + 1 for step in steps],
+        }
+        assert [step for step, _ in session.series.logged] == told["loss_logged"]
+    assert losses(resumed) == losses(whole)
+    with nanstop.watch(resumed, out=tmp_path / "n"):
+        resumed.train(resume_from_checkpoint=checkpoint)
+    assert "nanstop: 3 steps watched" in capsys.readouterr().err
+    assert load_summary(tmp_path / "n").steps == 6
 
 
 @pytest.mark.slow

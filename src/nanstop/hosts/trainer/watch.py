@@ -129,8 +129,8 @@ class TrainerWatch:
         if self._attached:
             return
         self._attached = True
-        # A training that is not a resumed one begins with no logs.
-        self._num_logs = min(self._num_logs, len(self.trainer.state.log_history))
+        # A resumed training has the logs of its checkpoint, which are of steps nobody watched.
+        self._num_logs = len(self.trainer.state.log_history)
         self.host.attach()
         self.windows.ends.begin()
         if self.session is None:

@@ -141,7 +141,6 @@ def gradient_row(num_flushed, dtype="float16"):
         parameter="q.weight",
         dtype=dtype,
         absmax=1e-9,
-        num_total=1000,
         num_nonzero=1000,
         num_flushed=num_flushed,
     )
@@ -152,7 +151,7 @@ def coarse_row(op, error):
 
 
 def logit_gap(logprob_mean):
-    return LogitGap(num_tokens=8, logit_max=1.0, logprob_max=1.0, logprob_mean=logprob_mean)
+    return LogitGap(logprob_max=1.0, logprob_mean=logprob_mean)
 
 
 def setup(**fields):

@@ -170,12 +170,10 @@ def test_distance_of_logits_is_that_of_the_tensors():
         own, true = run_window(step), run_window(step, under=wide(step))
     gap = logit_gap(own, true)
     a, b = own.logits[0].float(), true.logits[0]
-    assert gap.num_tokens == 4
-    assert gap.logit_max == pytest.approx(float((a - b).abs().max()))
     logprobs = (a.log_softmax(-1) - b.log_softmax(-1)).abs() * b.softmax(-1)
     assert gap.logprob_mean == pytest.approx(float(logprobs.sum(-1).mean()), rel=1e-4)
     assert step.view.root.drop.p == 0.5
-    assert logit_gap(own, own).logit_max == 0.0
+    assert logit_gap(own, own).logprob_max == 0.0
 
 
 def test_no_head_no_distance():
@@ -201,6 +199,6 @@ def test_gradients_that_float32_has_and_the_run_has_not():
         )
         own, true = run_window(step), run_window(step, under=wide(step))
         (row,) = gradient_rows(own, true, op_formats(step), scale)
-        assert (row.num_nonzero, row.num_flushed, row.num_flushed_unscaled) == (3, flushed, 1)
+        assert (row.num_nonzero, row.num_flushed) == (3, flushed)
         assert row.absmax == 1.0
         assert row.dtype == "float16"

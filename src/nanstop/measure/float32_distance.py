@@ -79,13 +79,8 @@ def logit_gap(own: WindowOutputs, reference: WindowOutputs) -> LogitGap | None:
     if any(a.shape != b.shape or a.dim() == 0 or a.numel() == 0 for a, b in pairs):
         return None
     by_token = [_distances(a.flatten(0, -2), b.flatten(0, -2)) for a, b in map(_matrices, pairs)]
-    logits, logprobs = (torch.cat(parts) for parts in zip(*by_token, strict=True))
-    return LogitGap(
-        num_tokens=logits.numel(),
-        logit_max=float(logits.max()),
-        logprob_max=float(logprobs.max()),
-        logprob_mean=float(logprobs.mean()),
-    )
+    distances = torch.cat(by_token)
+    return LogitGap(logprob_max=float(distances.max()), logprob_mean=float(distances.mean()))
 
 
 def _matrices(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -93,17 +88,16 @@ def _matrices(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return (first[None], second[None]) if first.dim() == 1 else (first, second)
 
 
-def _distances(own: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both distances of each row of [tokens, vocabulary], in float32."""
+def _distances(own: Tensor, reference: Tensor) -> Tensor:
+    """Return the distance of each row of [tokens, vocabulary], in float32."""
     rows = max(1, _CHUNK // own.shape[-1])
-    logits, logprobs = [], []
+    found = []
     for a, b in zip(own.split(rows), reference.split(rows), strict=True):
         a, b = a.float(), b.float()  # noqa: PLW2901
         true = torch.log_softmax(b, -1)
-        logits.append((a - b).abs().amax(-1))
         gap = (torch.log_softmax(a, -1) - true).abs()
-        logprobs.append((gap * true.exp()).sum(-1))
-    return torch.cat(logits), torch.cat(logprobs)
+        found.append((gap * true.exp()).sum(-1))
+    return torch.cat(found)
 
 
 @torch.no_grad()
@@ -130,17 +124,13 @@ def gradient_rows(
 def _gradient_row(name: str, exact: Tensor, kept: Tensor, dtype: str, scale: float) -> GradientRow:
     exact = in_float64(exact)
     nonzero = (exact != 0) & exact.isfinite()
-    unscaled, kept = exact / scale, kept.to(exact.device)
-    rounded = unscaled.to(getattr(torch, dtype))
-    counts = [nonzero, nonzero & (kept == 0), nonzero & (rounded == 0)]
-    num_nonzero, flushed, flushed_unscaled = torch.stack([c.sum() for c in counts]).tolist()
-    size = torch.where(nonzero, unscaled.abs(), 0.0)
+    flushed = nonzero & (kept.to(exact.device) == 0)
+    num_nonzero, num_flushed = torch.stack([nonzero.sum(), flushed.sum()]).tolist()
+    size = torch.where(nonzero, (exact / scale).abs(), 0.0)
     return GradientRow(
         parameter=name,
         dtype=dtype,
         absmax=float(size.max()),
-        num_total=exact.numel(),
         num_nonzero=num_nonzero,
-        num_flushed=flushed,
-        num_flushed_unscaled=flushed_unscaled,
+        num_flushed=num_flushed,
     )

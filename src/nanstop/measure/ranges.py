@@ -12,13 +12,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import bad_mask, dense_parts, floats, format_name
+from nanstop.numerics.tensors import dense_parts, floats, format_name
 from nanstop.records import FORMAT_MAX, Phase, RangeRow, op_name
 from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
@@ -84,15 +83,27 @@ def probe_ranges(
 
     Undone bitwise. Synchronises the device at every op. Raises what the step raises.
     """
-    ranges = _Ranges()
+    largest: dict[tuple[Phase, str, str, str], float] = {}
     for micro in _chosen(step, micros):
         look = _Look(_buffer_masks(step, micro))
         trace = record(step, micro, under=under, look=look).whole_trace()
         for key, op in keyed(trace, micro):
             if op.index in look.seen and op.phase != "recompute":
                 narrow = formats.of(key) if formats is not None else dtype
-                ranges.add(op, look.seen[op.index], narrow or "float32")
-    return ranges.rows()
+                place = op.phase, op.module, op.name, narrow or "float32"
+                largest[place] = max(look.seen[op.index], largest.get(place, 0.0))
+    rows = (
+        RangeRow(
+            phase=phase,
+            module=module,
+            op=op,
+            dtype=narrow,
+            absmax=absmax,
+            headroom_bits=headroom_bits(absmax, narrow),
+        )
+        for (phase, module, op, narrow), absmax in largest.items()
+    )
+    return tuple(sorted(rows, key=lambda row: row.headroom_bits))
 
 
 def op_formats(step: Step, *, micros: Iterable[int] | None = None) -> Formats:
@@ -156,24 +167,13 @@ def _narrower(name: str, other: str | None) -> str:
     return name if other is None or FORMAT_MAX.get(name, math.inf) < FORMAT_MAX[other] else other
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The finite values of an op's outputs that are no mask.
-    ``small``: how many are below each format's normal range.
-    """
-
-    absmax: float = 0.0
-    nonzero: int = 0
-    small: Counter[str] = field(default_factory=Counter)
-
-
 class _Look:
-    """Called with each op and then with its result;
-    keeps its range, and follows masks from op to op.
+    """Called with each op and then with its result; keeps the largest finite size of its outputs
+    that are no mask, and follows masks from op to op.
     """
 
     def __init__(self, masks: Mapping[int, float]) -> None:
-        self.seen: dict[int, _Seen] = {}
+        self.seen: dict[int, float] = {}
         self._masks = dict(masks)
 
     def __call__(
@@ -211,17 +211,10 @@ class _Look:
                 self._note(index, above)
 
     def _note(self, index: int, values: Tensor) -> None:
-        seen = self.seen.setdefault(index, _Seen())
-        size = values.abs()
-        size = size[~bad_mask(size)]
-        size = size[size > 0]
-        if size.numel() == 0:
-            return
-        tiny = {name: torch.finfo(getattr(torch, name)).tiny for name in FORMAT_MAX}
-        below = torch.stack([(size < limit).sum() for limit in tiny.values()]).tolist()
-        seen.absmax = max(seen.absmax, float(size.max()))
-        seen.nonzero += size.numel()
-        seen.small.update(dict(zip(tiny, map(int, below), strict=True)))
+        largest = self.seen.setdefault(index, 0.0)
+        if values.numel():
+            size = values.abs().nan_to_num(0.0, 0.0, 0.0).amax()
+            self.seen[index] = max(largest, float(size))
 
 
 class SizeLook(_Look):
@@ -260,31 +253,3 @@ def _buffer_masks(step: Step, micro: int) -> dict[int, float]:
         for values in floats(tensor)
         if (low := float(values.min())) <= _MASK
     }
-
-
-class _Ranges:
-    """Rows by phase, module, op and format."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[Phase, str, str, str], _Seen] = {}
-
-    def add(self, op: Op, seen: _Seen, dtype: str) -> None:
-        row = self._seen.setdefault((op.phase, op.module, op.name, dtype), _Seen())
-        row.absmax = max(row.absmax, seen.absmax)
-        row.nonzero += seen.nonzero
-        row.small.update(seen.small)
-
-    def rows(self) -> tuple[RangeRow, ...]:
-        rows = [
-            RangeRow(
-                phase=phase,
-                module=module,
-                op=op,
-                dtype=dtype,
-                absmax=seen.absmax,
-                headroom_bits=headroom_bits(seen.absmax, dtype),
-                underflow=seen.small[dtype] / seen.nonzero if seen.nonzero else 0.0,
-            )
-            for (phase, module, op, dtype), seen in self._seen.items()
-        ]
-        return tuple(sorted(rows, key=lambda row: row.headroom_bits))

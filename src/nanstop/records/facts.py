@@ -240,7 +240,6 @@ class RangeRow:
 
     ``growth``: doublings a step, where a fit was good enough; ``reaches``: the first and the last
     step between which the range then leaves its format, foretold at step ``at``.
-    ``underflow``: share of the non-zero values that are zero or subnormal in ``dtype``.
     """
 
     module: str
@@ -250,6 +249,5 @@ class RangeRow:
     headroom_bits: float
     growth: float | None = None
     phase: Phase = "forward"
-    underflow: float = 0.0
     at: int | None = None
     reaches: tuple[int, int] | None = None

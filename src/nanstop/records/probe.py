@@ -20,24 +20,16 @@ class GradientRow:
     parameter: str
     dtype: str
     absmax: float
-    num_total: int
     num_nonzero: int
     num_flushed: int
-    num_flushed_unscaled: int = 0
-    """How many of the float32 gradient round to zero in ``dtype`` when the loss is not scaled."""
 
 
 @record
 class LogitGap:
     """Distance of the output head in the run's formats to the same head in float32, over every
-    token.
-
-    A token's logit distance is the largest over the vocabulary; its log-probability distance is the
-    mean over the vocabulary, weighted by float32's probabilities.
+    token: of log-probabilities, the mean over the vocabulary, weighted by float32's probabilities.
     """
 
-    num_tokens: int
-    logit_max: float
     logprob_max: float
     logprob_mean: float
 

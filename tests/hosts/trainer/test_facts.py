@@ -149,6 +149,17 @@ def test_a_model_without_a_switch_says_so(tmp_path):
         view.set_attention("eager")
 
 
+def test_what_cuts_pictures_into_pieces_is_no_table_of_tokens(tmp_path):
+    from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = ViTConfig(**small, intermediate_size=16, image_size=8, patch_size=4)
+    args = TrainingArguments(**tiny.training_args(tmp_path))
+    model = ViTForImageClassification(config)
+    view = HfView(Trainer(model=model, args=args, train_dataset=[]))
+    assert (view.embedding(), view.head()) == (None, "classifier")
+
+
 def test_tied_weights_are_one_group(tmp_path):
     from transformers import Trainer, TrainingArguments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.errors import NanstopError
 from nanstop.numerics.modules import repeated_blocks
 from nanstop.replay.step import Batch
 
@@ -16,22 +18,18 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _KERNELS = ("eager", "sdpa")
 
 
-class PlainView:
-    """See ``replay.step.ModelView``.
+class StructureView(ABC):
+    """What ``replay.step.ModelView`` asks that the modules of a model tell, whoever trains it."""
 
-    Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config.
-    """
+    @property
+    @abstractmethod
+    def root(self) -> nn.Module:
+        """Return what is trained."""
 
-    def __init__(
-        self, root: nn.Module, optimizer: Optimizer | None = None, scaler: Any = None
-    ) -> None:
-        self.root = root
-        self.optimizer = optimizer
-        self.scaler = scaler
-        self.beside: list[nn.Module] = []
-
-    def met(self, module: nn.Module) -> None:
-        self.beside.append(module)
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """Return what has the config and the switches: the root, or what it wraps."""
 
     @property
     def device_type(self) -> str:
@@ -40,21 +38,65 @@ class PlainView:
         return trainable[0].device.type if trainable else "cpu"
 
     def attention(self) -> str | None:
-        config = self._config()
-        return getattr(config, "_attn_implementation", None) if config is not None else None
+        return getattr(getattr(self.model, "config", None), "_attn_implementation", None)
 
     def attention_choices(self) -> tuple[str, ...]:
         present = self.attention()
         if present is None or self._switch() is None:
             return ()
-        model = self.model
-        supported = {"eager": True, "sdpa": getattr(model, "_supports_sdpa", True)}
+        supported = {"eager": True, "sdpa": getattr(self.model, "_supports_sdpa", True)}
         return tuple(k for k in _KERNELS if k != present and supported[k])
 
     def set_attention(self, kernel: str) -> None:
         switch = self._switch()
-        if switch is not None:
-            switch(kernel)
+        if switch is None:
+            kind = type(self.model).__name__
+            raise NanstopError(f"{kind} has no switch for its attention kernel")
+        switch(kernel)
+
+    def embedding(self) -> str | None:
+        """Return the table of the tokens; what cuts pictures or sound into pieces is none."""
+        declared = self._declared("get_input_embeddings")
+        if declared is not None:
+            return declared if _table_of(self.root.get_submodule(declared)) is not None else None
+        tables = [(n, m) for n, m in self.root.named_modules() if isinstance(m, nn.Embedding)]
+        return max(tables, key=lambda entry: entry[1].num_embeddings)[0] if tables else None
+
+    def _switch(self) -> Any:
+        return getattr(self.model, "set_attn_implementation", None)
+
+    def _declared(self, getter: str) -> str | None:
+        """Return the name of the module that the model itself points at through ``getter``, if
+        it has one.
+        """
+        ask = getattr(self.model, getter, None)
+        try:
+            found = ask() if callable(ask) else None
+        except (NotImplementedError, AttributeError):  # transformers' ways to say that it has none
+            return None
+        return next((n for n, m in self.root.named_modules() if m is found and n), None)
+
+
+class PlainView(StructureView):
+    """See ``replay.step.ModelView``.
+
+    Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config.
+    """
+
+    def __init__(
+        self, root: nn.Module, optimizer: Optimizer | None = None, scaler: Any = None
+    ) -> None:
+        self._root = root
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.beside: list[nn.Module] = []
+
+    @property
+    def root(self) -> nn.Module:
+        return self._root
+
+    def met(self, module: nn.Module) -> None:
+        self.beside.append(module)
 
     def head(self) -> str | None:
         """Return the linear layer whose width is the embedding's number of rows, else the last
@@ -75,14 +117,6 @@ class PlainView:
         matching = [name for name, module in linear if module.out_features == rows]
         names = matching or [name for name, _ in linear]
         return names[-1] if names else None
-
-    def embedding(self) -> str | None:
-        """Return the table of the tokens; what cuts pictures or sound into pieces is none."""
-        declared = self._declared("get_input_embeddings")
-        if declared is not None:
-            return declared if _table_of(self.root.get_submodule(declared)) is not None else None
-        tables = [(n, m) for n, m in self.root.named_modules() if isinstance(m, nn.Embedding)]
-        return max(tables, key=lambda entry: entry[1].num_embeddings)[0] if tables else None
 
     def token_ids(self, batch: Batch) -> Tensor | None:
         if self.embedding() is None:
@@ -109,32 +143,12 @@ class PlainView:
             (m for m in self._nested() if getattr(m, "config", None) is not None), self.root
         )
 
-    def _config(self) -> Any:
-        return getattr(self.model, "config", None)
-
     def _nested(self) -> Iterator[nn.Module]:
         module: Any = self.root
         while isinstance(module, nn.Module):
             yield module
             children = module._modules
             module = children.get("module") or children.get("_orig_mod")
-
-    def _switch(self) -> Any:
-        return getattr(self.model, "set_attn_implementation", None)
-
-    def _declared(self, getter: str) -> str | None:
-        """Return the name of the module that the model itself points at through ``getter``, if
-        it has one.
-        """
-        ask = getattr(self.model, getter, None)
-        try:
-            found = ask() if callable(ask) else None
-        except (
-            NotImplementedError,
-            AttributeError,
-        ):  # transformers raises these for models without
-            return None
-        return next((n for n, m in self.root.named_modules() if m is found and n), None)
 
 
 def is_inside(name: str, outer: str) -> bool:

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.errors import NanstopError
 from nanstop.hosts import compat
+from nanstop.hosts.model.view import StructureView
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch
 
 _HEADS = ("score", "classifier", "qa_outputs", "v_head", "reward_head")
 
 
-class HfView:
+class HfView(StructureView):
     """See ``replay.step.ModelView``.
 
     Reads the trainer each time: ``train()`` makes its optimizer and may wrap its model.
@@ -58,42 +58,13 @@ class HfView:
         """Return the transformers model itself, under PEFT's wrapper where there is one."""
         return compat.base_model(self.root)
 
-    @property
-    def device_type(self) -> str:
-        devices = (p.device.type for p in self.root.parameters() if p.requires_grad)
-        return next(devices, "cpu")
-
-    def attention(self) -> str | None:
-        config = getattr(self.model, "config", None)
-        return getattr(config, "_attn_implementation", None)
-
-    def attention_choices(self) -> tuple[str, ...]:
-        present = self.attention()
-        if present is None or not callable(getattr(self.model, "set_attn_implementation", None)):
-            return ()
-        supported = ["eager"]
-        if getattr(self.model, "_supports_sdpa", False):
-            supported.append("sdpa")
-        return tuple(kernel for kernel in supported if kernel != present)
-
-    def set_attention(self, kernel: str) -> None:
-        switch = getattr(self.model, "set_attn_implementation", None)
-        if not callable(switch):
-            raise NanstopError(
-                f"{type(self.model).__name__} has no switch for its attention kernel"
-            )
-        switch(kernel)
-
     def head(self) -> str | None:
-        found = self._ask("get_output_embeddings")
-        if found is None:
-            found = next(
-                (h for h in (getattr(self.model, n, None) for n in _HEADS) if h is not None), None
-            )
-        return self._name(found)
-
-    def embedding(self) -> str | None:
-        return self._name(self._ask("get_input_embeddings"))
+        declared = self._declared("get_output_embeddings")
+        if declared is not None:
+            return declared
+        heads = (getattr(self.model, name, None) for name in _HEADS)
+        found = next((head for head in heads if head is not None), None)
+        return next((name for name, module in self.root.named_modules() if module is found), None)
 
     def token_ids(self, batch: Batch) -> Tensor | None:
         """Return the ids that the model gets.
@@ -120,13 +91,3 @@ class HfView:
         finally:
             restore_rng(rng)
         return getattr(outputs, "logits", None)
-
-    def _ask(self, method: str) -> Any:
-        call = getattr(self.model, method, None)
-        try:
-            return call() if callable(call) else None
-        except NotImplementedError:  # transformers' way of saying that the model has none
-            return None
-
-    def _name(self, wanted: Any) -> str | None:
-        return next((n for n, m in self.root.named_modules() if m is wanted), None)

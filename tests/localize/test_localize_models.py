@@ -157,11 +157,15 @@ def test_qwen2_half_attention(kernel):
     assert "model.layers.1.self_attn.q_proj" in [event.module for event in found.growth]
 
 
+def gated_overflow(model, by=1e25):
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj.weight.data.mul_(by)
+    mlp.gate_proj.weight.data.mul_(by)
+
+
 def test_gated_product_is_blamed_and_not_its_consumer():
     model = build("llama")
-    mlp = model.model.layers[1].mlp
-    mlp.up_proj.weight.data.mul_(1e4)
-    mlp.gate_proj.weight.data.mul_(1e4)
+    gated_overflow(model, 1e4)
     found = located(model.half())
     assert (op_of(found), found.key.module) == ("mul", "model.layers.1.mlp")
 
@@ -314,12 +318,6 @@ def quantized(damage=lambda model: None):
     return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"])).train()
 
 
-def gated_overflow(model):
-    mlp = model.model.layers[1].mlp
-    mlp.up_proj.weight.data.mul_(1e25)
-    mlp.gate_proj.weight.data.mul_(1e25)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_four_bit_layers():
     assert located(quantized()) is None
@@ -331,9 +329,7 @@ def test_four_bit_layers():
 
 def test_autocast_overflow():
     model = build("llama")
-    mlp = model.model.layers[1].mlp
-    mlp.up_proj.weight.data.mul_(1e4)
-    mlp.gate_proj.weight.data.mul_(1e4)
+    gated_overflow(model, 1e4)
     found = located(model, under_autocast(torch.float16))
     assert (op_of(found), found.key.module) == ("mul", "model.layers.1.mlp")
     assert found.first_bad.outputs[0].dtype == "float16"
@@ -365,9 +361,7 @@ def test_reference_model_is_not_under_the_root():
 
 def test_generation_that_raises():
     model = build("llama").eval()
-    mlp = model.model.layers[1].mlp
-    mlp.up_proj.weight.data.mul_(1e30)
-    mlp.gate_proj.weight.data.mul_(1e30)
+    gated_overflow(model, 1e30)
 
     def loss(m, b):
         with torch.no_grad():

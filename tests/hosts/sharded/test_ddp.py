@@ -35,6 +35,12 @@ def together(folder, *what, codes=(0, 0), **variables):
     return results, told
 
 
+def assert_alike(results, reference):
+    """Both ranks have the same weights, and the loss of the run in one process."""
+    assert results[0]["digest"] == results[1]["digest"]
+    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+
+
 def is_healthy(folder, *what):
     plain, _ = together(folder / "plain", *what, watched=False)
     watched, told = together(folder / "watched", *what)
@@ -56,8 +62,7 @@ def test_what_a_scaler_leaves_out_stays_its_own(tmp_path):
 def test_data_of_one_rank(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", **ALLOWED)
     results, told = together(tmp_path / "ranks", "loop", "data", **ALLOWED)
-    assert results[0]["digest"] == results[1]["digest"]
-    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+    assert_alike(results, reference)
     (row,), (report,) = incidents(tmp_path / "ranks")
     assert (row["code"], row["rank"], row["step"], row["module"]) == ("NS501", 1, 3, "first")
     assert row["action"] == "quarantine"
@@ -77,8 +82,7 @@ def test_gradients_that_are_views_of_what_is_exchanged(tmp_path):
 def test_no_sync(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", "2", **ALLOWED)
     results, _ = together(tmp_path / "ranks", "loop", "data", "2", **ALLOWED)
-    assert results[0]["digest"] == results[1]["digest"]
-    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+    assert_alike(results, reference)
     (row,), _ = incidents(tmp_path / "ranks")
     assert (row["rank"], row["step"], row["micro"]) == (1, 1, 1)
 
@@ -118,8 +122,7 @@ def test_all_ranks_go_back_together(tmp_path, program):
     cured = {"NANSTOP_ALLOW": "optimizer_eps"}
     reference = alone(tmp_path / "alone", program, "eps", **cured)
     results, _ = together(tmp_path / "ranks", program, "eps", **cured)
-    assert results[0]["digest"] == results[1]["digest"]
-    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+    assert_alike(results, reference)
     (row,), (report,) = incidents(tmp_path / "ranks")
     assert (row["code"], row["step"], row["action"]) == ("NS402", 0, "rollback")
     assert report["audit"][-1]["outcome"] == "done"
@@ -200,8 +203,7 @@ def test_a_loop_on_accelerate(tmp_path, accumulate):
     is_healthy(tmp_path, "accelerated", "none", accumulate)
     reference = alone(tmp_path / "alone", "accelerated", "data", accumulate, **ALLOWED)
     results, _ = together(tmp_path / "ranks", "accelerated", "data", accumulate, **ALLOWED)
-    assert results[0]["digest"] == results[1]["digest"]
-    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+    assert_alike(results, reference)
 
 
 def disturbed(folder, seed, num_calls):
@@ -253,7 +255,6 @@ def test_a_trainer(tmp_path):
     is_healthy(tmp_path, "trainer", "none")
     reference = alone(tmp_path / "alone", "trainer", "data", **ALLOWED)
     results, _ = together(tmp_path / "ranks", "trainer", "data", **ALLOWED)
-    assert results[0]["digest"] == results[1]["digest"]
-    assert math.isclose(results[0]["loss"], reference["loss"], abs_tol=1e-5)
+    assert_alike(results, reference)
     (row,), _ = incidents(tmp_path / "ranks")
     assert (row["code"], row["rank"], row["step"], row["module"]) == ("NS501", 1, 3, "first")

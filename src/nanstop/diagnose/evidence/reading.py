@@ -99,6 +99,11 @@ def first_bad(
     return event, bad_output(event) if event is not None else None
 
 
+def reached(found: Localization | None) -> tuple[str, ...]:
+    """Return the gradients, or the weights of an update, that the failure reaches by itself."""
+    return tuple(name for name in found.reaches if name != "loss") if found is not None else ()
+
+
 def raised_op(evidence: Evidence) -> OpEvent | None:
     """Return the op that raised the exception of a failure, where it was seen to."""
     found = evidence.localization

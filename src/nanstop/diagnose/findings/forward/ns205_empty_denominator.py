@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.descent import without_zeros, zero_divisor
+from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
 from nanstop.diagnose.evidence.reading import WRITTEN, first_bad
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
@@ -94,10 +94,7 @@ def _divides_by_no_count(event: OpEvent) -> str | None:
     divisor = zero_divisor(event)
     if divisor is None or not divisor.is_a("count") or divisor.is_a("norm"):
         return None
-    num_counts = math.prod(divisor.stats.shape)
-    if num_counts == 1:
-        return "it divides by a count, and the count is 0"
-    return f"of the {num_counts} counts that it divides by, {divisor.stats.zeros} came to 0"
+    return _came_to_zero(divisor, "count")
 
 
 def _divides_by_no_total(event: OpEvent) -> str | None:
@@ -105,10 +102,14 @@ def _divides_by_no_total(event: OpEvent) -> str | None:
     divisor = zero_divisor(event)
     if divisor is None or not divisor.is_a("total") or divisor.is_a("norm", "probability"):
         return None
-    num_sums = math.prod(divisor.stats.shape)
-    if num_sums == 1:
-        return "it divides by a sum, and the sum is 0"
-    return f"of the {num_sums} sums that it divides by, {divisor.stats.zeros} came to 0"
+    return _came_to_zero(divisor, "sum")
+
+
+def _came_to_zero(divisor: Operand, what: str) -> str:
+    number = math.prod(divisor.stats.shape)
+    if number == 1:
+        return f"it divides by a {what}, and the {what} is 0"
+    return f"of the {number} {what}s that it divides by, {divisor.stats.zeros} came to 0"
 
 
 def _weighs_nothing(event: OpEvent) -> str | None:

@@ -49,7 +49,7 @@ x 0 = NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables, precision
-from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, limit, standing
+from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, limit, reached, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, RunFacts, TensorStats, op_name
 from nanstop.records.formats import NARROW, wider
@@ -87,8 +87,7 @@ def _cause(event: OpEvent, output: TensorStats, facts: RunFacts) -> str:
 
 
 def _lines(evidence: Evidence) -> tuple[str, ...]:
-    found = evidence.localization
-    spoiled = tuple(name for name in found.reaches if name != "loss") if found is not None else ()
+    spoiled = reached(evidence.localization)
     return (f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()
 
 

@@ -50,7 +50,7 @@ consumer of an earlier NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.reading import bad_kinds, first_bad, foreign_kernel
+from nanstop.diagnose.evidence.reading import bad_kinds, first_bad, foreign_kernel, reached
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import NARROW
@@ -67,8 +67,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:
         return None
-    found = evidence.localization
-    spoiled = tuple(name for name in found.reaches if name != "loss") if found is not None else ()
+    spoiled = reached(evidence.localization)
     of = f" of `{op_name(event.forward_op)}`" if event.forward_op else ""
     return Diagnosis(
         code="NS304",

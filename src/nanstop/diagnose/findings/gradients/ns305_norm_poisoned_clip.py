@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.reading import loss_is_bad, sighting, standing
+from nanstop.diagnose.evidence.reading import loss_is_bad, reached, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.findings.gradients import ns301_gradient_overflow, ns304_backward_singularity
 from nanstop.records import (
@@ -104,9 +104,7 @@ def _gradient_signal(evidence: Evidence) -> Signal | None:
 
 def _spoiled(found: Localization | None) -> tuple[str, ...]:
     """Return the gradients that the failing micro-batch spoils by itself, before any clipping."""
-    if found is None or found.key.phase != "backward":
-        return ()
-    return tuple(name for name in found.reaches if name != "loss")
+    return reached(found) if found is not None and found.key.phase == "backward" else ()
 
 
 def _done(evidence: Evidence, tally: GradientTally) -> Diagnosis | None:

@@ -64,6 +64,7 @@ from nanstop.diagnose.evidence.candidates import (
 )
 from nanstop.diagnose.evidence.reading import (
     lost_squares,
+    reached,
     squares_gradients,
     standing,
     too_long_step,
@@ -85,9 +86,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return _foreseen(evidence)
     if found.key.phase != "optimizer" or found.origin == "from_state":
         return None
-    broken = tuple(name for name in found.reaches if name != "loss")
-    if not broken and found.culprit:
-        broken = (found.culprit,)
+    broken = reached(found) or ((found.culprit,) if found.culprit else ())
     facts = standing(evidence)
     event = found.first_bad if found.origin == "born_here" else None
     too_long = found.key.kind == "length"

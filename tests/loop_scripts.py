@@ -92,6 +92,12 @@ def investigated(path, source, **values):
     return run_script(path, source, opening, **values), news
 
 
+def with_findings(folder, source):
+    """Run a script in a folder as ``investigated`` does; return its variables and the findings."""
+    ending, news = investigated(folder / "script.py", source)
+    return ending, [one for one in news if getattr(one, "code", "")]
+
+
 def findings_of(folder, train):
     """What is told of a loop, a function of no arguments, that knows nothing of nanstop, by
     code.

@@ -7,10 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from loop_scripts import run_script
-from nanstop.decide.policy import Policy
-from nanstop.session.factory import opener
-from nanstop.store.incidents import Store
+from loop_scripts import with_findings
 
 torch.set_num_threads(1)
 
@@ -100,25 +97,16 @@ HEALTHY = {
 }  # fmt: skip
 
 
-def found(folder, source):
-    said = []
-    store = Store(folder / "out")
-    store.reset()
-    session = opener(Policy(on_failure="observe"), store, said.append)
-    run_script(folder / "script.py", source, session)
-    return [one for one in said if getattr(one, "code", "")]
-
-
 @pytest.mark.parametrize(("part", "source"), FAULTS.values(), ids=FAULTS)
 def test_a_part_that_is_cut_off_is_told(tmp_path, part, source):
-    one, *others = found(tmp_path, source)
+    one, *others = with_findings(tmp_path, source)[1]
     assert (one.code, others) == ("NS114", [])
     assert part in one.cause + one.lines[0]
 
 
 @pytest.mark.parametrize("source", HEALTHY.values(), ids=HEALTHY)
 def test_what_is_meant_is_left_in_peace(tmp_path, source):
-    assert found(tmp_path, source) == []
+    assert with_findings(tmp_path, source)[1] == []
 
 
 GAN = """
@@ -146,7 +134,7 @@ for step in range(24):
 
 
 def test_an_optimizer_that_never_has_a_gradient_is_told(tmp_path):
-    assert found(tmp_path, GAN.replace("FAKE", "fake")) == []
-    (one,) = found(tmp_path, GAN.replace("FAKE", "fake.detach()"))
+    assert with_findings(tmp_path, GAN.replace("FAKE", "fake"))[1] == []
+    (one,) = with_findings(tmp_path, GAN.replace("FAKE", "fake.detach()"))[1]
     assert one.code == "NS114"
     assert "makes = torch.optim.Adam" in one.lines[0]

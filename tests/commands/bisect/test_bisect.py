@@ -2,7 +2,6 @@
 every way to end, resumed, in parallel, and with bad input.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from nanstop.commands.bisect.trial_store import Failure, Finished
 from nanstop.errors import NanstopError
 from nanstop.process.children.isolate import End
 from nanstop.records.codec import from_json, to_json
+from processes import commands_with
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -274,16 +274,6 @@ print(result.minimal)
 """
 
 
-def running(folder):
-    """The commands of all processes that have a file of ``folder`` among their words."""
-    lines = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            with contextlib.suppress(OSError):
-                lines.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return [line for line in lines if str(folder) in line]
-
-
 @pytest.mark.slow  # real signals against a real clock: they need an idle machine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_it_resumes_without_repeating_a_finished_trial(tmp_path, monkeypatch, number):
@@ -303,7 +293,7 @@ def test_interrupted_it_resumes_without_repeating_a_finished_trial(tmp_path, mon
     assert ("trials are kept in" in rest) is (number != signal.SIGKILL)
     time.sleep(0.5)
     interrupted = runs()
-    assert running(tmp_path) == []
+    assert commands_with(tmp_path) == []
     finished = len(list(Path(os.environ["NANSTOP_DIR"]).glob("bisect/*/trial.json")))
     assert finished >= 4
     done = subprocess.run(

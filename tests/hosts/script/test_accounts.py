@@ -4,29 +4,22 @@ import pytest
 import torch
 
 from hosts.script.account_scripts import FAULTS, HEALTHY, loop
-from loop_scripts import run_script, same, weights
-from nanstop.decide.policy import Policy
+from loop_scripts import run_script, same, weights, with_findings
 from nanstop.measure.gradient_accounts import GradientAccounts
-from nanstop.session.factory import opener
-from nanstop.store.incidents import Store
 
 torch.set_num_threads(1)
 ACCOUNTED = ("NS306", "NS307", "NS112", "NS114")
 
 
-def watched(folder, source):
-    """Run a script as ``nanstop run`` does; return its variables and what was said, codes only."""
-    said = []
-    store = Store(folder / "out")
-    store.reset()
-    session = opener(Policy(on_failure="observe"), store, said.append)
-    ending = run_script(folder / "script.py", source, session)
-    return ending, [one for one in said if getattr(one, "code", "") in ACCOUNTED]
+def accounted(folder, source):
+    """Run a script as ``nanstop run`` does; return its variables and what gradients came to."""
+    ending, found = with_findings(folder, source)
+    return ending, [one for one in found if one.code in ACCOUNTED]
 
 
 @pytest.mark.parametrize(("code", "line", "source"), FAULTS.values(), ids=FAULTS)
 def test_fault_is_named_with_its_line(tmp_path, code, line, source):
-    _, found = watched(tmp_path, source)
+    _, found = accounted(tmp_path, source)
     assert [one.code for one in found] == [code], found
     if line:
         assert line in found[0].lines[0]
@@ -36,7 +29,7 @@ def test_fault_is_named_with_its_line(tmp_path, code, line, source):
 
 @pytest.mark.parametrize("source", HEALTHY.values(), ids=HEALTHY)
 def test_healthy_loop_is_left_in_peace(tmp_path, source):
-    _, found = watched(tmp_path, source)
+    _, found = accounted(tmp_path, source)
     assert found == []
 
 
@@ -52,7 +45,7 @@ def test_healthy_loop_is_left_in_peace(tmp_path, source):
 def test_lines_are_looked_for_without_changing_a_bit(tmp_path, name):
     source = FAULTS[name][2]
     plain = run_script(tmp_path / "plain.py", source)
-    seen, _ = watched(tmp_path, source)
+    seen, _ = accounted(tmp_path, source)
     assert same(weights(plain), weights(seen))
     assert torch.equal(plain["torch"].get_rng_state(), seen["torch"].get_rng_state())
 
@@ -80,7 +73,7 @@ def test_hooks_stand_as_they_stood_also_after_a_backward_that_raises(tmp_path):
             net[0].weight.register_hook(hook)
         """,
     )
-    ending, found = watched(tmp_path, source)
+    ending, found = accounted(tmp_path, source)
     assert found == []
     assert list(ending["net"][0].weight._backward_hooks.values()) == ending["hooks"]
 
@@ -91,9 +84,9 @@ def test_lines_are_looked_for_only_where_an_account_does_not_balance(tmp_path, m
     monkeypatch.setattr(
         GradientAccounts, "watched", lambda self: asked.append(self) or watched_by(self)
     )
-    watched(tmp_path, HEALTHY["plain"])
+    accounted(tmp_path, HEALTHY["plain"])
     assert not asked
-    watched(tmp_path, FAULTS["cleared in the window"][2])
+    accounted(tmp_path, FAULTS["cleared in the window"][2])
     assert asked
 
 
@@ -110,5 +103,5 @@ def test_a_script_with_a_function_mode_of_its_own_keeps_it(tmp_path):
         """
     source = loop(body, before=own, windows=True)
     plain = run_script(tmp_path / "plain.py", source)
-    seen, _ = watched(tmp_path, source)
+    seen, _ = accounted(tmp_path, source)
     assert same(weights(plain), weights(seen))

@@ -7,10 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from loop_scripts import run_script, same, weights
-from nanstop.decide.policy import Policy
-from nanstop.session.factory import opener
-from nanstop.store.incidents import Store
+from loop_scripts import run_script, same, weights, with_findings
 
 torch.set_num_threads(1)
 
@@ -276,18 +273,9 @@ HEALTHY = {
 }
 
 
-def watched(folder, source):
-    said = []
-    store = Store(folder / "out")
-    store.reset()
-    session = opener(Policy(on_failure="observe"), store, said.append)
-    ending = run_script(folder / "script.py", source, session)
-    return ending, [one for one in said if getattr(one, "code", "")]
-
-
 @pytest.mark.parametrize(("code", "line", "source"), FAULTS.values(), ids=FAULTS)
 def test_fault_is_named_with_its_line(tmp_path, code, line, source):
-    _, found = watched(tmp_path, source)
+    _, found = with_findings(tmp_path, source)
     assert [one.code for one in found] == [code], found
     assert line in found[0].lines[0]
     assert found[0].where.startswith("script.py:")
@@ -295,12 +283,12 @@ def test_fault_is_named_with_its_line(tmp_path, code, line, source):
 
 @pytest.mark.parametrize("source", HEALTHY.values(), ids=HEALTHY)
 def test_healthy_loop_is_left_in_peace(tmp_path, source):
-    _, found = watched(tmp_path, source)
+    _, found = with_findings(tmp_path, source)
     assert found == []
 
 
 @pytest.mark.parametrize("name", ["plain", "momentum", "window", "foreach"])
 def test_nothing_is_changed(tmp_path, name):
     plain = run_script(tmp_path / "plain.py", HEALTHY[name])
-    seen, _ = watched(tmp_path, HEALTHY[name])
+    seen, _ = with_findings(tmp_path, HEALTHY[name])
     assert same(weights(plain), weights(seen))

@@ -1,6 +1,5 @@
 """Children that end in every way there is; none outlives its trial."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 
 from nanstop.errors import NanstopError
 from nanstop.process.children.isolate import ERRORS, OUTPUT, Job, end_of, spawn
+from processes import commands_with
 
 OUT_OF_MEMORY = """
 class OutOfMemoryError(RuntimeError): pass
@@ -218,16 +218,6 @@ def test_an_owner_that_dies_at_once_leaves_nothing_either(tmp_path):
 def test_nothing_watches_once_a_child_was_waited_for(tmp_path):
     finish(start(tmp_path, f"import time; time.sleep(0.2); {str(tmp_path)!r}"))
     deadline = time.monotonic() + 5
-    while watchers(tmp_path) and time.monotonic() < deadline:
+    while commands_with(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not watchers(tmp_path)
-
-
-def watchers(mark):
-    """The command lines that contain ``mark``, of all processes there are."""
-    lines = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            with contextlib.suppress(OSError):
-                lines.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return [line for line in lines if str(mark) in line]
+    assert not commands_with(tmp_path)

@@ -2,15 +2,15 @@
 the driver is killed.
 """
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+
+from processes import commands_with
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'nanstop[ray]'")
 
@@ -92,25 +92,17 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(bisect_on_ray, monkeypat
     assert err.startswith("error[NS001]: no Ray cluster at 127.0.0.1:1: Connection refused")
 
 
-def commands(folder):
-    lines = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            with contextlib.suppress(OSError):
-                lines.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return [line for line in lines if str(folder) in line and "train.py" in line]
-
-
 def test_no_trial_is_left_where_the_driver_is_killed(bisect_on_ray, tmp_path):
     seconds = {"seconds": 600}
     process = bisect_on_ray.begin(FPE, BAD | seconds, GOOD | seconds)
     deadline = time.monotonic() + 100
-    while not commands(tmp_path / ".nanstop") and not commands(os.environ["NANSTOP_DIR"]):
+    places = tmp_path / ".nanstop", os.environ["NANSTOP_DIR"]
+    while not any(commands_with(place, "train.py") for place in places):
         assert time.monotonic() < deadline, process.poll()
         time.sleep(0.1)
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 60
-    while commands(os.environ["NANSTOP_DIR"]) and time.monotonic() < deadline:
+    while commands_with(os.environ["NANSTOP_DIR"], "train.py") and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not commands(os.environ["NANSTOP_DIR"])
+    assert not commands_with(os.environ["NANSTOP_DIR"], "train.py")

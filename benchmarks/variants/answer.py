@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from scoreboard_runs import Run, record_of
 from variants.operations import same_operation
 from variants.plain import without
 from variants.script import Variant
+
+_LINE = re.compile(r"(?P<file>[^\s:]+\.py):(?P<line>\d+)")
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,15 @@ class Answer:
 def read_answer(run: Run, folder: Path) -> dict[str, Any]:
     """Return what a run under ``nanstop run`` said, as keywords of ``Answer``."""
     said = record_of(run, folder)["said"]
+    place = said["modules"][0] if said["modules"] else ""
+    line = _LINE.fullmatch(place)  # of a finding that is of no module
     found = Answer(
         answers=tuple((code, sure) for code, sure in said["answers"]),
         op=said["ops"][0] if said["ops"] else "",
-        module=said["modules"][0] if said["modules"] else "",
+        module="" if line else place,
         step=said["step"],
         micro=said["micro"],
+        line=(line["file"], int(line["line"])) if line else None,
         failed=said["failed"],
     )
     return asdict(found) | _where(folder / "found" / "0000" / "report.json")

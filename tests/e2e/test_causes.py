@@ -222,6 +222,37 @@ def test_the_logarithm_of_another_zero_has_no_story():
     assert found[0].cause == "the logarithm of an exact 0"
 
 
+def test_the_logarithm_within_a_distribution():
+    def loss(net, b):
+        policy = torch.distributions.Beta(net(b["v"]).exp() + 1, torch.ones(ROWS, WIDTH) + 1)
+        return policy.log_prob(torch.ones(ROWS, WIDTH)).sum()
+
+    found = said(loss, v=x())
+    assert (found[0].code, found[0].confidence) == ("NS207", "certain")
+    assert found[0].cause == "the logarithm of an exact 0"
+
+
+OUTSIDE = {
+    "square root": (lambda out: out.sqrt(), "the `sqrt` of negative numbers, down to -"),
+    "logarithm": (lambda out: out.log2(), "the `log2` of negative numbers, down to -"),
+    "logarithm of more": (lambda out: (9 * out).log1p(), "the `log1p` of numbers below -1"),
+    "power": (lambda out: out**1.5, "to a power that is not whole"),
+    "learned power": (
+        lambda out: out.pow(out.detach().square().mean() + 0.3),
+        "to a power that is not whole",
+    ),
+    "arc": (lambda out: (9 * out).acos(), "the `acos` of numbers beyond 1, up to "),
+}
+
+
+@pytest.mark.parametrize("spelled", OUTSIDE)
+def test_numbers_that_a_function_has_no_value_for(spelled):
+    function, named = OUTSIDE[spelled]
+    found = said(lambda net, b: function(net(b["v"])).sum(), v=x())
+    assert (found[0].code, found[0].confidence) == ("NS204", "certain")
+    assert named in found[0].cause
+
+
 RATIOS = {
     "of two runs": lambda net, b: (
         (50 * net(b["v"])).log_softmax(-1) - (-500 * net(b["v"])).log_softmax(-1)

@@ -278,6 +278,12 @@ GUARDED = {
         "z = x * y\nreturn z.pow(0.5)",
         "pow",
     ): "return z.clamp(min=torch.finfo(z.dtype).tiny).pow(0.5)",
+    ("p = x.mean()\nreturn y.pow(p).mean(1).pow(1 / p)", "pow"): (
+        "return y.clamp(min=torch.finfo(y.dtype).tiny).pow(p).mean(1).clamp(min=1.2e-38).pow(1 / p)"
+    ),
+    ("return -torch.log(1 - torch.log(x * y))", "log"): (
+        "return -torch.log((1 - torch.log((x * y).clamp(min=1.2e-38))).clamp(min=1.2e-38))"
+    ),
     ("return y * torch.log(x * y)", "log"): "return y * torch.log((x * y).clamp(min=1.2e-38))",
     ("return x[y > 0].mean()", "mean"): "return chosen.sum() / max(chosen.numel(), 1)",
     ("return x[y.sum(-1) > 0].mean(0)", "mean"): "return chosen.sum(0) / max(chosen.shape[0], 1)",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.operations import Operation, is_cheap, number_of, operation, same
-from nanstop.rewrite.source import expressions_of
+from nanstop.rewrite.source import Edit, expressions_of
 
 _EDGE = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "1e-12"}
 _SPACING = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "2e-16"}
@@ -29,9 +29,12 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     that a function of a library computes, and is not spelled in the statement then.
     """
     found = list(_operations(draft))
-    named = [one for one in found if one.name in _SPELLINGS.get(op, (op,))]
+    named = [one for one in found if one.name in _SPELLINGS.get(op, (op,))] if op else found
     done, taken = False, list[ast.AST]()
-    for one in named if op else found:
+    if op and _are_nested(named) and all(_is_clamped(one) for one in named):
+        draft.edits += [edit for one in named for edit in _clamp(draft, one)]
+        return True
+    for one in named:
         inside = {id(node) for node in ast.walk(one.node)}
         around = {id(node) for node in draft.source.around(one.node)}
         if any(id(node) in inside | around for node in taken):
@@ -112,11 +115,35 @@ def _clamped(draft: Draft, found: Operation) -> str:
     return _with_operand(draft, found, 0, f"{draft.source.operand(operand)}.clamp(min={tiny})")
 
 
-def _root(draft: Draft, found: Operation) -> str | None:
+def _are_nested(named: Collection[Operation]) -> bool:
+    """Return whether one operation stands within another: which of them fails is not known."""
+    nodes = {id(one.node) for one in named}
+    inner = (node for one in named for node in ast.walk(one.node) if node is not one.node)
+    return any(id(node) in nodes for node in inner)
+
+
+def _is_clamped(found: Operation) -> bool:
+    return _FORMS[found.name] is _clamped or (found.name == "pow" and _has_root(found))
+
+
+def _clamp(draft: Draft, found: Operation) -> tuple[Edit, Edit]:
+    """Return what is put around an operand, whose own text others may change."""
+    operand = found.operand
+    start, end = draft.source.span(operand)
+    tiny = draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
+    is_closed = draft.source.operand(operand) == draft.source.segment(operand)
+    before, after = ("", "") if is_closed else ("(", ")")
+    return Edit(start, start, before), Edit(end, end, f"{after}.clamp(min={tiny})")
+
+
+def _has_root(found: Operation) -> bool:
+    """Return whether a power may be one that is not whole, or below 0."""
     exponent = number_of(found.argument(1, "exponent"))
-    if exponent is None or exponent >= 1 or exponent == 0:
-        return None
-    return _clamped(draft, found)
+    return exponent is None or exponent < 0 or exponent != round(exponent)
+
+
+def _root(draft: Draft, found: Operation) -> str | None:
+    return _clamped(draft, found) if _has_root(found) else None
 
 
 def _log_of_more(draft: Draft, found: Operation) -> str:

@@ -22,7 +22,7 @@ _GUARDED: Mapping[str, str] = {
     "`divisor.masked_fill(divisor == 0, 1)` else",
     "log": "keep what is under the logarithm from 0: `.clamp(min=torch.finfo(x.dtype).tiny)`",
     "sqrt": "keep what is under the root from 0: `.clamp(min=torch.finfo(x.dtype).tiny)`",
-    "pow": "keep the base from 0: `.clamp(min=torch.finfo(x.dtype).tiny)`",
+    "pow": "keep the base above 0: `.clamp(min=torch.finfo(x.dtype).tiny)`",
     "softmax": "fill the rows of which all is masked with 0 before and after the softmax",
     "mean": "take the sum over `max(count, 1)` in place of the mean of a selection",
     "std": "take `correction=min(1, count - 1)`: the deviation of one value is 0 then",
@@ -42,6 +42,7 @@ _ALIASES: Mapping[str, str] = {
     "log2": "log",
     "log10": "log",
     "log1p": "log",
+    "xlogy": "log",
     "nll_loss2d_forward": "nll_loss_forward",
     "var": "std",
 }

@@ -15,7 +15,12 @@ _DEEPEST = 24
 """Frames between an operation and the line that it is blamed on: those of modules and wrappers."""
 _SAME = {"divide": "div", "truediv": "div", "true_divide": "div", "subtract": "sub"}
 _SAME |= {"multiply": "mul", "clip": "clamp", "arccos": "acos", "arcsin": "asin"}
-_SAME |= {"arctanh": "atanh", "negative": "neg", "special_expit": "sigmoid"}
+_SAME |= {
+    "arctanh": "atanh",
+    "negative": "neg",
+    "special_expit": "sigmoid",
+    "special_xlogy": "xlogy",
+}
 _REVERSED = {"rtruediv": "div", "rdiv": "div", "rsub": "sub", "radd": "add", "rmul": "mul"}
 _REVERSED |= {"rpow": "pow"}
 

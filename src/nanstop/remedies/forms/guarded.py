@@ -67,10 +67,17 @@ def _root(call: Call) -> Tensor | None:
 
 
 def _power(call: Call) -> Tensor | None:
-    read, exponent = call.read, call.argument(1, "exponent")
-    if read is None or not isinstance(exponent, int | float) or exponent >= 1:
+    """Return the power, 0 at 0 where the derivative is infinite, and for a negative number to a
+    power that is not whole.
+    """
+    read, given = call.read, call.argument(1, "exponent")
+    if read is None or not isinstance(given, int | float | Tensor):
         return None
-    return _replaced(call, read == 0, 1.0, 1.0 if exponent == 0 else 0.0)
+    exponent = torch.as_tensor(given, device=read.device)
+    bad = (read == 0) & (exponent < 1) | (read < 0) & (exponent != exponent.round())
+    if not bad.any():
+        return None
+    return _replaced(call, bad, 1.0, 1.0 if isinstance(given, int | float) and given == 0 else 0.0)
 
 
 def _logarithm(call: Call) -> Tensor | None:
@@ -81,6 +88,18 @@ def _logarithm(call: Call) -> Tensor | None:
     least = torch.finfo(read.dtype).tiny
     value = float(call.function(torch.tensor(least, dtype=torch.float64)))
     return _replaced(call, read == 0, 1.0, value)
+
+
+def _times_logarithm(call: Call) -> Tensor | None:
+    """Return x log(y) with the logarithm of the smallest number for y = 0."""
+    factor, read = call.argument(0, "input"), call.argument(1, "other")
+    if not isinstance(factor, Tensor) or not isinstance(read, Tensor):
+        return None
+    if not read.is_floating_point():
+        return None
+    least = math.log(torch.finfo(read.dtype).tiny)
+    result = call.function(factor, torch.where(read == 0, torch.ones_like(read), read))
+    return torch.where(read == 0, factor * least, result)
 
 
 def _log_of_more(call: Call) -> Tensor | None:
@@ -212,6 +231,7 @@ _GUARDS: Mapping[str, Callable[[Call], Tensor | None]] = {
     "pow": _power,
     **dict.fromkeys(("log", "log2", "log10"), _logarithm),
     "log1p": _log_of_more,
+    "xlogy": _times_logarithm,
     **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0)),
     "softmax": _softmax,
     "log_softmax": _softmax,

@@ -63,6 +63,9 @@ from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW
 from nanstop.wording import number
 
+_OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
+_WITHIN_ONE = ("acos", "asin", "atanh")
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is not finite in a wider format either."""
@@ -149,11 +152,33 @@ def _made(event: OpEvent, output: TensorStats, written: str) -> str:
     if divisor is not None:
         return f"{kind} from a division by {_meaning(divisor)} that is 0"
     given = [stats for stats in event.inputs if not stats.finite]
+    outside = _outside(event) if output.nan and not given else ""
+    if outside:
+        return f"{kind} from {outside}"
     least = min((stats.minimum or 0.0 for stats in event.inputs), default=0.0)
     if not given:
         below = f", the least of them {number(least)}" if least < 0.0 else ""
         return f"{kind} from finite inputs{below}"
     return f"{kind} from an input that is Inf already"
+
+
+def _outside(event: OpEvent) -> str:
+    """Return which numbers a function of one number was given that have no value, "" where they
+    are not known.
+    """
+    read = event.inputs[0] if event.inputs else None
+    least = (read.minimum if read is not None else None) or 0.0
+    if read is None:
+        return ""
+    if event.name in _OF_POSITIVE and least < 0.0:
+        return f"the `{event.name}` of negative numbers, down to {number(least)}"
+    if event.name == "log1p" and least < -1.0:
+        return f"the `log1p` of numbers below -1, down to {number(least)}"
+    if event.name == "pow" and least < 0.0:
+        return f"negative numbers, down to {number(least)}, to a power that is not whole"
+    if event.name in _WITHIN_ONE and read.absmax > 1.0:
+        return f"the `{event.name}` of numbers beyond 1, up to {number(read.absmax)} in magnitude"
+    return ""
 
 
 def _meaning(divisor: Operand) -> str:

@@ -54,7 +54,7 @@ from nanstop.records.formats import NARROW, SMALLEST
 from nanstop.wording import number
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
-LOGARITHMS = ("log", "log1p", "log2", "log10")
+LOGARITHMS = ("log", "log1p", "log2", "log10", "xlogy")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -89,7 +89,13 @@ def confirm(evidence: Evidence) -> Change | None:
         return Change(kind="bound", operand=0, value=MODEST_EXPONENT)
     if event.name == "log1p":
         return Change(kind="bound", operand=0, value=0.5)
-    return Change(kind="raise_zeros", operand=0, value=_least(event.inputs[0].dtype))
+    place = _place(event)
+    return Change(kind="raise_zeros", operand=place, value=_least(event.inputs[place].dtype))
+
+
+def _place(event: OpEvent) -> int:
+    """Return the place of what an exponential or a logarithm is of."""
+    return 1 if event.name == "xlogy" and len(event.inputs) > 1 else 0
 
 
 def _least(dtype: str) -> float:
@@ -97,7 +103,7 @@ def _least(dtype: str) -> float:
 
 
 def _cause(event: OpEvent, output: TensorStats, rounded: OpEvent | None) -> str | None:
-    read = operand(event, 0)
+    read = operand(event, _place(event))
     if read is None:
         return None
     if event.name in EXPONENTIALS:
@@ -106,6 +112,8 @@ def _cause(event: OpEvent, output: TensorStats, rounded: OpEvent | None) -> str 
         return None
     if event.name == "log1p":
         return "the logarithm of -1 + 1, an exact 0"
+    if event.name == "xlogy" and not read.stats.zeros:
+        return None
     what = "probability" if read.is_a("probability") else "number"
     if rounded is not None:
         return f"the logarithm of a {what} that was rounded to exactly 0"

@@ -21,10 +21,8 @@ _KERNELS = ("eager", "sdpa")
 class StructureView(ABC):
     """What ``replay.step.ModelView`` asks that the modules of a model tell, whoever trains it."""
 
-    @property
-    @abstractmethod
-    def root(self) -> nn.Module:
-        """Return what is trained."""
+    root: nn.Module
+    """What is trained."""
 
     @property
     @abstractmethod
@@ -86,14 +84,10 @@ class PlainView(StructureView):
     def __init__(
         self, root: nn.Module, optimizer: Optimizer | None = None, scaler: Any = None
     ) -> None:
-        self._root = root
+        self.root = root
         self.optimizer = optimizer
         self.scaler = scaler
         self.beside: list[nn.Module] = []
-
-    @property
-    def root(self) -> nn.Module:
-        return self._root
 
     def met(self, module: nn.Module) -> None:
         self.beside.append(module)

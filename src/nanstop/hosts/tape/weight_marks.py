@@ -35,11 +35,15 @@ class WeightMarks:
 
     def of_gradients(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Return the marks of their gradients as they are now. No device work."""
+        marks: list[Any] = []
         with by_torch_alone():
-            held = [self._weights(module) for module in modules]
-            weights = [one() for of in held for one in of[:: 1 + len(of) // _MOST_GRADIENTS]]
-            gradients = [one.grad if one is not None else None for one in weights]
-            return [None if one is None else (id(one), one._version) for one in gradients]
+            for module in modules:
+                weights = self._weights(module)
+                for one in weights[:: 1 + len(weights) // _MOST_GRADIENTS]:
+                    weight = one()
+                    gradient = weight.grad if weight is not None else None
+                    marks.append(None if gradient is None else (id(gradient), gradient._version))
+        return marks
 
     def _weights(self, module: nn.Module) -> list[ref[Tensor]]:
         if module not in self._known:

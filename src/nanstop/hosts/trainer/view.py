@@ -42,7 +42,7 @@ class HfView(StructureView):
         self._met.append(module)
 
     @property
-    def root(self) -> nn.Module:
+    def root(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride] - looked up
         return compat.unwrapped(self._trainer.model)
 
     @property

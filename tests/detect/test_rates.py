@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import nanstop
+from loop_scripts import findings_of
 from nanstop.detect.rates import asked, schedules_of
 
 torch.set_num_threads(1)
@@ -131,3 +132,112 @@ def test_a_schedule_of_an_optimizer_in_another_is_that_of_both(on):
     wrapping = Wrapping(inner)
     schedule = linear({"wrapping": wrapping, "inner": inner}[on], 8)
     assert schedules_of(wrapping) == schedules_of(inner) == [schedule]
+
+
+def trained(make, *, updates=20, window=1, each_micro=False, kind=torch.optim.Adam):
+    """Return a training whose objects are gone when it ends, as those of a ``main()`` are."""
+
+    def main():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = kind(model.parameters(), lr=1e-2)
+        schedule = make(optimizer)
+        for number in range(1, updates * window + 1):
+            model(torch.randn(3, 4)).square().mean().backward()
+            if number % window == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if each_micro or number % window == 0:
+                schedule.step()
+
+    return main
+
+
+def rise(optimizer, num, least=1e-4):
+    return lr_scheduler.LinearLR(optimizer, least, total_iters=num)
+
+
+def whole_numbers(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda step: step // 1000)
+
+
+def test_a_rate_of_0_is_told_though_optimizer_and_schedule_are_gone_by_then(tmp_path):
+    finding = findings_of(tmp_path, trained(whole_numbers))["NS113"]
+    assert finding.title == "out of range: a learning rate of 0"
+    assert "lr_scheduler.LambdaLR(optimizer" in finding.lines[0]
+    assert finding.where.startswith("test_rates.py:")
+
+
+def test_a_warm_up_that_no_recipe_has_is_told_in_a_short_run(tmp_path):
+    finding = findings_of(tmp_path, trained(lambda o: rise(o, 200_000)))["NS113"]
+    assert finding.title == "out of range: a warm-up of more than 100,000 updates"
+    assert "lr_scheduler.LinearLR(optimizer" in finding.lines[0]
+    assert finding.seen.step <= 16
+
+
+def test_a_warm_up_longer_than_a_training_whose_objects_are_gone(tmp_path):
+    findings = findings_of(tmp_path, trained(lambda o: rise(o, 5000), updates=40))
+    assert findings["NS113"].title == "out of range: a warm-up longer than the training"
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: linear(o, 20),
+        lambda o: lr_scheduler.PolynomialLR(o, 20),
+        lambda o: lr_scheduler.SequentialLR(
+            o, [rise(o, 2), lr_scheduler.PolynomialLR(o, 18)], milestones=[2]
+        ),
+    ],
+)
+def test_the_line_that_steps_a_schedule_too_often(tmp_path, make):
+    findings = findings_of(tmp_path, trained(make, window=4, each_micro=True))
+    finding = findings["NS113"]
+    assert "stepped 4 times an update" in finding.cause
+    assert finding.lines[0].endswith("schedule.step()")
+
+
+def noam(optimizer):
+    """Rates are far below the number that is multiplied, as in "Attention is all you need"."""
+    share = lambda step: 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)  # noqa: E731
+    return lr_scheduler.LambdaLR(optimizer, share)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: rise(o, 30_000),  # that of RoBERTa: a short run is a trial of it
+        noam,
+        lambda o: lr_scheduler.SequentialLR(
+            o, [rise(o, 10_000), lr_scheduler.CosineAnnealingLR(o, 90_000)], milestones=[10_000]
+        ),
+        lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0 + step / 1e6),
+        lambda o: lr_scheduler.LambdaLR(o, lambda step: 1e-5),
+        lambda o: lr_scheduler.ExponentialLR(o, 1.5),  # a search for the rate
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 20),
+        lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=1_000_000),
+    ],
+)
+def test_a_short_trial_of_a_healthy_schedule_is_left_in_peace(tmp_path, make):
+    assert "NS113" not in findings_of(tmp_path, trained(make))
+
+
+def test_a_schedule_is_as_it_was_without_nanstop(tmp_path):
+    def rates():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1e-2)
+        schedule = lr_scheduler.SequentialLR(
+            optimizer, [rise(optimizer, 4), lr_scheduler.PolynomialLR(optimizer, 6)], [4]
+        )
+        for _ in range(10):
+            optimizer.step()
+            schedule.step()
+            seen.append(schedule.get_last_lr())
+        states.append({k: v for k, v in schedule.state_dict().items() if k != "_schedulers"})
+
+    seen, states, own = [], [], vars(lr_scheduler.LRScheduler)["step"]
+    rates()
+    findings_of(tmp_path, rates)
+    assert seen[:10] == seen[10:]
+    assert states[0] == states[1]
+    assert vars(lr_scheduler.LRScheduler)["step"] is own

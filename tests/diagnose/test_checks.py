@@ -409,6 +409,7 @@ FIRES = [
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=3, highest=1e-3, coming=0.0)), "certain"),
     ("NS113", setup(rates=RateFacts(num_used=3, num_dead=3, highest=0.0, coming=0.0)), "certain"),
     ("NS113", setup(rates=RateFacts(num_used=40, num_dead=0, highest=1e-4, coming=1e-3)), "likely"),
+    ("NS113", setup(rates=RateFacts(num_used=16, num_dead=0, highest=1e-6, coming=1e-3, rising=100_000)), "likely"),
     *account_cases.FIRES,
     *training_cases.FIRES,
 ]  # fmt: skip

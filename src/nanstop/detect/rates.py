@@ -10,15 +10,18 @@ import copy
 import gc
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import DEAD
+from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import (
+    DEAD,
+    LONGEST_WARM_UP,
+)
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.records import RateFacts
 from nanstop.replay.rng import rng_kept
@@ -29,26 +32,37 @@ if TYPE_CHECKING:
     from nanstop.replay.step import Step
 
 AHEAD = 1000
-"""Steps of a schedule that are asked for."""
+"""Steps of a schedule that are asked for, and again as many as long as its rate rises."""
 MOST_PLANNED = 20_000
 """Steps of a training whose rates are all asked for: a tenth of a second."""
 LEAST_DEAD, DEAD_SHARE = 3, 0.1
 """Updates in a row that moved nothing before a schedule is asked, and their share of the others:
 a few more steps than were planned for are none of it.
 """
+FIRST_LOOK = 16
+"""Updates after which a schedule is asked when its warm-up ends."""
 LEAST_RISING = 32
 """Updates of a run from which the end of a warm-up can be told to be out of its reach."""
 
 
 @dataclass(slots=True)
 class _Used:
-    """What one optimizer has used. ``num_dead``: the last updates in a row."""
+    """What one optimizer has used. ``num_dead``: the last updates in a row. ``seen``: the latest
+    answer of its schedule, which may be gone, with its optimizer, when the run ends.
+    """
 
     num: int = 0
     num_dead: int = 0
     highest: float = 0.0
     micros: int = 1
     told: bool = field(default=False)
+    seen: RateFacts | None = None
+    schedule: Callable[[], LRScheduler | None] = lambda: None
+
+    @property
+    def is_look(self) -> bool:
+        """Whether a warm-up is asked for its end now."""
+        return self.num >= FIRST_LOOK and not self.num & (self.num - 1) and not self.schedule()
 
 
 class Rates:
@@ -56,9 +70,12 @@ class Rates:
 
     def __init__(self) -> None:
         self._used: WeakKeyDictionary[Optimizer, _Used] = WeakKeyDictionary()
+        self._odd: list[_Used] = []
+        """Those whose schedules were asked."""
 
     def note(self, step: Step) -> RateFacts | None:
-        """Note an update that is near; return what became of the rates, once, where most are 0.
+        """Note an update that is near; return what became of the rates, once, where most are 0 or
+        no recipe has such a warm-up.
 
         No device work: rates that lie on a device are not read.
         """
@@ -71,41 +88,77 @@ class Rates:
         used.num, used.highest = used.num + 1, max(used.highest, rate)
         used.micros = max(used.micros, len(step.losses))
         used.num_dead = used.num_dead + 1 if rate <= DEAD * used.highest else 0
-        least = max(LEAST_DEAD, math.ceil(DEAD_SHARE * (used.num - used.num_dead)))
-        if used.num_dead != least or used.told:
+        if used.told:
             return None
-        found = self._asked(optimizer, used)
-        used.told = found is not None and found.coming <= DEAD * max(used.highest, 1e-30)
+        least = max(LEAST_DEAD, math.ceil(DEAD_SHARE * (used.num - used.num_dead)))
+        if used.num_dead == least:
+            found = self._asked(optimizer, used)
+            used.told = found is not None and found.coming <= DEAD * max(used.highest, 1e-30)
+        elif used.is_look and _may_rise(optimizer, used):
+            found = self._asked(optimizer, used)
+            used.told = found is not None and found.rising >= LONGEST_WARM_UP
+        else:
+            return None
         return found if used.told else None
 
     def finished(self) -> Iterator[RateFacts]:
         """Yield what is known at the end of a run of rates that stayed at 0, or never came to
         their peak.
         """
-        for optimizer, used in list(self._used.items()):
+        alive = {id(used): optimizer for optimizer, used in self._used.items()}
+        for used in {id(one): one for one in (*self._odd, *self._used.values())}.values():
+            optimizer = alive.get(id(used))
             never = used.num == used.num_dead >= LEAST_DEAD
-            rising = used.num >= LEAST_RISING and _may_rise(optimizer, used)
-            if not used.told and (never or rising):
-                found = self._asked(optimizer, used)
-                if found is not None and (never or found.coming > 2 * found.highest):
-                    yield found
+            if used.told or not (never or used.num >= LEAST_RISING):
+                continue
+            if optimizer is not None and not (never or _may_rise(optimizer, used)):
+                continue
+            now = self._asked(optimizer, used) if optimizer is not None else None
+            found = now or _later(used)  # a schedule may be gone, alone or with its optimizer
+            if found is not None and (never or found.coming > 2 * found.highest):
+                yield found
 
     def _asked(self, optimizer: Optimizer, used: _Used) -> RateFacts | None:
         schedules = schedules_of(optimizer)
         if len(schedules) != 1:  # by hand, or several that multiply: nobody to be asked
             return None
         (schedule,) = schedules
-        coming = asked(schedule, AHEAD)
+        coming = _followed(schedule, _is_over)
         if not coming:
             return None
-        return RateFacts(
+        used.schedule = ref(schedule)
+        if not any(used is one for one in self._odd):
+            self._odd.append(used)
+        used.seen = RateFacts(
             num_used=used.num,
             num_dead=used.num_dead,
             highest=used.highest,
             coming=max(coming),
             num_schedule_steps=schedule.last_epoch,
             num_micro=used.micros,
+            rising=len(coming) if max(coming[:-AHEAD]) < max(coming[-AHEAD:]) else 0,
         )
+        return used.seen
+
+
+def _later(used: _Used) -> RateFacts | None:
+    """Return what was known of a schedule, as of the last update of its optimizer."""
+    if used.seen is None:
+        return None
+    return replace(
+        used.seen,
+        num_used=used.num,
+        num_dead=used.num_dead,
+        highest=used.highest,
+        num_schedule_steps=max(1, used.seen.num_schedule_steps),  # it may have been stepped since
+    )
+
+
+def _is_over(rates: Sequence[float]) -> bool:
+    """Return whether a schedule has come to its peak, or was asked for long enough."""
+    if len(rates) % AHEAD or len(rates) < 2 * AHEAD:
+        return False
+    return len(rates) >= LONGEST_WARM_UP or max(rates[-AHEAD:]) <= max(rates[:-AHEAD])
 
 
 def planned(schedule: Any, num_steps: int) -> RateFacts | None:
@@ -148,6 +201,10 @@ def asked(schedule: Any, num_steps: int) -> list[float]:
     A copy is stepped, whose optimizer has rates and no weights. Empty where it cannot be copied or
     stepped without more than that.
     """
+    return _followed(schedule, lambda rates: len(rates) >= num_steps)
+
+
+def _followed(schedule: Any, is_over: Callable[[Sequence[float]], bool]) -> list[float]:
     groups = [
         {k: v for k, v in g.items() if k != "params"} for g in schedule.optimizer.param_groups
     ]
@@ -157,7 +214,7 @@ def asked(schedule: Any, num_steps: int) -> list[float]:
             stand_in = _WithoutWeights(copy.deepcopy(groups))
             mine = copy.deepcopy(schedule, {id(schedule.optimizer): stand_in})
             rates = [max(_rates(stand_in.param_groups))]
-            for _ in range(num_steps - 1):
+            while not is_over(rates):
                 mine.step()
                 rates.append(max(_rates(stand_in.param_groups)))
     except Exception:  # one that waits for a metric, or holds what cannot be copied

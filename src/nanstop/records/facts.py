@@ -188,6 +188,11 @@ class RunFacts:
     optimizer: OptimizerFacts | None = None
     optimizer_at: SourceLine | None = None
     """The line that made the optimizer, None where that was not seen."""
+    schedule_at: SourceLine | None = None
+    """The line that made the schedule of its rates, None where that was not seen."""
+    stepped_at: SourceLine | None = None
+    """The line that stepped that schedule by the time these facts were read, None where none
+    had."""
     clip: float | None = None
     num_micro: int = 1
     batch_shape: tuple[int, ...] | None = None
@@ -224,6 +229,8 @@ class RunFacts:
     those of a scaled loss "update"; "scale" where the loop multiplied its loss itself; empty where
     none of them.
     """
+    sink_at: SourceLine | None = None
+    """The line that did the first of these."""
     resume: ResumeFacts | None = None
     loaded: LoadFacts | None = None
     """What the model's weights lacked when they were loaded; None where they fitted."""

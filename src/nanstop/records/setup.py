@@ -71,7 +71,8 @@ class RateFacts:
     ``num_dead``: the last of ``num_used`` updates whose rates were 0, or as good as that beside the
     ``highest``. ``coming``: the highest rate of the next steps of the schedule, from a copy of it.
     ``num_schedule_steps``: how often it was stepped, ``num_micro``: micro-batches of an update.
-    ``planned``: of a whole training, before its first step.
+    ``planned``: of a whole training, before its first step. ``rising``: over how many steps the
+    schedule was asked and its rate went on to rise, 0 where it came to its peak.
     """
 
     num_used: int
@@ -81,6 +82,7 @@ class RateFacts:
     num_schedule_steps: int = 0
     num_micro: int = 1
     planned: bool = False
+    rising: int = 0
 
 
 @record

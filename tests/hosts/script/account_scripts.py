@@ -252,7 +252,7 @@ FAULTS = {
         """)),
     "a head replaced after the optimizer": ("NS114", "opt = torch.optim.SGD(", loop(
         PLAIN, before="net[2] = nn.Linear(16, 4)\n")),
-    "clipped while scaled": ("NS112", "", loop("""
+    "clipped while scaled": ("NS112", "nn.utils.clip_grad_norm_(weights, 0.1)", loop("""
         opt.zero_grad()
         scaler.scale(loss_of(x)).backward()
         nn.utils.clip_grad_norm_(weights, 0.1)
@@ -268,12 +268,12 @@ FAULTS = {
         scaler.step(opt)
         scaler.update()
         """)),
-    "scale left on": ("NS112", "", loop("""
+    "scale left on": ("NS112", "opt.step()", loop("""
         opt.zero_grad()
         scaler.scale(loss_of(x)).backward()
         opt.step()
         """, lr="1e-6")),
-    "scale left on, looked at": ("NS112", "", loop("""
+    "scale left on, looked at": ("NS112", "opt.step()", loop("""
         opt.zero_grad()
         scaler.scale(loss_of(x)).backward()
         for p in weights:

@@ -207,7 +207,7 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             from nanstop.hosts.trainer.watch import watch_trainer
 
-            known = {} if _loops is None else {"made_at": _loops.state.accounts.made_at}
+            known = {} if _loops is None else {"lines_of": _loops.lines_of}
             scope.callback(watch_trainer(trainer, open_session, **known).close)
         except Exception as error:  # nanstop is never the reason a run dies
             from nanstop.hosts.compat import not_watched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
@@ -14,10 +15,12 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.calls import Calls
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.resumed import Restored
+from nanstop.hosts.script.schedules import ScheduleLines
 from nanstop.hosts.script.sinks import Sinks
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import ScriptWindow
+from nanstop.records import SourceLine
 from nanstop.session.watched_run import OpenSession
 from nanstop.tracing.places import user_line
 
@@ -36,8 +39,9 @@ class RawLoops:
         self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._restored = Restored()
         steps = Steps(self.controller, self._updates, self._restored, self.state.buffers)
-        steps.made_at = self.state.accounts.made_at
         steps.written_at = lambda: self.state.accounts.written_at
+        self._schedules = ScheduleLines(table)
+        steps.lines_of = self.lines_of
         self.judge = Judge(self.state, steps, self.controller)
         self._calls = Calls(self.state, self.judge, table)
         self.backward = self._calls.backward
@@ -47,6 +51,7 @@ class RawLoops:
         """Replace torch's functions in the table."""
         self.sinks.install()
         self._restored.install(self._table)
+        self._schedules.install()
         self._calls.install()
         rows = self.controller.data_rows
         self._table.replace(DataLoader, "_get_iterator", rows.made_iterator)
@@ -62,6 +67,11 @@ class RawLoops:
     def optimizers_at_work(self) -> list[Optimizer]:
         """Return the optimizers that have made an update."""
         return [optimizer for optimizer, num in self._updates.items() if num]
+
+    def lines_of(self, optimizer: Any) -> dict[str, SourceLine | None]:
+        """Return the lines that made an optimizer and its schedule, as fields of ``RunFacts``."""
+        made = self.state.accounts.made_at(optimizer)
+        return {"optimizer_at": made, **self._schedules.of(optimizer)}
 
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""

@@ -31,6 +31,7 @@ from nanstop.numerics.trained import held_by
 from nanstop.records import SourceLine
 from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import source_line
 
 __tracebackhide__ = passes_through
 
@@ -58,10 +59,10 @@ class Steps:
         """How often a module with what could be trained was called without one, and where."""
         self._asked: WeakSet[nn.Module] = WeakSet()
         """Models of which it is known how they were loaded."""
-        self.made_at: Callable[[Optimizer | None], SourceLine | None] = lambda _: None
-        """Returns the line that made an optimizer."""
         self.written_at: Callable[[], tuple[SourceLine, ...]] = tuple
         """Returns the lines that are known to write to gradients."""
+        self.lines_of: Callable[[Optimizer | None], dict[str, SourceLine | None]] = lambda _: {}
+        """Returns the lines that made an optimizer and its schedule."""
         self._views: dict[tuple[int, ...], PlainView] = {}
 
     def step(
@@ -114,8 +115,9 @@ class Steps:
             ),
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
+            sink_at=source_line(window.sink_at),
             ranks_agree=self._shared.agree(window.called.values()),
-            optimizer_at=self.made_at(view.optimizer),
+            **self.lines_of(view.optimizer),
             **restored,
             **({"veto": INSIDE} if window.updated_inside else {}),
             **({"veto": BY_HAND} if window.by_hand else {}),

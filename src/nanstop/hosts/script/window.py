@@ -19,10 +19,12 @@ from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.tape_calls import variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.measure.followed import Line
 from nanstop.measure.gradient_balance import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.records import Phase
 from nanstop.replay.snapshot import BufferNotes
+from nanstop.tracing.places import user_line
 
 
 class BufferGroup:
@@ -93,7 +95,7 @@ class ScriptWindow:
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
     script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``: see ``RunFacts``. ``arrived``: of a scaled loss, a gradient as the last backward left
+    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first. ``arrived``: of a scaled loss, a gradient as the last backward left
     it and its version. ``applied_scale``: the loss scale that was on the gradients of an update.
     ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
     the script itself has written to them since then, or before that in this window.
@@ -113,6 +115,7 @@ class ScriptWindow:
     updated_inside: bool = False
     by_hand: bool = False
     sinks: list[str] = field(default_factory=list)
+    sink_at: Line = None
     arrived: tuple[Tensor, int] | None = None
     applied_scale: float | None = None
     is_past: bool = False
@@ -161,6 +164,7 @@ class ScriptWindow:
     def note(self, sink: str) -> None:
         """Add what the gradients have come to, each once."""
         if sink not in self.sinks:
+            self.sink_at = self.sink_at or user_line()
             self.sinks.append(sink)
 
 

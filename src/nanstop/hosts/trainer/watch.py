@@ -51,15 +51,16 @@ __tracebackhide__ = passes_through
 
 
 _log = logging.getLogger("nanstop")
-MadeAt = Callable[[Any], "SourceLine | None"]
+LinesOf = Callable[[Any], "dict[str, SourceLine | None]"]
 
 
 def watch_trainer(
-    trainer: Any, open_session: OpenSession, *, made_at: MadeAt = lambda _: None
+    trainer: Any, open_session: OpenSession, *, lines_of: LinesOf = lambda _: {}
 ) -> TrainerWatch:
     """Watch ``trainer`` from its next ``train()`` on and return the watch, which ``close()`` ends.
 
-    ``made_at`` returns the line that made an optimizer.
+    ``lines_of`` returns the lines that made an optimizer and its schedule, as fields of
+    ``RunFacts``.
     ``open_session(view, facts)`` is called once, when the optimizer exists. Nothing is attached to
     the model. Errors: ``NanstopError`` for a trainer that lacks what a watch holds on to; it is
     left as it was.
@@ -68,7 +69,7 @@ def watch_trainer(
     if missing:
         raise NanstopError(f"{compat.described(trainer)} has no {' and no '.join(missing)}")
     watch = TrainerWatch(trainer, open_session)
-    watch.made_at = made_at
+    watch.lines_of = lines_of
     watch.install()
     return watch
 
@@ -86,7 +87,7 @@ class TrainerWatch:
         self.carrier = Carrier(self.host)
         self.objective = Objective(trainer, self._note_objective)
         self.rows = TrainerRows(trainer)
-        self.made_at: MadeAt = lambda _: None
+        self.lines_of: LinesOf = lambda _: {}
         self._open_session = open_session
         self._train = trainer.train
         self._clip: Any = None
@@ -139,8 +140,8 @@ class TrainerWatch:
         session.rows_of, session.decode = self.rows.rows_of, self.rows.decode
         session.prepare()
         facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
-        made_at, loaded = self.made_at(self.view.optimizer), LOADED.facts(self.view.root)
-        facts = replace(facts, optimizer_at=made_at, loaded=loaded)
+        lines: Any = self.lines_of(self.view.optimizer)
+        facts = replace(facts, loaded=LOADED.facts(self.view.root), **lines)
         session.facts = self.facts = facts
         alone = self.facts.world_size == 1 and not self.facts.compiled
         self.host.may_tape = alone and has_own_loss(self.trainer)

@@ -69,7 +69,15 @@ from nanstop.diagnose.evidence.accounts import (
 )
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, RunFacts
+from nanstop.records import (
+    Confidence,
+    Diagnosis,
+    Evidence,
+    GradientAccount,
+    RunFacts,
+    Sighting,
+    SourceLine,
+)
 from nanstop.wording import number
 
 Reason = tuple[Confidence, str, str, str]
@@ -81,6 +89,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     reason = _applied_scaled(facts)
     if evidence.incident is None:
         reason = reason or _clipped_scaled(facts)
+    source = facts.sink_at if reason else None
     if evidence.accounts:  # what the order of calls has told is told
         reason = None if reason else _measured(evidence.accounts)
     elif evidence.incident is None:
@@ -88,7 +97,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if reason is None:
         return None
     confidence, title, cause, fix = reason
-    source = changed_last(evidence.accounts) or update_line(evidence)
+    source = source or changed_last(evidence.accounts) or update_line(evidence)
     if clipped_by_hand(repeated(evidence.accounts, 2)):
         source = next(iter(evidence.accounts[-1].changed_at), source)
     return Diagnosis(
@@ -99,10 +108,16 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=tuple(filter(None, (quoted(source), fix))),
         where=shown(source) or facts.host,
         source=source,
-        seen=sighting(evidence, "optimizer", since=since(evidence.accounts))
-        if evidence.accounts
-        else None,
+        seen=_seen(evidence, facts, source),
     )
+
+
+def _seen(evidence: Evidence, facts: RunFacts, source: SourceLine | None) -> Sighting | None:
+    if source is not None and source is facts.sink_at:
+        return Sighting(step=0, phase="optimizer")  # sinks are those of the first window
+    if not evidence.accounts:
+        return None
+    return sighting(evidence, "optimizer", since=since(evidence.accounts))
 
 
 def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:

@@ -11,7 +11,8 @@ whatever the loss is: a weight of typical size 0.02 is moved by half of itself i
 by five times itself at 0.1. Large models take less: GPT-3 was trained from scratch at 6e-4 (125M
 parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of that; ten times as much as the
 published rate is out of range. A warm-up of at least as many steps as the training never reaches
-the rate that was set. A schedule made for 24 updates that is stepped for each of 8 micro-batches is
+the rate that was set; one that still rises after 100,000 updates reaches it in no training that is
+published (RoBERTa's takes 30,000). A schedule made for 24 updates that is stepped for each of 8 micro-batches is
 at its end after 3: the other 21 updates have a rate of 0 and move nothing. Clipped to a norm c, N
 elements have a size of c / sqrt(N); far below the optimizer's eps the update is divided by eps in
 place of its size, and vanishes. A window longer than an epoch is cut short at its end. A group of 1
@@ -78,6 +79,7 @@ from nanstop.records import (
     RateFacts,
     RunFacts,
     Sighting,
+    SourceLine,
     StepPerRate,
 )
 from nanstop.wording import counted
@@ -90,6 +92,9 @@ LONG = 0.5
 
 DEAD = 1e-9
 """Share of the highest rate from which downwards an update moves nothing."""
+
+LONGEST_WARM_UP = 100_000
+"""Updates. That of RoBERTa takes 30,000 (Liu et al., 2019, table 9), others 10,000 or less."""
 
 TIMES_PUBLISHED = 10.0
 TAKEN = 0.15
@@ -108,11 +113,14 @@ _RANK = {"certain": 0, "likely": 1, "possible": 2}
 
 @dataclass(frozen=True, slots=True)
 class Oddity:
-    """One setting that is out of range: which, its value, and what it does."""
+    """One setting that is out of range: which, its value, what it does, and the line that is to
+    be changed.
+    """
 
     confidence: Confidence
     setting: str
     effect: str
+    source: SourceLine | None = None
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -120,23 +128,21 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if evidence.accounts:
         return _by_updates(evidence)
     facts = standing(evidence)
-    rates = list(_rate(facts))
-    found = [*rates, *_schedule(facts), *_window(facts), *_objective(facts)]
+    found = [*_rate(facts), *_schedule(facts), *_window(facts), *_objective(facts)]
     if not found:
         return None
     first, *others = sorted(found, key=lambda oddity: _RANK[oddity.confidence])
-    made = facts.optimizer_at if any(first is oddity for oddity in found[: len(rates)]) else None
     return Diagnosis(
         code="NS113",
         title=f"out of range: {first.setting}",
         cause=first.effect,
         confidence=first.confidence,
         lines=(
-            *filter(None, (quoted(made),)),
+            *filter(None, (quoted(first.source),)),
             *(f"also {other.setting}: {other.effect}" for other in others),
         ),
-        where=facts.host,
-        source=made,
+        where=shown(first.source) or facts.host,
+        source=first.source,
         seen=_seen(evidence, facts),
     )
 
@@ -208,9 +214,10 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     rate, setting = optimizer.lr, f"learning rate {optimizer.lr:g}"
     # A loop may set its rate before each step, and a schedule may begin at 0.
     if rate == 0.0 and not optimizer.scheduled and facts.schedule is not None:
-        yield Oddity("certain", setting, "no update moves anything")
+        yield Oddity("certain", setting, "no update moves anything", facts.optimizer_at)
     if not math.isfinite(rate):
-        yield Oddity("certain", setting, "an update makes every weight NaN")
+        effect = "an update makes every weight NaN"
+        yield Oddity("certain", setting, effect, facts.optimizer_at)
     if optimizer.per_rate is None:
         return
     too_long = list(_step(facts, optimizer, optimizer.per_rate))
@@ -218,7 +225,8 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     most = _largest_rate(facts)
     if not too_long and most is not None and rate > most:
         effect = f"models of this kind were trained from scratch at {most / TIMES_PUBLISHED:.1g}"
-        yield Oddity("likely" if rate > TIMES_PUBLISHED * most else "possible", setting, effect)
+        sure: Confidence = "likely" if rate > TIMES_PUBLISHED * most else "possible"
+        yield Oddity(sure, setting, effect, facts.optimizer_at)
 
 
 def _step(facts: RunFacts, optimizer: OptimizerFacts, per_rate: StepPerRate) -> Iterator[Oddity]:
@@ -231,8 +239,8 @@ def _step(facts: RunFacts, optimizer: OptimizerFacts, per_rate: StepPerRate) -> 
     usual = facts.model_type is not None and not per_rate.relative
     if step.length >= (LONG if usual else VERY_LONG) * step.weight:
         sure = step.length >= VERY_LONG * step.weight
-        moved = step_moves(optimizer.name, step)
-        yield Oddity("likely" if sure else "possible", f"learning rate {step.lr:g}", moved)
+        moved, setting = step_moves(optimizer.name, step), f"learning rate {step.lr:g}"
+        yield Oddity("likely" if sure else "possible", setting, moved, facts.optimizer_at)
 
 
 def _largest_rate(facts: RunFacts) -> float | None:
@@ -256,18 +264,28 @@ def _largest_rate(facts: RunFacts) -> float | None:
 def _schedule(facts: RunFacts) -> Iterator[Oddity]:
     """Yield what the rates come to: those of the whole schedule, as far as they are known."""
     yield from _warm_up(facts)
-    rates = facts.rates
+    rates, made = facts.rates, facts.schedule_at
     if rates is None:
         return
     if rates.num_dead == rates.num_used:
-        yield Oddity("certain", "a learning rate of 0", _never(rates))
+        yield Oddity("certain", "a learning rate of 0", _never(rates), made)
     elif rates.num_dead and rates.coming <= DEAD * rates.highest:
-        effect = f"{_of_all(rates)} have a rate of 0, and so has every later one{_too_often(rates)}"
-        yield Oddity("certain", "a schedule that runs out", effect)
+        often = _too_often(rates)
+        effect = f"{_of_all(rates)} have a rate of 0, and so has every later one{often}"
+        source = facts.stepped_at if often else made
+        yield Oddity("certain", "a schedule that runs out", effect, source)
+    elif rates.rising >= LONGEST_WARM_UP:
+        share = f"{100 * rates.highest / rates.coming:.2g} %"
+        effect = (
+            f"after {counted(rates.num_used, 'update')} its rate is {share} of what it is after "
+            f"{rates.rising:,} more, and still rises then"
+        )
+        setting = f"a warm-up of more than {LONGEST_WARM_UP:,} updates"
+        yield Oddity("likely", setting, effect, made)
     elif rates.coming > 2 * rates.highest:
         share = f"{100 * rates.highest / rates.coming:.2g} %"
         effect = f"{counted(rates.num_used, 'update')} come to {share} of the rate that it rises to"
-        yield Oddity("likely", "a warm-up longer than the training", effect)
+        yield Oddity("likely", "a warm-up longer than the training", effect, made)
 
 
 def _warm_up(facts: RunFacts) -> Iterator[Oddity]:

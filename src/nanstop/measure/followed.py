@@ -202,7 +202,8 @@ class Followed:
         self.detach()
         before = self.gradients()
         self._begun = Backward(before, before, self.weights(), None, again, others)
-        self._begun.loss_factor = loss_factor(losses)
+        if (factor := loss_factor(losses)) is not None:
+            self._begun.loss_factor, self._begun.most = factor.value, factor.most
         self._hooks = HookStations(self.chosen(), _spread)
 
     def end_backward(self, line: Line) -> None:

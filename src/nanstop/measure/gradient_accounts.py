@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.measure.followed import Followed, Line, OwnUpdate
-from nanstop.measure.gradient_balance import LEAST_SCALE, Samples, balance, is_even, on_host
+from nanstop.measure.gradient_balance import Samples, balance, is_even, on_host
 from nanstop.measure.loss_graph import leaves
 from nanstop.numerics.tensors import by_torch_alone
 from nanstop.records import GradientAccount, SourceLine, StepId
@@ -242,7 +242,7 @@ class GradientAccounts:
         samples.num_replaced = one.num_replaced()
         samples.num_with_gradient = sum(p.grad is not None for p in one.parameters())
         samples.updated_at = source_line(line)
-        if (samples.loss_factor or 1.0) >= LEAST_SCALE:
+        if samples.is_scaled:
             samples.norm_consumed = one.norm()
         scaler = self._scaler() if self._scaler is not None else None
         divides_itself = getattr(optimizer, "grad_scale", None) is not None

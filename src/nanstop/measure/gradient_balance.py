@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -27,7 +28,8 @@ class Backward:
     """Samples around one backward. ``is_of_last_loss``: called on the loss of the one before, or on
     one that was made of the same batch.
 
-    ``loss_factor``: by which a mean was multiplied to be its loss. ``computed``: what ``after``
+    ``loss_factor``: by which a mean was multiplied to be its loss, ``most``: the largest of the
+    numbers that make it up and are known on the host. ``computed``: what ``after``
     would be if ``hooks`` had changed nothing, None where there are none.
     """
 
@@ -37,7 +39,8 @@ class Backward:
     source: SourceLine | None = None
     is_of_last_loss: bool = False
     reached_others: bool = False
-    loss_factor: float | None = None
+    loss_factor: float | Tensor | None = None
+    most: float = 1.0
     computed: Tensor | None = None
     hooks: HookStations | None = None
 
@@ -80,9 +83,18 @@ class Samples:
 
     @property
     def loss_factor(self) -> float | None:
-        """That of all losses of the window, None where they differ or it is not known."""
-        factors = {one.loss_factor for one in self.backwards}
-        return factors.pop() if len(factors) == 1 else None
+        """That of all losses of the window, None where they differ or it is not known.
+
+        Synchronises a device that it lies on.
+        """
+        factors = {_number(one.loss_factor) for one in self.backwards}
+        factor = factors.pop() if len(factors) == 1 else None
+        return None if factor is None or math.isnan(factor) else factor
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether each loss of the window was multiplied by a number that is no weight."""
+        return all(one.most >= LEAST_SCALE for one in self.backwards)
 
     @property
     def are_written(self) -> bool:
@@ -246,7 +258,8 @@ def is_even(account: GradientAccount) -> bool:
     if account.factor is None or account.factor < 1e-3:
         return False
     known = account.loss_factor if account.scale == 1.0 else None
-    return known is None or (known < LEAST_SCALE and 0.02 < known * account.factor < 50.0)
+    least = 0.02 / max(len(account.contributions), 1)
+    return known is None or (known < LEAST_SCALE and least < known * account.factor < 50.0)
 
 
 def factor_between(first: Tensor, second: Tensor) -> float | None:
@@ -311,5 +324,5 @@ def _is_put_back(samples: Samples) -> bool:
     return not torch.equal(was, became) and torch.equal(met, was)
 
 
-def _number(value: Tensor | None) -> float | None:
+def _number(value: float | Tensor | None) -> float | None:
     return float(value) if value is not None else None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from nanstop.numerics.graph import leaves_of, nodes_behind
@@ -16,6 +18,8 @@ _MOST_NODES = 4096
 """Nodes of a graph that are looked at for the tensors that it ends in."""
 _OF_ONE_NUMBER = ("MulBackward0", "DivBackward0", "NegBackward0")
 _KEY = "nanstop"
+_WHOLE = 1.001
+"""Summands over what their sum was divided by: from here on it is no mean."""
 
 
 class LossMark:
@@ -40,29 +44,82 @@ class LossMark:
         return False
 
 
-def loss_factor(losses: Sequence[Tensor]) -> float | None:
-    """Return the number that a mean was multiplied by to be the loss, None where that is not known:
-    what is below is no mean, or the number is a tensor of a device.
+@dataclass(frozen=True, slots=True)
+class LossFactor:
+    """By what a mean was multiplied to be a loss. ``value``: a scalar on its device where that is
+    known there alone, NaN where it turns out to be no mean. ``most``: the largest of the numbers
+    that are known on the host.
+    """
+
+    value: float | Tensor
+    most: float
+
+
+def loss_factor(losses: Sequence[Tensor]) -> LossFactor | None:
+    """Return the number that a mean was multiplied by to be the loss, None where what is below is
+    no mean.
+
+    A sum is one where it was divided by as many as it counts, or by more: those of a window.
     """
     node = losses[0].grad_fn if len(losses) == 1 else None
-    factor, core = 1.0, _core(node)
+    core, factors = _core(node), list[float | Tensor]()
     while node is not None and node is not core:
-        factor *= _number(node)
+        factors.append(_number(node))
         node = next(following for following, _ in node.next_functions if following is not None)
-    is_mean = core is not None and (
-        core.name().startswith("MeanBackward") or getattr(core, "_saved_reduction", None) == 1
-    )
-    return factor if is_mean and not math.isnan(factor) else None
+    if core is None:
+        return None
+    known = [one for one in factors if isinstance(one, float)]
+    is_mean = core.name().startswith("MeanBackward") or _reduction(core) == "mean"
+    counted = 1.0 if is_mean else _counted(core)
+    if counted is None:
+        return None
+    value = counted
+    for one in factors:
+        value = value * one
+    if not is_mean:
+        value = _where_divided(value, [counted * abs(one) for one in factors])
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return LossFactor(value, max([1.0, *map(abs, known)]))
 
 
-def _number(node: Any) -> float:
-    """Return what a node multiplies by, NaN where that is on a device."""
+def _where_divided(value: float | Tensor, shares: Sequence[float | Tensor]) -> float | Tensor:
+    """Return ``value`` where one of ``shares``, a number of summands over a divisor, is 1 or less,
+    else NaN.
+    """
+    if any(isinstance(share, float) and share <= _WHOLE for share in shares):
+        return value
+    unknown = [share <= _WHOLE for share in shares if isinstance(share, Tensor)]
+    return torch.stack(unknown).any().where(value, math.nan) if unknown else math.nan
+
+
+def _counted(core: Any) -> float | Tensor | None:
+    """Return how many numbers a node sums up, None where it is no such sum."""
+    weight = getattr(core, "_saved_total_weight", None)  # labels that are not ignored
+    if _reduction(core) == "sum" and isinstance(weight, Tensor):
+        return float(weight) if weight.device.type == "cpu" else weight
+    if _reduction(core) == "sum" and isinstance(getattr(core, "_saved_self", None), Tensor):
+        return float(core._saved_self.numel())
+    sizes = getattr(core, "_saved_self_sym_sizes", None)
+    return float(math.prod(sizes)) if core.name() == "SumBackward0" and sizes else None
+
+
+def _reduction(core: Any) -> str:
+    """Return what a loss of torch makes of its elements."""
+    return {1: "mean", 2: "sum"}.get(getattr(core, "_saved_reduction", None), "")
+
+
+def _number(node: Any) -> float | Tensor:
+    """Return what a node multiplies by: a scalar where that is on a device."""
     if node.name() == "NegBackward0":
         return -1.0
     other = getattr(node, "_saved_other", None)
-    if not isinstance(other, Tensor) or other.dim() or other.device.type != "cpu":
+    if not isinstance(other, Tensor) or other.dim():
         return math.nan
-    return float(other) if node.name() == "MulBackward0" else 1.0 / (float(other) or math.nan)
+    known = float(other) if other.device.type == "cpu" else other.detach()
+    if node.name() == "MulBackward0":
+        return known
+    return 1.0 / (known or math.nan) if isinstance(known, float) else known.reciprocal()
 
 
 class _Mark:

@@ -79,3 +79,47 @@ def test_a_loop_by_hand(tmp_path, clip, found):
             watch.step(lambda x: net(x).pow(2).mean(), torch.randn(4, 8))
             watch.update(clip=clip)
     assert [one.code for one in watch.findings if one.code in ACCOUNTED] == found
+
+
+class LargeLoss(Trainer):
+    """Multiplies its loss, as for half precision."""
+
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) * 1024.0
+
+
+class Clipping(Scaled):
+    """Multiplies all gradients, then clips them."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        super().on_pre_optimizer_step(args, state, control, model=model, **kwargs)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def by_gradient_descent(folder, **settings):
+    settings = {"max_steps": 6, "max_grad_norm": 0.0, "gradient_accumulation_steps": 1} | settings
+    return build("trainer", folder, optim="sgd", learning_rate=0.3, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "callback", "clip", "found"),
+    [
+        (Trainer, Scaled(1e-3), 0.0, ["NS306"]),
+        (LargeLoss, Scaled(1 / 1024), 0.1, ["NS112"]),
+        (LargeLoss, Clipping(1 / 1024), 0.0, []),
+        (LargeLoss, Scaled(1 / 1024), 0.0, []),
+        (LargeLoss, Scaled(1 / 1024), 1e9, []),
+        (Trainer, Scaled(0.1), 0.1, []),
+    ],
+)
+def test_what_a_trainer_does_with_the_mean_that_is_its_loss(tmp_path, kind, callback, clip, found):
+    trainer = by_gradient_descent(tmp_path / "hf", max_grad_norm=clip)
+    trainer.__class__ = kind
+    trainer.add_callback(callback)
+    assert codes(trainer, tmp_path / "out") == found
+
+
+@pytest.mark.parametrize("window", [2, 4])
+def test_micro_batches_that_are_shares_of_a_mean(tmp_path, window):
+    trainer = by_gradient_descent(tmp_path / "hf", gradient_accumulation_steps=window)
+    assert codes(trainer, tmp_path / "out") == []

@@ -51,8 +51,9 @@ def is_rescaled(account: GradientAccount) -> bool:
     """
     if not account.factor or not account.loss_factor or account.scale != 1.0:
         return False
-    is_far = not 1.0 / RESCALED < abs(account.factor * account.loss_factor) < RESCALED
-    is_count = same((account.factor, 1.0 / max(len(account.contributions), 1)))
+    num = max(len(account.contributions), 1)  # a sum of as many means is divided by it, or not
+    is_far = not 1.0 / RESCALED / num < abs(account.factor * account.loss_factor) < RESCALED
+    is_count = same((account.factor, 1.0 / num))
     return is_far and not is_count and not same((account.factor, 1.0))
 
 

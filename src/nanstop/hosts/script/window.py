@@ -95,8 +95,9 @@ class ScriptWindow:
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
     script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first. ``arrived``: of a scaled loss, a gradient as the last backward left
-    it and its version. ``applied_scale``: the loss scale that was on the gradients of an update.
+    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first. ``arrived``: of a scaled loss,
+    a gradient as the last backward left it and its version. ``applied_scale``: the loss scale that
+    was on the gradients of an update.
     ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
     the script itself has written to them since then, or before that in this window.
     """

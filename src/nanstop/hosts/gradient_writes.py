@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.measure.gradient_accounts import GradientAccounts
-from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
+from nanstop.numerics.tensors import by_torch_alone, is_in_place, nonfinite, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
@@ -121,7 +121,12 @@ class GradientWrites(OwnMode):
         weight.
         """
         is_of_gradient = any(self._is_known(t) or self._is_made(t) for t in given)
-        if not is_of_gradient or not isinstance(result, Tensor) or name == "__get__":
+        if not is_of_gradient or name == "__get__":
+            return
+        if self._accounts.wants_values and self._accounts.guarded(_overflows, given, result):
+            self._told(self._accounts.overflowed)
+        if not isinstance(result, Tensor):
+            self._made += tensors(result)
             return
         has_weight = any(
             self._weight(t) is not None and t.shape == result.shape and t is not result
@@ -176,3 +181,15 @@ class GradientWrites(OwnMode):
 
     def _is_known(self, tensor: Tensor) -> bool:
         return tensor is self._alias or tensor in self._gradients
+
+
+def _overflows(given: list[Tensor], result: Any) -> bool:
+    """Return whether numbers that are not finite were made of such that are. Synchronises the
+    device.
+    """
+    made = [t for t in tensors(result) if not any(t is one for one in given)]
+    return _are_bad(made) and not _are_bad(given)
+
+
+def _are_bad(found: list[Tensor]) -> bool:
+    return bool(nonfinite({str(place): one for place, one in enumerate(found) if one.numel()}))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.diagnose.evidence.accounts import is_swallowed
 from nanstop.measure.followed import Followed, Line, OwnUpdate
 from nanstop.measure.gradient_balance import Samples, balance, is_even, on_host
 from nanstop.measure.loss_graph import leaves
@@ -46,7 +47,7 @@ class GradientAccounts:
         self._own: OwnUpdate | None = None
         self._may_be_own = True
         self._scaler: Any = None
-        self._is_uneven = False
+        self._is_uneven = self._is_swallowed = False
         self.is_looking = False
         """Whether any window is looked at now."""
         self.are_written = False
@@ -181,6 +182,20 @@ class GradientAccounts:
             if samples is not None and samples.backwards and len(samples.stages) < MOST_STAGES:
                 samples.stages.append(one.first_gradient())
 
+    @property
+    def wants_values(self) -> bool:
+        """Whether next to nothing of the gradients came to the last update that was looked at, so
+        that what lines make of them is worth being read.
+        """
+        return self._is_swallowed and self.is_looking
+
+    def overflowed(self, line: Line) -> None:
+        """Note a line that made a number which is not finite of gradients that are."""
+        source = source_line(line)
+        for one in self._followed.values():
+            if one.samples is not None and source is not None and one.samples.backwards:
+                one.samples.overflowed_at.append(source)
+
     def rewrote(self, line: Line) -> None:
         """Note a line that wrote to weights between an update and the next forward."""
         source = source_line(line)
@@ -283,6 +298,7 @@ class GradientAccounts:
         if account is not None and _is_open(account):
             one.look_on()
             self.is_looking = True
+        self._is_swallowed = account is not None and is_swallowed(account)
         self._is_uneven = one.looks_on or (account is not None and not is_even(account))
         return account
 

@@ -72,6 +72,7 @@ class Samples:
     weights: Tensor | None = None
     updated: Tensor | None = None
     changed_at: list[SourceLine] = field(default_factory=list)
+    overflowed_at: list[SourceLine] = field(default_factory=list)
     norm_consumed: Tensor | None = None
     num_replaced: int = 0
     num_with_gradient: int | None = None
@@ -200,6 +201,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         rewritten_at=tuple(dict.fromkeys(reversed(samples.rewritten_at)))[::-1],
         were_weights_still=still,
         changed_at=_changed_at(samples, arrived),
+        overflowed_at=tuple(dict.fromkeys(samples.overflowed_at)),
         was_read=samples.was_read,
         **known,
     )

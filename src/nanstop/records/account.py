@@ -101,6 +101,9 @@ class GradientAccount:
     """Whether no other optimizer is at work in this process."""
     was_read: bool | None = None
     """Whether a line computed with gradients between those; None where that was not looked for."""
+    overflowed_at: tuple[SourceLine, ...] = ()
+    """Lines that made numbers which are not finite of gradients that were; empty where that was
+    not looked for."""
     changed_at: tuple[SourceLine, ...] = ()
     """Lines that wrote to gradients between the window's backwards and its update; empty where
     that was not looked for."""

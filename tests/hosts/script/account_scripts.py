@@ -203,7 +203,7 @@ FAULTS = {
         accelerator.clip_grad_norm_(weights, 1e-10)
         opt.step()
         """, before=ACCELERATED.replace("=4", "=1"))),
-    "clipped by a norm that overflows": ("NS307", "p.grad.mul_(min(1.0, 1.0 / norm))", loop("""
+    "clipped by a norm that overflows": ("NS307", "norm = float(sum(", loop("""
         opt.zero_grad()
         (1e22 * loss_of(x)).backward()
         norm = float(sum(p.grad.pow(2).sum() for p in weights) ** 0.5)
@@ -211,12 +211,20 @@ FAULTS = {
             p.grad.mul_(min(1.0, 1.0 / norm))
         opt.step()
         """)),
-    "clipped by a norm in half": ("NS307", "p.grad = p.grad * (1.0 / norm)", loop("""
+    "clipped by a norm in half": ("NS307", "norm = torch.stack([p.grad.half()", loop("""
         opt.zero_grad()
         (1e4 * loss_of(x)).backward()
         norm = torch.stack([p.grad.half().pow(2).sum() for p in weights]).sum().sqrt().float()
         for p in weights:
             p.grad = p.grad * (1.0 / norm)
+        opt.step()
+        """, num_updates=18)),
+    "clipped by torch's norm of halves": ("NS307", "get_total_norm(halves)", loop("""
+        opt.zero_grad()
+        (5e5 * loss_of(x)).backward()
+        halves = [p.grad.half() for p in weights]
+        norm = nn.utils.get_total_norm(halves)
+        nn.utils.clip_grads_with_norm_(weights, 1.0, norm)
         opt.step()
         """, num_updates=18)),
     "clipped by hand while scaled": ("NS112", "p.grad.mul_(min(1.0, 0.1 / norm))", loop(f"""
@@ -432,6 +440,14 @@ HEALTHY = {
             p.grad.div_(1e6)
         opt.step()
         """),
+    "a norm in half that nobody uses": loop("""
+        opt.zero_grad()
+        (1e5 * loss_of(x)).backward()
+        seen.append(float(torch.stack([p.grad.half().norm() for p in weights]).norm()))
+        for p in weights:
+            p.grad.div_(1e5)
+        opt.step()
+        """, before="seen = []\n", num_updates=18),
     "large gradients, held still for a while": loop("""
         opt.zero_grad()
         (1e4 * loss_of(x)).backward()

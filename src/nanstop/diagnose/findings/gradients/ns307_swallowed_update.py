@@ -97,19 +97,21 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if not accounts or not all(map(is_swallowed, accounts)):
         return None
     account = accounts[-1]
+    overflow = next(iter(account.overflowed_at), None)
     source = account.changed_at[-1] if account.changed_at else None
+    made = f"of gradients that are finite {shown(overflow)} makes a number that is not"
     return Diagnosis(
         code="NS307",
         title="gradients are gone before the update",
         cause=(
             f"backward leaves gradients of norm {number(account.arrived)} in the sample, the "
             f"optimizer takes {number(account.consumed)}: {len(accounts)} looks in a row show "
-            "updates that change nothing by them"
+            f"updates that change nothing by them{f'; {made}' if overflow else ''}"
         ),
         confidence="certain" if is_clipped else "likely",
-        lines=tuple(filter(None, (quoted(source), _advice(evidence, account)))),
-        where=shown(source) or standing(evidence).host,
-        source=source,
+        lines=tuple(filter(None, (quoted(overflow), quoted(source), _advice(evidence, account)))),
+        where=shown(overflow or source) or standing(evidence).host,
+        source=overflow or source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
 
@@ -171,6 +173,8 @@ def _advice(evidence: Evidence, account: GradientAccount) -> str:
     clip = standing(evidence).clip
     if clip is not None and _clips_to_nothing(evidence):
         return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
+    if account.overflowed_at and account.arrived < _NORM_OVERFLOWS:
+        return "take the norm of gradients in float32: float16 ends at 65504"
     if account.arrived > _NORM_OVERFLOWS:
         return "float32 has no norm of such gradients: ask first what made them so large"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"

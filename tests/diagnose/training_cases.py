@@ -22,6 +22,7 @@ from nanstop.records import (
     Position,
     Replay,
     RunFacts,
+    Series,
     Signal,
     StateFault,
     StepId,
@@ -46,6 +47,20 @@ UNDEFINED_BACKWARD = localization(
 )
 LOSSES, GRADIENT_NORMS = (5.0, 9e7, 5e29), (4.0, 1e16, math.inf)
 NARROW_LOSSES, NARROW_NORMS = (2.0, 2.1, 2.0, 30.0, 900.0), (1.0, 1.0, 1.0, 9.0, 90.0)
+
+AWAY = (3.6, 8.7, 60.0, 740.0, 1.2e4, 2.3e5, 1.8e6, 8e6, 3.5e7)
+UPWARDS = (3.7, 6.6, 23.0, 82.0, 420.0, 1500.0, 3600.0, 7500.0, 1.2e4)
+
+
+def running(losses, norms, rates=()):
+    """A run that has not failed, by its losses, gradient norms and rates."""
+    named = {"loss_raw": losses, "grad_norm": norms, "lr": rates}
+    series = tuple(
+        Series(name=name, steps=tuple(range(len(values))), values=tuple(map(float, values)))
+        for name, values in named.items()
+    )
+    return Evidence(facts=RunFacts(host="loop"), series=series)
+
 
 SQRT = event(phase="backward", dtype="float32", wider="nonfinite", forward_op="aten.sqrt.default")
 ONE_SPOILED = localization(SQRT, reaches=("w",))
@@ -110,6 +125,8 @@ FIRES = [
     ("NS404", climbing((5.0,), (4.0,), EXPLODED, odd_weights=HEAVY), "possible"),
     ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e6), (1.0, 1.0, 1.0, 1.0, 1e6), EXPLODED, odd_weights=HEAVY), "possible"),
     ("NS404", climbing(NARROW_LOSSES, NARROW_NORMS, OVERFLOW), "possible"),
+    ("NS404", running(AWAY, UPWARDS), "likely"),
+    ("NS404", running((2.0, 1.9, 2.1, 2.0, *AWAY), (3.0, 2.5, 3.1, 2.9, *UPWARDS)), "likely"),
     ("NS404", climbing((*NARROW_LOSSES, 3000.0), (*NARROW_NORMS, 400.0), OVERFLOW), "likely"),
     ("NS504", evidence(IN_SAMPLE, batch=[FAR]), "likely"),
     ("NS504", evidence(EXPLODED, batch=[far_micro(s, m) for m, s in enumerate((1.0, 1e20, 2.0))]), "possible"),
@@ -136,6 +153,13 @@ SILENT = [
     ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e9), (1.0, 1.0, 1.0, 1.0, 1e9), EXPLODED)),
     ("NS404", climbing((2.3, 2.2, 2.1, 2.4), (1.0, 1.2, 0.9, 1.0), OVERFLOW)),
     ("NS404", climbing((1e-8, 1e-3, 0.5), (0.0, 0.0, 0.4), EXPLODED)),
+    ("NS404", running(AWAY[:6], UPWARDS[:6])),
+    ("NS404", running(AWAY, [2.0] * 9)),  # a loss that is scaled up, say
+    ("NS404", running([-value for value in AWAY], UPWARDS)),  # a critic's has no bound below
+    ("NS404", running((*AWAY, 90.0), (*UPWARDS, 30.0))),
+    ("NS404", running([9.0, 1e3, 90.0, 1e4, 900.0, 1e5, 9e3, 1e6, 9e4, 1e7], [*UPWARDS, 9e6])),
+    ("NS404", running([1e7 + step for step in range(9)], UPWARDS)),
+    ("NS404", running(AWAY, UPWARDS, rates=[1e-5 * 2**step for step in range(9)])),
     ("NS404", climbing(LOSSES, GRADIENT_NORMS, UNDEFINED)),
     ("NS404", climbing(LOSSES, GRADIENT_NORMS, UNDEFINED_BACKWARD)),
     ("NS404", climbing((5.0,), (1.0,), EXPLODED)),

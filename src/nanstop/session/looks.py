@@ -140,8 +140,10 @@ class Looks:
             )
 
     def logged(self) -> None:
+        known = self._latest if len(self._accounts) == 1 else ()  # of several any may be meant
+        series = self._run.series.recent()
         self._findings.examine_healthy(
-            Evidence(facts=self._run.facts, series=self._run.series.recent())
+            Evidence(facts=self._run.facts, series=series, accounts=known)
         )
 
     def drop(self) -> None:
@@ -167,6 +169,11 @@ class Looks:
         if data is not None:
             self._learned(at=self._window, data=data)
 
+    @property
+    def _latest(self) -> tuple[GradientAccount, ...]:
+        """The last account of each optimizer."""
+        return tuple(known[-1] for known in self._accounts.values())
+
     def _look(self, look: Callable[[], Probe | None]) -> None:
         """Take a look that may fail, and say what it found. Nobody's recorder hears of it."""
         try:
@@ -176,8 +183,8 @@ class Looks:
             self._announce(f"a look was left out ({type(error).__name__}: {error})")
             return
         if found is not None:
-            latest = tuple(known[-1] for known in self._accounts.values())
-            evidence = Evidence(facts=self._run.facts, probe=found, at=found.at, accounts=latest)
+            facts, known = self._run.facts, self._latest
+            evidence = Evidence(facts=facts, probe=found, at=found.at, accounts=known)
             for finding in examine(evidence, "gauge").diagnoses:
                 self._findings.measured(finding)
 

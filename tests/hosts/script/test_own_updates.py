@@ -150,6 +150,22 @@ FAULTS = {
             before="held = list(net.parameters())[:2]",
         ),
     ),
+    "runs away": (
+        "NS404",
+        "p -= rate * p.grad",
+        loop(
+            """
+        x = torch.cat([x, x], 1)
+        (w @ x.T - x[:, :4].T).pow(2).mean().backward()
+        rate = 6.0
+        with torch.no_grad():
+            for p in (w,):
+                p -= rate * p.grad
+                p.grad = None
+        """,
+            before="w = torch.randn(4, 16, requires_grad=True)",
+        ),
+    ),
     "decay": (
         "NS113",
         "p -= 0.05 * (p.grad + 8 * p)",
@@ -199,6 +215,18 @@ HEALTHY = {
         net.zero_grad()
         """,
         before="momenta = [torch.zeros_like(p) for p in net.parameters()]",
+    ),
+    "a penalty that is raised": loop("""
+        loss = loss_of(x) + 10.0 ** (step // 3) * (net[2].bias.sum() - 1) ** 2
+        loss.backward()
+        move(0.05 / 10.0 ** (step // 3))
+        """),
+    "a search for the rate": loop(
+        """
+        (x @ w - x[:, :4]).pow(2).mean().backward()
+        move(1e-4 * 2.0 ** step, (w,))
+        """,
+        before="w = torch.randn(8, 4, requires_grad=True)",
     ),
     "warm-up": loop("loss_of(x).backward()\nmove(0.05 * min(1.0, step / 6))"),
     "Fisher information": loop(

@@ -3,7 +3,8 @@
 ## What happened
 An operation overflowed on finite weights and a finite batch. In the steps before it the loss and
 the gradient norm had grown, each step more than the one before, and nothing was wrong with any of
-them but their size.
+them but their size. It is told while all is finite, too: where six of seven updates raise both, and
+the loss has come to 100,000 times what it was.
 
 ## Why it happens
 Gradient descent on a curvature of L multiplies the distance to the minimum by |1 - lr L| a step:
@@ -51,8 +52,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, median_low
 
+from nanstop.diagnose.evidence.accounts import quoted, shown, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -64,6 +67,7 @@ from nanstop.records import (
     Evidence,
     OpEvent,
     RunFacts,
+    Sighting,
     TensorStats,
     op_name,
 )
@@ -76,6 +80,9 @@ WIDE = 1e30
 BY_FAR = 1e5
 CLEARLY = 100.0
 WINDOW = 64
+_RISING = 7
+"""Updates of which all but one have to raise loss and gradient norm of a run that has not
+failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,11 @@ class Climb:
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the finding if an overflow ends a climb of loss and gradient norm."""
+    """Return the finding if loss and gradient norm climb, to an overflow or so far that no other
+    training does.
+    """
+    if evidence.incident is None:
+        return _while_finite(evidence)
     event, output = first_bad(evidence, ANYWHERE)
     if event is None or output is None or not _is_overflow(event, output):
         return None
@@ -118,6 +129,47 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=_remedies(event, facts.clip),
         where=event.module,
     )
+
+
+def _while_finite(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if loss and gradient norm of a run that has not failed grew in nearly each
+    of its last updates, and by far.
+
+    A loss below zero has no bound, and a search for the learning rate ends so on purpose.
+    """
+    losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
+    steps = [step for step in losses if step in norms][-WINDOW:]
+    latest = steps[-_RISING - 1 :]
+    signs = {value > 0.0 for step, value in series_values(evidence, "loss_raw") if step in latest}
+    if len(latest) <= _RISING or signs != {True} or _is_search(evidence):
+        return None
+    for history in (losses, norms):
+        rises = sum(history[one] < history[other] for one, other in pairwise(latest))
+        if rises < _RISING - 1:
+            return None
+    loss, norm = (_climb({step: each[step] for step in steps}) for each in (losses, norms))
+    if loss is None or norm is None or loss.factor < BY_FAR or norm.factor < CLEARLY:
+        return None
+    source = update_line(evidence) or standing(evidence).optimizer_at
+    return Diagnosis(
+        code="NS404",
+        title="training runs away",
+        cause=(
+            f"the loss grew from {loss.first:.3g} to {loss.last:.3g} and is finite: of the last "
+            f"{_RISING} updates all but one at most have raised it and the gradient norm"
+        ),
+        confidence="likely",
+        lines=(*filter(None, (quoted(source),)), *_lines(evidence, norm, ())),
+        where=shown(source) or standing(evidence).host,
+        source=source,
+        seen=Sighting(step=latest[0], phase="optimizer"),
+    )
+
+
+def _is_search(evidence: Evidence) -> bool:
+    """Return whether the learning rate has itself grown."""
+    rates = [rate for _, rate in series_values(evidence, "lr")][-WINDOW:]
+    return bool(rates) and rates[-1] > 10.0 * min(rates)
 
 
 def _is_overflow(event: OpEvent, output: TensorStats) -> bool:
@@ -164,7 +216,7 @@ def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
     The norm of finite gradients overflows before they do: it counts as the largest number.
     """
     largest = FORMAT_MAX["float32"] if name == "grad_norm" else math.inf
-    at = evidence.incident.at.step if evidence.incident is not None else 0
+    at = evidence.incident.at.step if evidence.incident is not None else math.inf
     steps: dict[int, list[float]] = {}
     for step, value in series_values(evidence, name):
         if step <= at:
@@ -241,4 +293,6 @@ def _remedies(event: OpEvent, clip: float | None) -> Candidates:
     return (*clipping, (Atom(remedy="lr", value="0.1"),))
 
 
-RULE = Rule("NS404", "divergence", "training ran away", check, ("incident",), yields_to=("NS105",))
+RULE = Rule(
+    "NS404", "divergence", "training ran away", check, ("incident", "gauge"), yields_to=("NS105",)
+)

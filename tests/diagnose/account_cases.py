@@ -62,6 +62,7 @@ FIRES = [
     ("NS112", accounts({}, {}, scale=1024.0), "certain"),
     ("NS112", clipped_scaled(norms=(1.0, 1.0)), "certain"),
     ("NS307", accounts({}, {}, is_put_back=True), "certain"),
+    ("NS307", accounts({"updated_at": (LINE,)}, num_asked=40), "certain"),
     ("NS307", accounts({}, {}, {}, elsewhere_at=(LINE,), **OWN), "likely"),
     ("NS113", accounts({}, {}, {}, {}, {}, asked=0.0, **OWN), "likely"),
     ("NS113", accounts({"share_moved": 1.0}, {}, {}, asked=0.0, **OWN), "likely"),

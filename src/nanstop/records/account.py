@@ -57,6 +57,8 @@ class GradientAccount:
     num_with_gradient: int | None = None
     """Parameters of the optimizer that had a gradient at the update, None where it was not
     counted."""
+    num_asked: int = 0
+    """How often an update was asked for in a whole run that has made none; 0 where one was made."""
     num_replaced: int = 0
     """Parameters that got gradients and are in no optimizer, each of the shape of one that this
     optimizer holds and that got none; 0 where some have no such counterpart."""

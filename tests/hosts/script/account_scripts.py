@@ -288,6 +288,12 @@ FAULTS = {
             p.grad.add_(0.0)
         opt.step()
         """, lr="1e-6")),
+    "accumulated beyond the end": ("NS307", "opt.step()", loop("""
+        with accelerator.accumulate(net):
+            accelerator.backward(loss_of(x))
+            opt.step()
+            opt.zero_grad()
+        """, before=ACCELERATED.replace("=4", "=1000"), num_updates=40)),
     "weights put back": ("NS307", "net.load_state_dict(best)", loop("""
         opt.zero_grad()
         loss_of(x).backward()
@@ -334,6 +340,21 @@ HEALTHY = {
                 opt.step()
                 opt.zero_grad()
         """, before=ACCELERATED, windows=True),
+    "a short trial of a long window": loop("""
+        with accelerator.accumulate(net):
+            accelerator.backward(loss_of(x))
+            opt.step()
+            opt.zero_grad()
+        """, before=ACCELERATED.replace("=4", "=64"), num_updates=20),
+    "a window that ends with the data": loop("""
+        with accelerator.accumulate(net):
+            accelerator.backward(loss_of(x))
+            opt.step()
+            opt.zero_grad()
+        """, before=ACCELERATED.replace("=4", "=40"), num_updates=40),
+    "backwards that are timed": loop("""
+        loss_of(x).backward()
+        """, num_updates=40),
     "one batch again and again": loop("""
         for _ in range(4):
             (loss_of(data[0]) / 4).backward()

@@ -27,6 +27,7 @@ from nanstop.hosts.tape.tensors import total
 from nanstop.measure.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
+from nanstop.records import GradientAccount
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -289,6 +290,14 @@ class Judge:
         account = self._state.accounts.by_hand(losses, self.controller.step_id())
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
+
+    def never_updated(self, account: GradientAccount) -> None:
+        """Account for updates that were asked for and never made, now that the script is over."""
+        with self._looking("the updates were not accounted for"):
+            if self.controller.session is None:
+                self._steps.step(self._state.window, None, ())
+            if self.controller.session is not None:
+                self.controller.session.accounted(account)
 
     def called_without_graph(self, module: nn.Module, line: Line) -> None:
         """Note a model call of the script that no backward can come to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script.asked_updates import AskedUpdates
 from nanstop.hosts.script.calls import Calls
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.resumed import Restored
@@ -41,6 +43,9 @@ class RawLoops:
         steps = Steps(self.controller, self._updates, self._restored, self.state.buffers)
         steps.written_at = lambda: self.state.accounts.written_at
         self._schedules = ScheduleLines(table)
+        self._asked = AskedUpdates(
+            lambda optimizer: self._updates.get(optimizer, 0), lambda: self.state.idle
+        )
         steps.lines_of = self.lines_of
         self.judge = Judge(self.state, steps, self.controller)
         self._calls = Calls(self.state, self.judge, table)
@@ -61,6 +66,10 @@ class RawLoops:
         if self.state.idle:
             with suppress(TrainingStopped):  # it is over
                 self.judge.look_for_given_up()
+            ended_well = getattr(sys, "last_value", None) is None
+            never = self._asked.never_made(self.controller.step_id()) if ended_well else ()
+            for account in never:
+                self.judge.never_updated(account)
         self.state.leave()
         self.state.window = ScriptWindow(closed=True)
 
@@ -76,6 +85,7 @@ class RawLoops:
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""
         self._updates[optimizer] = 0
+        self._asked.install(self._table)
         self.state.accounts.made(optimizer, user_line())
         self.state.by_hand = False
         self.state.expect_micro()

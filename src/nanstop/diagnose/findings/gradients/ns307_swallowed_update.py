@@ -25,6 +25,9 @@ and is that of the start, leaves each forward with the weights that the update b
 replaced: said where two forwards in a row find them so. Or it is made of something else: `p = p -
 lr * p.grad` binds a name, and `w -= lr * p.grad` moves a copy; said of scripts without an
 optimizer, where such a line is seen, gradients arrive and no weight moves in three looks in a row.
+Or it is never made at all: `optimizer.step()` of accelerate does nothing while gradients are summed
+up, and a window longer than the run is never full. That is said at the end of a run that has asked
+for 32 updates or more and has made none.
 
 ## Example
 ```python
@@ -64,7 +67,14 @@ finite makes the others zero. NS112: the loss scale is divided out twice.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.accounts import has_signal, is_swallowed, quoted, repeated, shown
+from nanstop.diagnose.evidence.accounts import (
+    has_signal,
+    is_swallowed,
+    quoted,
+    repeated,
+    shown,
+    update_line,
+)
 from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, GradientAccount
@@ -74,6 +84,8 @@ _FEW, _MANY = 3, 6
 """Looks in a row of which nothing is left: those of updates 0, 1, 2, and up to update 16. A script
 may freeze its weights for the first updates by zeros.
 """
+_ASKED = 32
+"""Updates that a run has to ask for before it is no short trial of another."""
 _NO_CLIP = 1e-6
 _NORM_OVERFLOWS = 1.8e19
 """From here on the square of a norm is beyond float32, whichever line computes it."""
@@ -86,7 +98,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if updates in a row consumed next to nothing of what arrived: a few where
     the clip or a norm beyond float32 says how, many where the script may mean it.
     """
-    if (found := _put_back(evidence) or _made_elsewhere(evidence)) is not None:
+    found = _put_back(evidence) or _made_elsewhere(evidence) or _never_made(evidence)
+    if found is not None:
         return found
     accounts = repeated(evidence.accounts, _FEW)
     is_clipped = _clips_to_nothing(evidence)
@@ -161,6 +174,27 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
         where=shown(seen[-1]),
         source=seen[-1],
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
+    )
+
+
+def _never_made(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if a run that is over has asked for updates and none was made."""
+    account = evidence.accounts[-1] if evidence.accounts else None
+    if account is None or account.num_asked < _ASKED:
+        return None
+    source = update_line(evidence)
+    return Diagnosis(
+        code="NS307",
+        title="updates are asked for and never made",
+        cause=(
+            f"{account.optimizer} was asked for an update {account.num_asked} times and has made "
+            "none: gradients are summed up over a window that is longer than the run"
+        ),
+        confidence="certain",
+        lines=(quoted(source), "look at gradient_accumulation_steps"),
+        where=shown(source),
+        source=source,
+        seen=sighting(evidence, "optimizer"),
     )
 
 

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from nanstop.errors import TrainingStopped
+from nanstop.hosts.accelerate.asked_updates import AskedUpdates
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.patch_table import Table
-from nanstop.hosts.script.asked_updates import AskedUpdates
 from nanstop.hosts.script.calls import Calls
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.resumed import Restored

@@ -39,20 +39,39 @@ class Scaled(TrainerCallback):
                 parameter.grad.mul_(self.factor)
 
 
-def codes(trainer, out):
+def without_dropout(trainer, kind):
+    """The trainer as one of ``kind``, whose micro-batches give the same gradients a second time."""
+    trainer.__class__ = kind
+    for module in trainer.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    return trainer
+
+
+def told(trainer, out):
     with nanstop.watch(trainer, policy="observe", out=out) as watch:
         trainer.train()
-    return [one.code for one in watch.findings if one.code in ACCOUNTED]
+    return [one for one in watch.findings if one.code in ACCOUNTED]
+
+
+def codes(trainer, out):
+    return [one.code for one in told(trainer, out)]
 
 
 @pytest.mark.parametrize(("kind", "code"), [(Clearing, "NS306"), (Twice, "NS306"), (Trainer, None)])
 def test_micro_batches_that_are_cleared_or_counted_twice(tmp_path, kind, code):
-    trainer = build("trainer", tmp_path / "hf")
-    trainer.__class__ = kind
-    for module in trainer.model.modules():  # dropout: a second run would give other gradients
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+    trainer = without_dropout(build("trainer", tmp_path / "hf"), kind)
     assert codes(trainer, tmp_path / "out") == ([code] if code else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"), [(Twice, "return super().training_step("), (Trainer, "")]
+)
+def test_the_line_of_a_trainer_that_runs_its_micro_batches_twice(tmp_path, kind, line):
+    trainer = build("trainer", tmp_path / "hf", max_steps=3, gradient_accumulation_steps=1)
+    trainer = without_dropout(trainer, kind)
+    found = told(trainer, tmp_path / "out")
+    assert [line in one.lines[0] for one in found] == [True] * bool(line)
 
 
 @pytest.mark.parametrize(("factor", "found"), [(0.0, ["NS307"]), (0.5, [])])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -13,7 +15,6 @@ from nanstop.measure.gradient_accounts import GradientAccounts, Line
 from nanstop.numerics.tensors import tensors
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_library
-from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
 
@@ -22,10 +23,13 @@ class TrainerAccounts:
     """Looks where every trainer passes: its accelerator's backward and the calls around an update.
 
     A backward that a trainer of the user's makes by itself is not seen: then there is no account.
+    ``beginning``: of the call in which the trainer trains; who asked for that asked for no
+    backward.
     """
 
-    def __init__(self, watch: WatchedTrainer) -> None:
+    def __init__(self, watch: WatchedTrainer, beginning: CodeType) -> None:
         self._watch = watch
+        self._beginning = beginning
         self._accounts = GradientAccounts()
         self._writes = GradientWrites(self._accounts, is_shown=lambda file: not is_library(file))
         self._given: list[ref[Any]] = []
@@ -78,7 +82,7 @@ class TrainerAccounts:
         except BaseException:
             self._accounts.drop()
             raise
-        self._accounts.guarded(self._accounts.after_backward, _own_line())
+        self._accounts.guarded(self._accounts.after_backward, self._own_line())
         self._look_for_lines()
         return result
 
@@ -107,8 +111,13 @@ class TrainerAccounts:
         if self._accounts.wants_lines and not self._watch.facts.compiled:
             self._writes.start()
 
-
-def _own_line() -> Line:
-    """Return the line of the user's that is at work, None where only the library's are."""
-    line = user_line()
-    return line if line is not None and not is_library(line[0].co_filename) else None
+    def _own_line(self) -> Line:
+        """Return the line of the user's that is at work in a training, None where only the
+        library's are.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self._beginning:
+            if not is_library(frame.f_code.co_filename):
+                return frame.f_code, frame.f_lineno
+            frame = frame.f_back
+        return None

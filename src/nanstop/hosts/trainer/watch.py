@@ -99,7 +99,7 @@ class TrainerWatch:
         self._pending: int | None = None
         self._num_logs = 0
         self.windows = TrainerWindows(self)
-        self._accounts = TrainerAccounts(self)
+        self._accounts = TrainerAccounts(self, TrainerWatch._on_train.__code__)
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
         self._hooks = HookWrites(nn.Module())

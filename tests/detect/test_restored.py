@@ -148,3 +148,66 @@ def by_hand(model, saved):
 )
 def test_what_was_loaded_as_it_was_meant(tmp_path, change, more):
     assert "NS105" not in findings_of(tmp_path, lambda: loaded(change, **more))
+
+
+class Branches(nn.Module):
+    """Layers of one shape that read the same and count for more or less; what they read has no
+    large and small features by which an element could be told from another.
+    """
+
+    def __init__(self, shares):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(24, 24) for _ in shares)
+        self.head = nn.Linear(24, 4)
+        self.shares = shares
+
+    def forward(self, x):
+        pairs = zip(self.shares, self.layers, strict=True)
+        return self.head(torch.tanh(sum(share * layer(x) for share, layer in pairs)))
+
+
+def resumed(model, order, shares, seed=1):
+    """Train, restore the optimizer's state over parameters in another order, train on."""
+
+    def learn_on(optimizer, seed):
+        made = torch.Generator().manual_seed(seed)
+        for _ in range(8):
+            optimizer.zero_grad()
+            labels = torch.randint(4, (64,), generator=made)
+            F.cross_entropy(model(torch.randn(64, 24, generator=made)), labels).backward()
+            optimizer.step()
+
+    first = torch.optim.Adam(model.parameters(), lr=1e-3)
+    learn_on(first, 0)
+    second = torch.optim.Adam(order(list(model.parameters())), lr=1e-3)
+    second.load_state_dict(first.state_dict())
+    model.shares = shares
+    learn_on(second, seed)
+
+
+SHARES = (1.0, 0.8, 0.01, 0.012)
+
+
+def test_moments_whose_sizes_are_those_of_others(tmp_path):
+    model = Branches(SHARES)
+    train = lambda: resumed(model, of_one_shape_backwards, SHARES)  # noqa: E731
+    findings = findings_of(tmp_path, train)
+    assert findings["NS115"].title == "parameters have each other's moments"
+    assert "4 of 4 parameters" in findings["NS115"].cause
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        SHARES,
+        (0.1, 0.08, 0.001, 0.0012),  # all smaller
+        (0.01, 0.8, 0.01, 0.012),  # one layer counts for less by now
+        (0.01, 0.8, 1.0, 0.012),  # two heads have changed their weights in the loss
+        (1.0, 1.0, 1.0, 1.0),
+        (1.0, 0.8, 0.0, 0.0),
+    ],
+)
+def test_sizes_that_change_when_a_training_goes_on(tmp_path, later):
+    model = Branches(SHARES)
+    assert "NS115" not in findings_of(tmp_path, lambda: resumed(model, list, later))

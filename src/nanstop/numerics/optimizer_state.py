@@ -4,7 +4,8 @@ restored from another run, or from damaged memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ MAX_LISTED = 16
 MOST_LIKE, MOST_FITTED, LEAST_FITTED = 16, 4096, 256
 BETTER_FIT = 0.15
 """Of a correlation: of 256 elements by chance it is 0.06."""
+FAR_OFF, AGREES = 2.0 * math.log(8.0), 2.0 * math.log(2.0)
+"""Of squared sizes, as logarithms: in a training that goes on they are within 1.4 of each other."""
+LEAST_MIXED = 4
+"""Two may have changed their parts in the loss."""
 _SMALLEST_MOVED = 1e-15
 """First moments beyond this have squares that float32 holds."""
 
@@ -33,8 +38,10 @@ def moments_of_others(
     shape whose second moments fit its gradient far better than its own do.
 
     Which elements of a gradient are large is much the same from window to window: squares of the
-    present one go with the sums of earlier ones. Looks at ``MOST_LIKE`` parameters of each shape,
-    up to ``MOST_FITTED`` elements of each; synchronises the device once for each shape.
+    present one go with the sums of earlier ones. So does how large it is beside those of other
+    parameters, which tells where elements do not. Looks at ``MOST_LIKE`` parameters of each shape,
+    up to ``MOST_FITTED`` elements of each; synchronises the device a few times for each
+    shape.
     """
     groups: dict[torch.Size, list[tuple[str, Tensor, Tensor]]] = {}
     for name, parameter in named:
@@ -46,16 +53,58 @@ def moments_of_others(
             groups.setdefault(parameter.shape, []).append((name, gradient, squares))
     alike = [group[:MOST_LIKE] for group in groups.values() if len(group) > 1]
     pairs: list[tuple[str, str]] = []
+    ratio = _usual_ratio(list(groups.values()))
     for group in alike:
         fit = _fits([g.square() for _, g, _ in group], [squares for _, _, squares in group])
         best = fit.argmax(1).tolist()
         better = (fit.amax(1) - fit.diagonal() >= BETTER_FIT).tolist()
         wrong = [place for place, is_better in enumerate(better) if is_better]
         # Each has what another lacks: one alone may have changed by itself.
-        changed = [place for place in wrong if best[place] in wrong]
-        if len({best[place] for place in changed}) == len(changed):
-            pairs += [(group[place][0], group[best[place]][0]) for place in changed]
+        changed = {place: best[place] for place in wrong if best[place] in wrong}
+        if len(set(changed.values())) < len(changed):
+            changed = {}
+        changed = changed or _mixed_by_size(group, fit, ratio)
+        pairs += [(group[place][0], group[other][0]) for place, other in changed.items()]
     return sum(map(len, alike)), tuple(pairs)
+
+
+Group = Sequence[tuple[str, Tensor, Tensor]]
+
+
+def _log_sizes(group: Group) -> tuple[Tensor, Tensor]:
+    """Return the logarithms of the squared sizes of gradients and of second moments, float64 on the
+    host.
+    """
+    gradients = [spread(g, MOST_FITTED).double().square().mean() for _, g, _ in group]
+    moments = [spread(squares, MOST_FITTED).double().mean() for _, _, squares in group]
+    return torch.stack(gradients).cpu().log(), torch.stack(moments).cpu().log()
+
+
+def _usual_ratio(groups: Sequence[Group]) -> float:
+    """Return by how much the gradients of a window are larger than their moments, as a logarithm:
+    it is much the same for all parameters, whichever of a shape has which moments.
+    """
+    sizes = [_log_sizes(group[:MOST_LIKE]) for group in groups]
+    ranked = [gradients.sort()[0] - moments.sort()[0] for gradients, moments in sizes]
+    return float(torch.cat(ranked).median()) if ranked else 0.0
+
+
+def _mixed_by_size(group: Group, fit: Tensor, ratio: float) -> dict[int, int]:
+    """Return which parameter of a shape has the moments that each should have, empty where sizes do
+    not show that: those of ``LEAST_MIXED`` or more are far off their gradients', while in another
+    order all agree, and element by element they fit no worse.
+    """
+    gradients, moments = _log_sizes(group)
+    own = (gradients - moments - ratio).abs() > FAR_OFF
+    ranked = (gradients.sort()[0] - moments.sort()[0] - ratio).abs()
+    if int(own.sum()) < LEAST_MIXED or bool((ranked > AGREES).any()):
+        return {}
+    fits = (gradients[:, None] - moments - ratio).abs() <= AGREES
+    best = fit.masked_fill(~fits, -math.inf).argmax(1)
+    better = fit.gather(1, best[:, None])[:, 0] - fit.diagonal()
+    if not bool(fits.any(1).all()) or float(better[own].mean()) <= 0.0:
+        return {}
+    return {int(place): int(best[place]) for place in own.nonzero()}
 
 
 def _squares(parameter: Tensor, entries: Any) -> Tensor | None:

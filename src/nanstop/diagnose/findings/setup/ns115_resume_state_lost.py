@@ -19,7 +19,9 @@ anew, or the peak rate does. Without its scale a scaler starts at 65536 and leav
 it has fallen. `load_state_dict` goes by the place of a parameter, not by its name, and only a shape
 that does not fit would raise. Which elements of a gradient are large is much the same from step to
 step, so the squares of the first gradients go with the moments of their own parameter: where at
-least a quarter of the parameters go far better with those of another one, they are mixed up.
+least a quarter of the parameters go far better with those of another one, they are mixed up. So
+they are where four or more of one shape have moments that are 8 times as large or small as their
+gradients, beside the others, and in another order of the same moments all agree within 2 times.
 
 ## Example
 ```python

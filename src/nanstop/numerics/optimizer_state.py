@@ -20,8 +20,8 @@ _LIKE_PARAMETER = frozenset(
 )
 MAX_LISTED = 16
 MOST_LIKE, MOST_FITTED, LEAST_FITTED = 16, 4096, 256
-BETTER_FIT = 0.15
-"""Of a correlation: of 256 elements by chance it is 0.06."""
+BETTER_FIT, BY_CHANCE = 0.15, 0.06
+"""Of a correlation; the second of one of 256 elements that have nothing in common."""
 FAR_OFF, AGREES = 2.0 * math.log(8.0), 2.0 * math.log(2.0)
 """Of squared sizes, as logarithms: in a training that goes on they are within 1.4 of each other."""
 LEAST_MIXED = 4
@@ -92,7 +92,7 @@ def _usual_ratio(groups: Sequence[Group]) -> float:
 def _mixed_by_size(group: Group, fit: Tensor, ratio: float) -> dict[int, int]:
     """Return which parameter of a shape has the moments that each should have, empty where sizes do
     not show that: those of ``LEAST_MIXED`` or more are far off their gradients', while in another
-    order all agree, and element by element they fit no worse.
+    order all agree, and element by element they fit no worse but by chance.
     """
     gradients, moments = _log_sizes(group)
     own = (gradients - moments - ratio).abs() > FAR_OFF
@@ -102,7 +102,7 @@ def _mixed_by_size(group: Group, fit: Tensor, ratio: float) -> dict[int, int]:
     fits = (gradients[:, None] - moments - ratio).abs() <= AGREES
     best = fit.masked_fill(~fits, -math.inf).argmax(1)
     better = fit.gather(1, best[:, None])[:, 0] - fit.diagonal()
-    if not bool(fits.any(1).all()) or float(better[own].mean()) <= 0.0:
+    if not bool(fits.any(1).all()) or float(better[own].mean()) < -BY_CHANCE:
         return {}
     return {int(place): int(best[place]) for place in own.nonzero()}
 

@@ -23,8 +23,8 @@ MOST_LIKE, MOST_FITTED, LEAST_FITTED = 16, 4096, 256
 BETTER_FIT, BY_CHANCE = 0.15, 0.06
 """Of a correlation; the second of one of 256 elements that have nothing in common."""
 FAR_OFF, AGREES = 2.0 * math.log(8.0), 2.0 * math.log(2.0)
-"""Of squared sizes, as logarithms. On the same data parameters are within 1.4 of each other, on other
-data some are 10 apart, in an order that no other order of the same moments explains.
+"""Of squared sizes, as logarithms. On the same data parameters are within 1.4 of each other, on
+other data some are 10 apart, as no other order of the same moments explains.
 """
 LEAST_MIXED = 4
 """Two may have changed their parts in the loss."""

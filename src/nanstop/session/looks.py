@@ -140,7 +140,7 @@ class Looks:
             )
 
     def logged(self) -> None:
-        known = self._latest if len(self._accounts) == 1 else ()  # of several any may be meant
+        known = tuple(account for account in self._latest if account.is_own)
         series = self._run.series.recent()
         self._findings.examine_healthy(
             Evidence(facts=self._run.facts, series=series, accounts=known)

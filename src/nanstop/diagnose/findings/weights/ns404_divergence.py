@@ -50,7 +50,7 @@ is a batch that is far from the others (NS504).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
@@ -137,16 +137,17 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
 
     A loss below zero has no bound, and a search for the learning rate ends so on purpose.
     """
+    ends = (one.values[-_RISING - 1 :] for one in evidence.series if one.name == "grad_norm")
+    if not _rises(next(ends, ())):  # of nearly all runs: no more is read of them
+        return None
     losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
     steps = [step for step in losses if step in norms][-WINDOW:]
     latest = steps[-_RISING - 1 :]
     signs = {value > 0.0 for step, value in series_values(evidence, "loss_raw") if step in latest}
     if len(latest) <= _RISING or signs != {True} or _is_search(evidence):
         return None
-    for history in (losses, norms):
-        rises = sum(history[one] < history[other] for one, other in pairwise(latest))
-        if rises < _RISING - 1:
-            return None
+    if not all(_rises([history[step] for step in latest]) for history in (losses, norms)):
+        return None
     loss, norm = (_climb({step: each[step] for step in steps}) for each in (losses, norms))
     if loss is None or norm is None or loss.factor < BY_FAR or norm.factor < CLEARLY:
         return None
@@ -164,6 +165,12 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
         source=source,
         seen=Sighting(step=latest[0], phase="optimizer"),
     )
+
+
+def _rises(values: Sequence[float]) -> bool:
+    """Return whether of so many updates all but one at most have raised a value."""
+    rises = sum(one < other for one, other in pairwise(values))
+    return len(values) > _RISING and rises >= _RISING - 1
 
 
 def _is_search(evidence: Evidence) -> bool:

@@ -90,7 +90,9 @@ def _where_divided(value: float | Tensor, shares: Sequence[float | Tensor]) -> f
     if any(isinstance(share, float) and share <= _WHOLE for share in shares):
         return value
     unknown = [share <= _WHOLE for share in shares if isinstance(share, Tensor)]
-    return torch.stack(unknown).any().where(value, math.nan) if unknown else math.nan
+    if not unknown or not isinstance(value, Tensor):
+        return math.nan
+    return value.where(torch.stack(unknown).any(), math.nan)
 
 
 def _counted(core: Any) -> float | Tensor | None:

@@ -108,7 +108,7 @@ def _counted(core: Any) -> float | Tensor | None:
 
 def _reduction(core: Any) -> str:
     """Return what a loss of torch makes of its elements."""
-    return {1: "mean", 2: "sum"}.get(getattr(core, "_saved_reduction", None), "")
+    return {1: "mean", 2: "sum"}.get(getattr(core, "_saved_reduction", 0), "")
 
 
 def _number(node: Any) -> float | Tensor:
@@ -121,7 +121,7 @@ def _number(node: Any) -> float | Tensor:
     known = float(other) if other.device.type == "cpu" else other.detach()
     if node.name() == "MulBackward0":
         return known
-    return 1.0 / (known or math.nan) if isinstance(known, float) else known.reciprocal()
+    return known.reciprocal() if isinstance(known, Tensor) else 1.0 / (known or math.nan)
 
 
 class _Mark:

@@ -124,7 +124,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "09b0dcbb9d1faf2c")
+REPORT_FORM = (1, "f84013239b13fd20")
 
 
 def test_names():

@@ -70,5 +70,7 @@ class AskedUpdates:
                 asked = self._of[wrapper] = _Asked(type(innermost(wrapper)).__name__)
                 self._all.append(asked)
             asked.num, asked.line = asked.num + 1, user_line()
-            asked.is_made |= self._num_made(innermost(wrapper)) > 0
+            # Of an optimizer in another the outer one may be the one whose updates are counted.
+            held = (innermost(wrapper), wrapper.optimizer)
+            asked.is_made |= any(self._num_made(one) > 0 for one in held)
         return result

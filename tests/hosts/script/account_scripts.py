@@ -281,7 +281,7 @@ FAULTS = {
         scaler.scale(loss_of(x)).backward()
         opt.step()
         """, lr="1e-6")),
-    "scale left on, looked at": ("NS112", "opt.step()", loop("""
+    "scale left on, looked at": ("NS112", "", loop("""
         opt.zero_grad()
         scaler.scale(loss_of(x)).backward()
         for p in weights:

@@ -231,9 +231,10 @@ def at_once(step: Step) -> dict[str, Any]:
     """Return what the objective reads, which differences are lost and what is counted in half
     precision, from one run of all three.
     """
-    from nanstop.detect.objective.inputs import Ratios, objective_rows, ratio_rows
+    from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
     from nanstop.detect.objective.pairs import Pairs, paired_rows
+    from nanstop.detect.objective.ratios import Ratios, ratio_rows
     from nanstop.detect.running_sums import RunningSums, lost_sum_rows
     from nanstop.measure.cancellation import Cancellations, cancelled_rows
     from nanstop.measure.pooled_token import Pooling, pooled_rows

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from nanstop.detect.objective.labels import LIKELIHOODS
+from nanstop.detect.objective.answers import falls_without_end, takes_logits_of_labels
+from nanstop.detect.objective.labels import LIKELIHOODS, picked
 from nanstop.detect.standstill import moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
-from nanstop.records import ObjectiveRow, RatioRow, op_kind, op_name
+from nanstop.numerics.trained import held_by
+from nanstop.records import ObjectiveRow, op_kind, op_name
 from nanstop.tracing.op_patches import Look, SecondRun
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import first_loss, first_ops, look_again, record
+from nanstop.tracing.record_step import look_again, record
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
@@ -34,9 +36,6 @@ MOST_ROWS = 64
 """Rows of an operand that are read: all of them are to be alike."""
 TOLERANCE = 1e-2
 """Of a sum of probabilities: those of bfloat16 sum to 1 within it."""
-MOST_TRIED = 4
-LARGE_RATIO = 1e6
-"""Of the probabilities that two models give to one token: 14 nats apart. Clipping is at 1.2."""
 FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
 _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
@@ -44,6 +43,8 @@ _ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 _BINARY = "binary_cross_entropy_with_logits"
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "linear"})
 _PASSES = KEEPS | {"add", "sub", "mul", "div"}
+_PICKS = frozenset({"gather", "index"})
+_SQUASHES = frozenset({"softplus", "log_sigmoid_forward"})
 
 
 def objective_rows(step: Step, micro: int = 0, *looks: Look) -> tuple[ObjectiveRow, ...]:
@@ -69,8 +70,12 @@ def objective_rows(step: Step, micro: int = 0, *looks: Look) -> tuple[ObjectiveR
     if not lasting:
         return ()
     trace = record(step, micro).whole_trace()
-    rows = [_row(trace, trace.ops[index], given) for index, given in lasting.items()]
-    return tuple(dict.fromkeys(row for row in rows if row is not None))
+    rows: dict[ObjectiveRow | None, None] = {}
+    for index, given in lasting.items():
+        value = _wrong(step, trace, trace.ops[index], given)
+        if value is not None:
+            rows[_row(trace, trace.ops[index], value, given)] = None
+    return tuple(row for row in rows if row is not None)
 
 
 def _with_other_weights(step: Step, micro: int, share: float, asked: Set[int]) -> _Operands:
@@ -91,6 +96,8 @@ class _Operands:
         self.odd: dict[int, Given] = {}
         self.overflowed: set[int] = set()
         self._asked = asked
+        self._normalised: set[int] = set()
+        self._picked: dict[int, int] = {}
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
@@ -102,9 +109,22 @@ class _Operands:
                 found = read(args)
                 if index in self._asked and not bool(args[0].isfinite().all()):
                     self.overflowed.add(index)
-            if found is not None:
-                self.odd[index] = found
+            self._note(index, base, args[0], found)
         return None
+
+    def _note(self, index: int, base: str, operand: Tensor, given: Given | None) -> None:
+        """Keep what is odd; scores that are normalised as well are the logits of a cross entropy
+        that is spelled by hand.
+        """
+        place = operand.untyped_storage().data_ptr()
+        if base in _NORMALISE:
+            self._normalised.add(place)
+            self.odd.pop(self._picked.pop(place, -1), None)
+        if given is None or (base in _PICKS and place in self._normalised):
+            return
+        self.odd[index] = given
+        if base in _PICKS:
+            self._picked[place] = index
 
 
 def _reader(base: str) -> Callable[[Any], Given | None] | None:
@@ -117,6 +137,12 @@ def _reader(base: str) -> Callable[[Any], Given | None] | None:
         return lambda args: _likelihood(args[0], 1 if args[0].dim() > 1 else 0)
     if base in _ALIGNMENTS:
         return lambda args: _likelihood(args[0], -1)
+    if base in _PICKS:
+        return lambda args: _picked_scores(args[0]) if picked(base, args) is not None else None
+    if base == "mul":
+        return _meets_labels
+    if base in _SQUASHES:
+        return lambda args: _between(args[0])
     return (lambda args: _between(args[0])) if base == _BINARY else None
 
 
@@ -162,9 +188,28 @@ def _likelihood(values: Tensor, dim: int) -> Given | None:
 def _between(values: Tensor) -> Given | None:
     if not values.numel() or not values.requires_grad:
         return None
+    return "between_0_and_1" if _are_shares(values) and bool((values > 0.0).any()) else None
+
+
+def _picked_scores(values: Tensor) -> Given | None:
+    """Return "scores" where one of each row is picked that is no log-probability."""
+    odd = _likelihood(values, -1)
+    return odd if odd == "scores" else None
+
+
+def _meets_labels(args: Any) -> Given | None:
+    """Return what is odd about scores that are multiplied by as many numbers between 0 and 1."""
+    if not all(isinstance(one, Tensor) and one.shape == args[0].shape for one in args[:2]):
+        return None
+    trained = [one for one in args[:2] if one.requires_grad]
+    labels = [one for one in args[:2] if not one.requires_grad]
+    is_met = len(labels) == 1 and labels[0].numel() > 0 and _are_shares(labels[0])
+    return _between(trained[0]) if is_met else None
+
+
+def _are_shares(values: Tensor) -> bool:
     read = values.detach().flatten()[: MOST_ROWS * MOST_ROWS]
-    inside = bool(((read >= 0.0) & (read <= 1.0)).all())
-    return "between_0_and_1" if inside and bool((read > 0.0).any()) else None
+    return bool(((read >= 0.0) & (read <= 1.0)).all())
 
 
 def _are_probabilities(rows: Tensor) -> bool:
@@ -172,10 +217,47 @@ def _are_probabilities(rows: Tensor) -> bool:
     return bool((rows >= 0.0).all()) and bool((sums <= TOLERANCE).all())
 
 
-def _row(trace: Trace, op: Op, given: Given) -> ObjectiveRow | None:
+def _wrong(step: Step, trace: Trace, op: Op, given: Given) -> Value | None:
+    """Return the operand that the loss takes for something else, None where it does not.
+
+    What an operation of torch expects is known; a loss that is spelled by hand is told by how it
+    answers to other numbers.
+    """
+    base = _base(op)
+    if base in _PICKS:
+        made_at = _of_same_weight(step, trace, op.inputs[0])
+        return op.inputs[0] if made_at and falls_without_end(step, made_at) else None
+    if given != "between_0_and_1" or base == _BINARY:
+        return next(iter(op.inputs), None)
+    for value in op.inputs:
+        newest = next(iter(writers(trace, value)), None)
+        if newest is not None and takes_logits_of_labels(step, newest):
+            return value
+    return None
+
+
+def _of_same_weight(step: Step, trace: Trace, scores: Value) -> list[int]:
+    """Return the products that a weight has part in which makes scores and is trained now."""
+    maker = _maker(trace, scores)
+    if maker is None or _base(maker) not in _PRODUCTS:
+        return []
+    trained = {name: p for name, p in step.view.root.named_parameters() if p.requires_grad}
+    if step.view.optimizer is not None:
+        held = {id(p) for p in held_by(step.view.optimizer)}
+        trained = {name: p for name, p in trained.items() if id(p) in held}
+    mine = [one.storage for one in maker.inputs if one.storage.name in trained]
+    return [
+        op.index
+        for op in trace.ops
+        if _base(op) in _PRODUCTS
+        and op.phase in ("forward", "loss")
+        and any(one.storage is weight for one in op.inputs for weight in mine)
+    ]
+
+
+def _row(trace: Trace, op: Op, value: Value, given: Given) -> ObjectiveRow | None:
     """Return an odd operand as a record; None where scores may be meant as they are."""
-    value = op.inputs[0] if op.inputs else None
-    if value is None or op.phase not in ("forward", "loss"):
+    if op.phase not in ("forward", "loss"):
         return None
     maker = _maker(trace, value)
     # What a logarithm went into (a weighted log-probability, a density) may be above 0.
@@ -184,8 +266,13 @@ def _row(trace: Trace, op: Op, given: Given) -> ObjectiveRow | None:
     place = op if maker is None or given in ("one_class", "scores") else maker
     line = line_text(place.line)
     classes = 1 if _base(op) in LIKELIHOODS and len(value.shape) > 1 else -1
+    by_hand = given == "between_0_and_1" and _base(op) != _BINARY
     return ObjectiveRow(
-        op=op.name, module=place.module, given=given, width=value.shape[classes], line=line
+        op=f"aten.{_BINARY}" if by_hand else op.name,
+        module=place.module,
+        given=given,
+        width=value.shape[classes],
+        line=line,
     )
 
 
@@ -210,84 +297,3 @@ def _divides_by_its_sum(op: Op) -> bool:
 
 def _base(op: Op) -> str:
     return op_kind(op.name)
-
-
-class Ratios:
-    """Called with each op; keeps the largest exponential of a difference of log-probabilities, by
-    the op's index.
-
-    Two tensors without a number above 0 are such where a gradient comes to one alone: a policy, and
-    what it is compared with. Synchronises the device at differences and their exponentials.
-    """
-
-    def __init__(self) -> None:
-        self.largest: dict[int, float] = {}
-        self._differences: set[tuple[int, torch.Size]] = set()
-
-    def __call__(
-        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
-    ) -> Callable[[Any], None] | None:
-        base = op_name(str(func))
-        if base not in ("sub", "exp") or torch._C._current_graph_task_id() != -1:
-            return None
-
-        def done(result: Any) -> None:
-            if base == "sub":
-                if _are_of_two(*args[:2]):
-                    self._differences.add(_place(result))
-            elif _place(args[0]) in self._differences:
-                self.largest[index] = float(result.detach().amax())
-
-        return done
-
-
-def _are_of_two(first: Any, second: Any) -> bool:
-    """Return whether two operands are log-probabilities of two models."""
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return False
-    if first.shape != second.shape or first.numel() < 2 or not first.is_floating_point():
-        return False
-    if first.requires_grad == second.requires_grad:
-        return False
-    both = torch.stack([first.detach().float().flatten(), second.detach().float().flatten()])
-    return bool((both <= TOLERANCE).all()) and bool((both < 0.0).any(1).all())
-
-
-def _place(tensor: Tensor) -> tuple[int, torch.Size]:
-    return tensor.data_ptr(), tensor.shape
-
-
-def ratio_rows(step: Step, ratios: Ratios) -> tuple[RatioRow, ...]:
-    """Return the ratios of single tokens that are beyond reason and that the loss is made of: a
-    mask may leave them out. Undone bitwise; runs the first micro-batch again where there is one.
-    """
-    large = [index for index, value in ratios.largest.items() if value >= LARGE_RATIO]
-    plain = first_loss(step, _Doubled(-1)) if large else 0.0
-    used = [n for n in large[:MOST_TRIED] if first_loss(step, _Doubled(n)) != plain]
-    found = {index: ratios.largest[index] for index in used}
-    if not found:
-        return ()
-    ops = first_ops(step)
-    return tuple(
-        RatioRow(
-            op=ops[index].name,
-            module=ops[index].module,
-            largest=value,
-            line=line_text(ops[index].line),
-        )
-        for index, value in found.items()
-    )
-
-
-class _Doubled(SecondRun):
-    """Has one op give twice what it gives beyond ``LARGE_RATIO``."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self._index = index
-
-    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if index != self._index:
-            return result
-        return torch.where(result >= LARGE_RATIO, 2.0 * result, result)

@@ -47,18 +47,23 @@ class Picks:
             return None
         if base == "embedding" and args[1].dim() == 2 and args[1].numel() <= MOST_LABELS:
             self.tokens[index] = args[1].detach().clone()
-        labels = _labels(base, args)
+        labels = picked(base, args)
         if labels is not None and args[0].requires_grad and labels.numel() <= MOST_LABELS:
             self.labels[index] = labels.detach().clone()
         return None
 
 
-def _labels(base: str, args: Any) -> Tensor | None:
+def picked(base: str, args: Any) -> Tensor | None:
     """Return which class of each row an op takes, None where it takes no such thing."""
     if base in LIKELIHOODS:
         return args[1]
     if base == "gather" and args[1] in (-1, args[0].dim() - 1) and args[2].shape[-1:] == (1,):
         return args[2]
+    if base == "index" and args[0].dim() == 2 and len(args[1]) == 2 and None not in args[1]:
+        rows, classes = args[1]
+        if rows.shape == classes.shape == args[0].shape[:1] and rows.dtype == torch.int64:
+            one_each = torch.arange(len(rows), device=rows.device)
+            return classes if torch.equal(rows, one_each) else None
     return None
 
 

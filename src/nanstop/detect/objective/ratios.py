@@ -1,0 +1,103 @@
+"""Ratios of single tokens between two models, and whether the loss is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nanstop.detect.objective.inputs import TOLERANCE
+from nanstop.records import RatioRow, op_name
+from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.places import line_text
+from nanstop.tracing.record_step import first_loss, first_ops
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import Step
+
+MOST_TRIED = 4
+LARGE_RATIO = 1e6
+"""Of the probabilities that two models give to one token: 14 nats apart. Clipping is at 1.2."""
+
+
+class Ratios:
+    """Called with each op; keeps the largest exponential of a difference of log-probabilities, by
+    the op's index.
+
+    Two tensors without a number above 0 are such where a gradient comes to one alone: a policy, and
+    what it is compared with. Synchronises the device at differences and their exponentials.
+    """
+
+    def __init__(self) -> None:
+        self.largest: dict[int, float] = {}
+        self._differences: set[tuple[int, torch.Size]] = set()
+
+    def __call__(
+        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        base = op_name(str(func))
+        if base not in ("sub", "exp") or torch._C._current_graph_task_id() != -1:
+            return None
+
+        def done(result: Any) -> None:
+            if base == "sub":
+                if _are_of_two(*args[:2]):
+                    self._differences.add(_place(result))
+            elif _place(args[0]) in self._differences:
+                self.largest[index] = float(result.detach().amax())
+
+        return done
+
+
+def _are_of_two(first: Any, second: Any) -> bool:
+    """Return whether two operands are log-probabilities of two models."""
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    if first.shape != second.shape or first.numel() < 2 or not first.is_floating_point():
+        return False
+    if first.requires_grad == second.requires_grad:
+        return False
+    both = torch.stack([first.detach().float().flatten(), second.detach().float().flatten()])
+    return bool((both <= TOLERANCE).all()) and bool((both < 0.0).any(1).all())
+
+
+def _place(tensor: Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
+
+
+def ratio_rows(step: Step, ratios: Ratios) -> tuple[RatioRow, ...]:
+    """Return the ratios of single tokens that are beyond reason and that the loss is made of: a
+    mask may leave them out. Undone bitwise; runs the first micro-batch again where there is one.
+    """
+    large = [index for index, value in ratios.largest.items() if value >= LARGE_RATIO]
+    plain = first_loss(step, _Doubled(-1)) if large else 0.0
+    used = [n for n in large[:MOST_TRIED] if first_loss(step, _Doubled(n)) != plain]
+    found = {index: ratios.largest[index] for index in used}
+    if not found:
+        return ()
+    ops = first_ops(step)
+    return tuple(
+        RatioRow(
+            op=ops[index].name,
+            module=ops[index].module,
+            largest=value,
+            line=line_text(ops[index].line),
+        )
+        for index, value in found.items()
+    )
+
+
+class _Doubled(SecondRun):
+    """Has one op give twice what it gives beyond ``LARGE_RATIO``."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self._index = index
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if index != self._index:
+            return result
+        return torch.where(result >= LARGE_RATIO, 2.0 * result, result)

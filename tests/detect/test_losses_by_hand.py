@@ -1,0 +1,167 @@
+"""Losses that are spelled by hand and fed with scores or probabilities are told by how they answer
+to other numbers; those that take what they are given as it is meant are not.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fnstep import FnStep
+from loop_scripts import findings_of
+from nanstop.detect.early_steps import at_once
+
+torch.set_num_threads(1)
+
+
+def chosen(batch):
+    return F.one_hot(batch["y"], 4).float()
+
+
+def picked_by_gather(m, b):
+    return -m(b["x"]).gather(1, b["y"][:, None]).mean()
+
+
+def picked_by_index(m, b):
+    return -m(b["x"])[torch.arange(8), b["y"]].sum() / 8
+
+
+def advantages(m, b):
+    """A policy's gradient, of scores that were never made log-probabilities."""
+    return -(m(b["x"]).gather(1, b["y"][:, None])[:, 0] * (1.0 + b["x"][:, 0].abs())).mean()
+
+
+def binary_by_hand(z, t):
+    return (z.clamp(min=0) - z * t + torch.log1p(torch.exp(-z.abs()))).mean()
+
+
+def binary_by_softplus(z, t):
+    return (F.softplus(z) - t * z).sum(-1).mean()
+
+
+def binary_by_logarithms(z, t):
+    return -(t * F.logsigmoid(z) + (1.0 - t) * F.logsigmoid(-z)).mean()
+
+
+def values_of_actions(m, b):
+    """Q-learning far below its targets: each picked score is to rise, up to them."""
+    return F.smooth_l1_loss(m(b["x"]).gather(1, b["y"][:, None])[:, 0], torch.full((8,), 500.0))
+
+
+def conservative(m, b):
+    q = m(b["x"])
+    return (q.logsumexp(-1) - q.gather(1, b["y"][:, None])[:, 0]).mean()
+
+
+def warm(m, b):
+    """A cross entropy whose two halves have their own temperature, written twice."""
+    z = m(b["x"])
+    return ((z / 2.0).logsumexp(-1) - z.gather(1, b["y"][:, None])[:, 0] / 2.0).mean()
+
+
+def critic(m, b):
+    """A critic of several domains: real up, made down."""
+    real, made = (m(x).gather(1, b["y"][:, None]) for x in (b["x"], b["x"].flip(0)))
+    return made.mean() - real.mean()
+
+
+def hinge(m, b):
+    return F.relu(1.0 - m(b["x"]).gather(1, b["y"][:, None])).mean()
+
+
+def margin(m, b):
+    z = m(b["x"])
+    return (z.amax(-1) - z.gather(1, b["y"][:, None])[:, 0]).mean()
+
+
+def brier(m, b):
+    p, t = m(b["x"]), chosen(b)
+    return (p * p - 2.0 * p * t + t).mean()
+
+
+def overlap(m, b):
+    p, t = m(b["x"]), chosen(b)
+    return 1.0 - 2.0 * (p * t).sum() / (p.sum() + t.sum())
+
+
+def by_logarithms(m, b):
+    p, t = m(b["x"]), chosen(b)
+    return -(t * p.log() + (1.0 - t) * (1.0 - p).log()).mean()
+
+
+def smooth_gate(m, b):
+    """Softplus of something between 0 and 1 is an activation like another."""
+    return (F.softplus(m(b["x"])) - chosen(b)).square().mean()
+
+
+def ranked(m, b):
+    p = m(b["x"])
+    return F.softplus(p[:, 0] - p[:, 1]).mean()
+
+
+def weighed_rows(m, b):
+    """A share of each sample's loss, and a gate in front of it."""
+    gate = m(b["x"])
+    return (gate * chosen(b) * b["x"][:, :4].square() + 0.1 * gate.square()).mean()
+
+
+def rows_of(loss, *last):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4), *last)
+    batch = {"x": torch.randn(8, 6), "y": torch.randint(0, 4, (8,))}
+    return at_once(FnStep(model, loss, [batch]))["objective"]
+
+
+def of_logits(loss):
+    """Return a binary loss of two tensors as one of a model and a batch."""
+    return lambda m, b: loss(m(b["x"]), chosen(b))
+
+
+BINARY = [binary_by_hand, binary_by_softplus, binary_by_logarithms]
+
+
+@pytest.mark.parametrize("loss", [picked_by_gather, picked_by_index, advantages])
+def test_picked_scores_without_a_logarithm_are_told(loss):
+    (row,) = rows_of(loss)
+    assert row.given == "scores"
+    assert row.line.startswith("test_losses_by_hand.py:")
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_probabilities_in_the_place_of_logits_are_told(loss):
+    (row,) = rows_of(of_logits(loss), nn.Sigmoid())
+    assert (row.given, row.op) == ("between_0_and_1", "aten.binary_cross_entropy_with_logits")
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_logits_are_left_in_peace(loss):
+    assert rows_of(of_logits(loss)) == ()
+
+
+@pytest.mark.parametrize("loss", [values_of_actions, conservative, warm, critic, hinge, margin])
+def test_scores_that_are_bounded_otherwise_are_left_in_peace(loss):
+    assert rows_of(loss) == ()
+
+
+@pytest.mark.parametrize("loss", [brier, overlap, by_logarithms, smooth_gate, ranked, weighed_rows])
+def test_probabilities_that_are_meant_are_left_in_peace(loss):
+    assert rows_of(loss, nn.Sigmoid()) == ()
+
+
+def test_a_generator_may_raise_the_scores_of_its_critic_without_end(tmp_path):
+    """The critic's weights are another optimizer's: only what they judge is trained."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(3, 6), nn.Linear(6, 4)
+
+    def train():
+        optimizers = [torch.optim.Adam(part.parameters()) for part in (maker, judge)]
+        for step in range(4):
+            x, y = maker(torch.randn(8, 3)), torch.randint(0, 4, (8, 1))
+            real, made = judge(torch.randn(8, 6)).gather(1, y), judge(x).gather(1, y)
+            loss = -made.mean() if step % 2 else F.relu(1 - real).mean() + F.relu(1 + made).mean()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizers[(step + 1) % 2].step()
+
+    assert "NS118" not in findings_of(tmp_path, train)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.gradient_arrival import GradientArrival, is_whole
+from nanstop.detect.objective.references import Equals, OwnReference
 from nanstop.detect.stale_weights import keeps_casts
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
 from nanstop.numerics.tensors import HALF, floats
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanstop.records import GradientRow
+    from nanstop.tracing.op_patches import Look
 
 MOST_ELEMENTS = 1 << 20
 """Weights in the sample of an update: 2 MiB of copies."""
@@ -57,6 +59,7 @@ class EarlySteps:
         self._flushed = False
         self._are_all_zero = False
         self._num_compared = 0
+        self._own_reference = OwnReference()
         self.lost: float | None = None
         """Share of the last update looked at that its weights could not take up, None where none
         was measured.
@@ -107,9 +110,12 @@ class EarlySteps:
 
     def due(self, step: int, facts: RunFacts) -> bool:
         """Return whether a micro-batch of this healthy window may be run again."""
-        if not is_early(step) or not (is_whole(facts) or _is_by_hand(facts)):
+        if not (is_early(step) or self._own_reference.is_due(step)) or not (
+            is_whole(facts) or _is_by_hand(facts)
+        ):
             return False
-        return self._flushed or bool(self._wanted(step, facts))
+        due = self._flushed or self._own_reference.is_due(step)
+        return due or bool(self._wanted(step, facts))
 
     def again(self, step: Step, facts: RunFacts) -> Probe | None:
         """Return what a micro-batch shows of positions, of the pooled token, of what the objective
@@ -135,7 +141,12 @@ class EarlySteps:
         if "objective" in wanted:
             self._open.discard("objective")
             with suppress(Exception):  # a healthy run that cannot be run again is none to speak of
-                found = at_once(step) | found
+                equal = Equals()
+                found = at_once(step, equal) | found
+                found["objective"] += self._own_reference.take(step, equal)
+        elif self._own_reference.is_due(step.id.step):
+            with suppress(Exception):  # as above
+                found["objective"] = self._own_reference.again(step)
         if "casts" in wanted:
             from nanstop.detect.stale_weights import stale_losses
 
@@ -227,9 +238,9 @@ def _gradients(step: Step) -> tuple[GradientRow, ...]:
         return gradient_rows(own, true, op_formats(step, micros=(0,)), scale)
 
 
-def at_once(step: Step) -> dict[str, Any]:
+def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     """Return what the objective reads, which differences are lost and what is counted in half
-    precision, from one run of all three.
+    precision, from one run of all three and of ``looks``.
     """
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
@@ -242,7 +253,8 @@ def at_once(step: Step) -> dict[str, Any]:
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs = Ratios(), Pooling(step), RunningSums(), Pairs()
-    rows = objective_rows(step, 0, differences, counts, picks, ratios, pooling, sums, pairs)
+    seen = (differences, counts, picks, ratios, pooling, sums, pairs, *looks)
+    rows = objective_rows(step, 0, *seen)
     rows += misaligned_rows(step, picks) + paired_rows(step, pairs)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {

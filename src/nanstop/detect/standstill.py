@@ -98,13 +98,21 @@ def moved(parameters: Sequence[Tensor], share: float = _SHARE) -> Iterator[int]:
 
     ``share``: by how much of their tensor's size they are moved.
     """
-    generator, left = torch.Generator().manual_seed(0), MOST_MOVED
+    num_moved = 0
     with attributes_kept((parameter, "data") for parameter in parameters):
-        for parameter in reversed(parameters):
-            if parameter.is_floating_point() and parameter.numel() <= left:
-                left -= parameter.numel()
-                data = parameter.data
-                size = share * data.float().square().mean().sqrt().clamp(min=_LEAST / _SHARE)
-                noise = torch.randn(data.shape, generator=generator).to(data.device)
-                parameter.data = data + (size * noise).to(data.dtype)
-        yield MOST_MOVED - left
+        for parameter, noise in noises(parameters, share):
+            parameter.data = parameter.data + noise
+            num_moved += noise.numel()
+        yield num_moved
+
+
+def noises(parameters: Sequence[Tensor], share: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield weights, the last ones first, each with what moves it by this share of its size."""
+    generator, left = torch.Generator().manual_seed(0), MOST_MOVED
+    for parameter in reversed(parameters):
+        if parameter.is_floating_point() and parameter.numel() <= left:
+            left -= parameter.numel()
+            data = parameter.data
+            size = share * data.float().square().mean().sqrt().clamp(min=_LEAST / _SHARE)
+            noise = torch.randn(data.shape, generator=generator).to(data.device)
+            yield parameter, (size * noise).to(data.dtype)

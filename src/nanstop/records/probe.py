@@ -96,8 +96,8 @@ class ObjectiveRow:
 
     ``op``: the operation that read it, of ``width`` classes. ``given``: rows that sum to 1, values
     between 0 and 1, scores without a normalisation, one class alone, labels that are the last
-    token that each row reads, or one after the next, or every pair of ``width`` outputs and
-    targets. ``line``: FILE:LINE.
+    token that each row reads, or one after the next, every pair of ``width`` outputs and targets,
+    or the policy itself in the place of its reference. ``line``: FILE:LINE.
     """
 
     op: str
@@ -110,6 +110,7 @@ class ObjectiveRow:
         "own_token",
         "later_token",
         "every_pair",
+        "itself",
     ]
     width: int
     line: str = ""

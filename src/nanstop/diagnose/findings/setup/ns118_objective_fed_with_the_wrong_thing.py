@@ -97,6 +97,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return _misaligned(evidence, first)
     if first.given == "every_pair":
         return _paired(evidence, first)
+    if first.given == "itself":
+        return _own_reference(evidence, first)
     return Diagnosis(
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",
@@ -141,6 +143,23 @@ def _paired(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
             *((row.line,) if row.line else ()),
             "bring both to one shape: outputs.squeeze(-1), or targets[:, None]",
             "where all pairs are meant, targets[None, :] says so",
+        ),
+        where=row.module or "loss",
+        seen=sighting(evidence, "loss", op=row.op),
+    )
+
+
+def _own_reference(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
+    """Return the finding of a policy that is compared with itself."""
+    return Diagnosis(
+        code="NS118",
+        title="the policy is compared with itself",
+        cause="its distance to the reference is exactly 0 in update after update",
+        confidence="likely",
+        confirmed="with other weights of the policy it is 0 as well",
+        lines=(
+            *((row.line,) if row.line else ()),
+            "give the reference weights of its own: copy.deepcopy(policy), before any update",
         ),
         where=row.module or "loss",
         seen=sighting(evidence, "loss", op=row.op),

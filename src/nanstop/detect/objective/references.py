@@ -1,0 +1,212 @@
+"""Whether a policy is compared with itself: a reference that has the policy's own weights.
+
+Its distance is 0 at every update, whatever is learned. That a difference is 0 is seen in the
+numbers; that it stays so, by an experiment: the micro-batch run again, undone, with other weights.
+Ratios of a policy to what it was a moment ago are 0 as well, and meant: they have a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from nanstop.detect.standstill import noises
+from nanstop.records import ObjectiveRow, op_name
+from nanstop.replay.step import gradients_of
+from nanstop.replay.untouched import TensorMemory, address
+from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.places import line_text
+from nanstop.tracing.record_step import first_loss, first_ops, look_again
+
+if TYPE_CHECKING:
+    from nanstop.replay.step import Step
+
+LEAST_TIMES = 3
+"""Updates in a row: of several that are made from one rollout, the first alone is made by the
+policy that the rollout is from.
+"""
+MOST_ELEMENTS = 1 << 20
+"""Of the weights that are written to and remembered: those of the head are enough."""
+FAR = 1.0
+"""By how much of their size weights are moved."""
+NOTHING = 1e-4
+"""Share of a gradient that roundings are."""
+
+
+class Equals:
+    """Called with each op; keeps, by the op's index, the differences that are exactly 0 of two
+    tensors in places of their own, a gradient coming to one alone, and the parameters that are
+    read. Synchronises the device at differences.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[int, Tensor] = {}
+        self.read: dict[int, nn.Parameter] = {}
+
+    def __call__(
+        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        if torch._C._current_graph_task_id() != -1:
+            return None
+        self.read |= {id(one): one for one in args if isinstance(one, nn.Parameter)}
+        if op_name(str(func)) != "sub" or not _are_two(*args[:2]):
+            return None
+        if not torch.equal(*args[:2]) or not bool(args[0].any()):
+            return None
+        return lambda result: self.found.update({index: result})
+
+
+def _are_two(first: Any, second: Any) -> bool:
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    if first.shape != second.shape or not first.numel() or not first.is_floating_point():
+        return False
+    return first.requires_grad != second.requires_grad and address(first) != address(second)
+
+
+class OwnReference:
+    """Follows a run through ``LEAST_TIMES`` updates in a row."""
+
+    def __init__(self) -> None:
+        self._num_times = 0
+        self._next: int | None = None
+        self._first: list[tuple[Tensor, Tensor]] = []
+        """Trained weights, and what they were the first time."""
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the micro-batch of an update is to be looked at again."""
+        return step == self._next
+
+    def again(self, step: Step) -> tuple[ObjectiveRow, ...]:
+        """Return what ``take`` does of a micro-batch that is run once more for it."""
+        seen = Equals()
+        look_again(step, 0, seen)
+        return self.take(step, seen)
+
+    def take(self, step: Step, seen: Equals) -> tuple[ObjectiveRow, ...]:
+        """Return the first of the differences to itself that a policy's loss is made of, once they
+        were there in each of some updates.
+
+        Undone bitwise; runs the micro-batch up to six times where there are any, and not at all
+        elsewhere. Synchronises the device.
+        """
+        found, first = _teachless(step, seen), self._first
+        self._next, self._first = None, []
+        if not found:
+            return ()
+        self._num_times += 1
+        if self._num_times < LEAST_TIMES:
+            self._next = step.id.step + 1
+            self._first = first or [(p, p.detach().clone()) for p in _last_trained(step)]
+            return ()
+        if not _follows(step, found, first):
+            return ()
+        op = first_ops(step)[found[0]]
+        line = line_text(op.line)
+        return (ObjectiveRow(op=op.name, module=op.module, given="itself", width=1, line=line),)
+
+
+def _teachless(step: Step, seen: Equals) -> list[int]:
+    """Return the differences that the loss is made of and that nothing is learned from, or that are
+    those to other parameters in the same memory.
+    """
+    if not seen.found:
+        return []
+    plain = first_loss(step, SecondRun())
+    found = [index for index in seen.found if first_loss(step, _Raised(index)) != plain]
+    own = {id(p) for p in step.view.root.parameters()}
+    theirs = {address(p) for p in seen.read.values() if id(p) not in own}
+    shares = any(address(p) in theirs for p in step.view.root.parameters() if p.requires_grad)
+    return found if found and (shares or _teaches_nothing(step, found)) else []
+
+
+def _follows(step: Step, differences: list[int], first: list[tuple[Tensor, Tensor]]) -> bool:
+    """Return whether the reference has the policy's weights as they are now: it has others where
+    the policy is given others, or is not what the policy was the first time.
+    """
+    others = [(p, p.detach() + noise) for p, noise in noises(_last_trained(step), FAR)]
+    return _are_zero(step, differences, others) or not _are_zero(step, differences, first)
+
+
+def _are_zero(step: Step, differences: list[int], weights: list[tuple[Tensor, Tensor]]) -> bool:
+    look = Equals()
+    with step.isolated(), _written(weights), SecondRun(look):
+        step.run(0)
+    return look.found.keys() >= set(differences)
+
+
+def _last_trained(step: Step) -> list[Tensor]:
+    trained = [p for p in step.view.root.parameters() if p.requires_grad]
+    left = MOST_ELEMENTS
+    return [p for p in reversed(trained) if (left := left - p.numel()) >= 0]
+
+
+@contextmanager
+def _written(weights: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Have other values in some weights, in their own storages: those who share them follow."""
+    kept: list[TensorMemory] = []
+    try:
+        for weight, values in weights:
+            kept.append(TensorMemory.of(weight))
+            weight.data.copy_(values)
+        yield
+    finally:
+        for one in reversed(kept):
+            one.put_back()
+
+
+def _teaches_nothing(step: Step, differences: Sequence[int]) -> bool:
+    """Return whether gradients are the same where none comes to some differences."""
+    whole, cut = (_gradients(step, mode) for mode in (SecondRun(), _Cut(differences)))
+    if whole.keys() != cut.keys():
+        return False
+    size = sum(float(one.square().sum()) for one in whole.values())
+    gap = sum(float((one - cut[name]).square().sum()) for name, one in whole.items())
+    return size > 0.0 and gap <= NOTHING**2 * size
+
+
+def _gradients(step: Step, mode: SecondRun) -> dict[str, Tensor]:
+    with step.isolated(), mode:
+        step.run(0)
+        dense = {n: g for n, g in gradients_of(step.view.root).items() if not g.is_sparse}
+        return {name: gradient.float().clone() for name, gradient in dense.items()}
+
+
+class _Raised(SecondRun):
+    """Has one difference be other numbers, no two of them alike."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self._index = index
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if index == self._index:
+            other = torch.linspace(1.0, 2.0, result.numel(), dtype=result.dtype)
+            result.copy_(other.square().to(result.device).reshape(result.shape))
+        return result
+
+
+class _Cut(SecondRun):
+    """Has no gradient come to some differences."""
+
+    def __init__(self, differences: Sequence[int]) -> None:
+        super().__init__()
+        self._differences = differences
+        self._made: list[Tensor] = []
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        for one in args:
+            is_made = isinstance(one, Tensor) and any(
+                address(one) == address(m) for m in self._made
+            )
+            if is_made and one.requires_grad and not one.is_leaf:
+                one.register_hook(torch.zeros_like)
+        result = func(*args, **kwargs)
+        if index in self._differences:
+            self._made.append(result)  # held, so that its memory is no other's
+        return result

@@ -244,6 +244,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     """
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
+    from nanstop.detect.objective.padding import Masks, hidden_texts
     from nanstop.detect.objective.pairs import Pairs, paired_rows
     from nanstop.detect.objective.ratios import Ratios, ratio_rows
     from nanstop.detect.running_sums import RunningSums, lost_sum_rows
@@ -252,10 +253,11 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.measure.position_rounding import WholeNumbersInHalf, coarse_rows
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
-    ratios, pooling, sums, pairs = Ratios(), Pooling(step), RunningSums(), Pairs()
-    seen = (differences, counts, picks, ratios, pooling, sums, pairs, *looks)
+    ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
+    seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, *looks)
     rows = objective_rows(step, 0, *seen)
     rows += misaligned_rows(step, picks) + paired_rows(step, pairs)
+    rows += hidden_texts(step, picks, masks)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
         **coarse,

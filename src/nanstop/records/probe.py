@@ -97,7 +97,8 @@ class ObjectiveRow:
     ``op``: the operation that read it, of ``width`` classes. ``given``: rows that sum to 1, values
     between 0 and 1, scores without a normalisation, one class alone, labels that are the last
     token that each row reads, or one after the next, every pair of ``width`` outputs and targets,
-    or the policy itself in the place of its reference. ``line``: FILE:LINE.
+    the policy itself in the place of its reference, or padding of ``width`` places in that of
+    texts. ``line``: FILE:LINE.
     """
 
     op: str
@@ -111,6 +112,7 @@ class ObjectiveRow:
         "later_token",
         "every_pair",
         "itself",
+        "padding",
     ]
     width: int
     line: str = ""

@@ -72,16 +72,31 @@ from nanstop.diagnose.evidence.reading import sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ObjectiveRow, op_name
 
-_TOKENS = {
+_ROWS = "other embeddings from one place on change the rows that read it"
+_INSTEAD = {
     "own_token": (
         "labels are not shifted",
         "every label is the last token that its row has read: the model learns to repeat it",
+        _ROWS,
         "logits[:, :-1] against labels[:, 1:], or leave the shift to a model that makes one",
     ),
     "later_token": (
         "labels are shifted twice",
         "every label stands two places or more after the last token that its row has read",
+        _ROWS,
         "shift once: models of transformers shift labels themselves",
+    ),
+    "itself": (
+        "the policy is compared with itself",
+        "its distance to the reference is exactly 0 in update after update",
+        "the reference follows the policy's weights",
+        "give the reference weights of its own: copy.deepcopy(policy), before any update",
+    ),
+    "padding": (
+        "texts are hidden and their padding is read",
+        "outputs hang on the padding, and on no token of a text beside their own",
+        "other embeddings of the padding change them, those of texts do not",
+        "turn the mask: key_padding_mask of torch is True, attention_mask 0 where nothing is read",
     ),
 }
 
@@ -93,12 +108,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if not odd:
         return None
     first, *others = odd
-    if first.given in _TOKENS:
-        return _misaligned(evidence, first)
     if first.given == "every_pair":
         return _paired(evidence, first)
-    if first.given == "itself":
-        return _own_reference(evidence, first)
+    if first.given in _INSTEAD:
+        return _measured(evidence, first)
     return Diagnosis(
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",
@@ -112,21 +125,6 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         where=first.module,
         seen=sighting(evidence, "loss", op=first.op),
-    )
-
-
-def _misaligned(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
-    """Return the finding of labels that are not the next token."""
-    title, cause, advice = _TOKENS[row.given]
-    return Diagnosis(
-        code="NS118",
-        title=title,
-        cause=cause,
-        confidence="likely",
-        confirmed="other embeddings from one place on change the rows that read it",
-        lines=tuple(filter(None, (row.line, advice))),
-        where=row.module or "loss",
-        seen=sighting(evidence, "loss", op=row.op),
     )
 
 
@@ -149,18 +147,18 @@ def _paired(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
     )
 
 
-def _own_reference(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
-    """Return the finding of a policy that is compared with itself."""
+def _measured(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
+    """Return the finding of a model or a policy that is given something else than it is meant to
+    be, as an experiment has shown.
+    """
+    title, cause, confirmed, advice = _INSTEAD[row.given]
     return Diagnosis(
         code="NS118",
-        title="the policy is compared with itself",
-        cause="its distance to the reference is exactly 0 in update after update",
+        title=title,
+        cause=cause,
         confidence="likely",
-        confirmed="with other weights of the policy it is 0 as well",
-        lines=(
-            *((row.line,) if row.line else ()),
-            "give the reference weights of its own: copy.deepcopy(policy), before any update",
-        ),
+        confirmed=confirmed,
+        lines=tuple(filter(None, (row.line, advice))),
         where=row.module or "loss",
         seen=sighting(evidence, "loss", op=row.op),
     )

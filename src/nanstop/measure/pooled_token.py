@@ -4,7 +4,7 @@ one that the mask leaves out is the wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,87 +17,113 @@ from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
 
 
-class Pooling:
-    """Called with each op of a step's first micro-batch; keeps those that read one token of each
-    row at padding: how many rows.
+def num_rows_pooled_at_padding(step: Step) -> int:
+    """Return how many rows of the first micro-batch are read at a token whose ``attention_mask`` is
+    0. Undone bitwise.
 
-    Padding is where its ``attention_mask`` is 0; without one, where a table of embeddings has its
-    row of padding. A read at one place of all rows counts where no other place is read of the same
-    tensor: a loop over the tokens reads each.
+    Reading is indexing [rows, tokens, ...] with one token for each row.
+    Synchronises the device at such ops.
+    """
+    mask = step.batches[0].get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return 0
+    look = _Pooling(mask)
+    _, error = look_again(step, 0, look)
+    if error is not None:
+        raise error
+    return look.num_bad
+
+
+class Pooling:
+    """Called with each op; keeps those that read one token of each row at padding: how many rows.
+
+    Padding is what the index says that a table leaves out. A read at one place of all rows is a
+    view, seen in the backward alone; it counts where no other place is read of a tensor of that
+    shape: a loop over the tokens reads each.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self) -> None:
         self.found: dict[int, int] = {}
-        mask = step.batches[0].get("attention_mask") if step.batches else None
-        known = isinstance(mask, Tensor) and mask.dim() == 2
-        self._padding: list[Tensor] = [mask == 0] if known else []
-        self._read: dict[tuple[int, torch.Size], list[tuple[int, int]]] = {}
+        self.embedded: dict[int, tuple[int, Tensor]] = {}
+        """Of reads at one place: the op that gave the embeddings, and which of them are padding
+        and stand at that place.
+        """
+        self._padding: dict[int, Tensor] = {}
+        self._read: dict[tuple[int, ...], list[tuple[int, int]]] = {}
 
     def __call__(self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
         base = op_name(str(func))
-        if base == "embedding" and len(args) > 2 and args[1].dim() == 2 and args[2] >= 0:
-            self._padding.append(args[1] == args[2])
+        if torch._C._current_graph_task_id() != -1:
+            if base == "select_backward" and args[2] == 1:
+                self._select(index, tuple(args[1]), args[3])
+        elif base == "embedding" and len(args) > 2 and args[1].dim() == 2 and args[2] >= 0:
+            self._padding[index] = _padding(args[1] == args[2])
         elif base == "index":
             self._index(index, *args[:2])
-        elif base == "select" and len(args) > 2 and args[1] == 1:
-            self._select(index, args[0], args[2])
 
     def _index(self, index: int, read: Tensor, places: Any) -> None:
-        padding = self._padding_of(read)
-        if padding is None or len(places) < 2:
+        known = self._padding_of(read.shape) if read.requires_grad else None
+        if known is None or len(places) < 2:
             return
+        padding = self._padding[known]
         num_rows = len(padding)
         if all(p is not None and tuple(p.shape) == (num_rows,) for p in places[:2]):
             rows, tokens = (place.to(padding.device) for place in places[:2])
             self._note(index, padding[rows, tokens])
 
-    def _select(self, index: int, read: Tensor, place: int) -> None:
-        padding = self._padding_of(read)
-        if padding is None:
+    def _select(self, index: int, shape: tuple[int, ...], place: int) -> None:
+        table = self._padding_of(shape)
+        if table is None:
             return
-        seen = self._read.setdefault((read.data_ptr(), read.shape), [])
-        seen.append((index, place % read.shape[1]))
+        place %= shape[1]
+        seen = self._read.setdefault(shape, [])
+        seen.append((index, place))
         if len({at for _, at in seen}) > 1:
             for earlier, _ in seen:
                 self.found.pop(earlier, None)
-        else:
-            self._note(index, padding[:, place])
+            return
+        padding = self._padding[table]
+        at_place = torch.zeros_like(padding)
+        at_place[:, place] = padding[:, place]
+        self.embedded[index] = table, at_place
+        self._note(index, at_place)
 
     def _note(self, index: int, at_padding: Tensor) -> None:
         if num := int(at_padding.sum()):
             self.found[index] = num
 
-    def _padding_of(self, read: Tensor) -> Tensor | None:
-        """Return where the rows that a tensor [rows, tokens, ...] is of have padding."""
-        if read.dim() < 3 or not read.requires_grad:
-            return None
-        alike = (one for one in self._padding if one.shape == read.shape[:2])
-        return next(alike, None)
+    def _padding_of(self, shape: Sequence[int]) -> int | None:
+        """Return the table whose rows a tensor [rows, tokens, ...] is of."""
+        alike = (n for n, one in self._padding.items() if one.shape == tuple(shape[:2]))
+        return next(alike, None) if len(shape) > 2 else None
 
 
-def pooled_rows(step: Step, look: Pooling | None = None) -> dict[str, Any]:
-    """Return fields of a probe: how many rows of the first micro-batch are read at padding, where
-    the loss changes with what is read there. Undone bitwise; runs it again where rows are.
-
-    ``look``: what has seen the micro-batch, else it is run. Raises what the step raises.
-    Synchronises the device at such ops.
+def _padding(is_left_out: Tensor) -> Tensor:
+    """Return which tokens [rows, tokens] are padding, without the one next to the text, which may
+    be the end of it.
     """
-    if look is None:
-        look = Pooling(step)
-        _, error = look_again(step, 0, look)
-        if error is not None:
-            raise error
+    before, after = torch.zeros_like(is_left_out), torch.zeros_like(is_left_out)
+    before[:, 1:], after[:, :-1] = is_left_out[:, :-1], is_left_out[:, 1:]
+    leads = is_left_out.long().cumprod(1).bool()
+    return is_left_out & before.where(~leads, after)
+
+
+def pooled_rows(step: Step, look: Pooling) -> dict[str, Any]:
+    """Return fields of a probe: how many rows of the first micro-batch are read at padding, where
+    the loss changes with what is read there, or is embedded there where the read is a view. Undone
+    bitwise; runs it again where rows are.
+    """
     for index, num in look.found.items():
-        if first_loss(step, _Moved(-1)) != first_loss(step, _Moved(index)):
+        table, places = look.embedded.get(index, (None, None))
+        other = _Moved(index) if table is None else _Embedded(table, places)
+        if first_loss(step, _Moved(-1)) != first_loss(step, other):
             op = first_ops(step)[index]
             return {"num_rows_pooled_at_padding": num, "pooled_at": line_text(op.line)}
     return {}
 
 
 class _Moved(SecondRun):
-    """Has one op give other numbers."""
+    """Has one op read other numbers."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -108,3 +134,35 @@ class _Moved(SecondRun):
             return func(*args, **kwargs)
         read = args[0]
         return func(read + 1.0 + read.detach().abs().amax(), *args[1:], **kwargs)
+
+
+class _Embedded(SecondRun):
+    """Has one table give other numbers in some places."""
+
+    def __init__(self, table: int, places: Tensor | None) -> None:
+        super().__init__()
+        self._table, self._places = table, places
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if index == self._table:
+            result[self._places] += 1.0 + result.detach().abs().amax()
+        return result
+
+
+class _Pooling:
+    """Called with each op; keeps the largest number of rows that one read at padding."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.num_bad = 0
+        self._mask = mask
+
+    def __call__(self, _index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]) -> None:
+        if op_name(str(func)) != "index" or tuple(args[0].shape[:2]) != tuple(self._mask.shape):
+            return
+        places = args[1]
+        num_rows = self._mask.shape[0]
+        if len(places) < 2 or any(p is None or tuple(p.shape) != (num_rows,) for p in places[:2]):
+            return
+        rows, tokens = (place.to(self._mask.device) for place in places[:2])
+        self.num_bad = max(self.num_bad, int((self._mask[rows, tokens] == 0).sum()))

@@ -211,3 +211,49 @@ def test_moments_whose_sizes_are_those_of_others(tmp_path):
 def test_sizes_that_change_when_a_training_goes_on(tmp_path, later):
     model = Branches(SHARES)
     assert "NS115" not in findings_of(tmp_path, lambda: resumed(model, list, later))
+
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def reloaded(written, read, folder, rename=("", "")):
+    """Load what a model of one class wrote, renamed, as a model of another, and train."""
+    from safetensors.torch import load_file, save_file
+    from transformers import BertConfig
+
+    written(BertConfig(**SIZES, intermediate_size=16)).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(renamed(load_file(file), *rename), file, metadata={"format": "pt"})
+    model = read.from_pretrained(folder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        model(input_ids=torch.arange(8)[None])[0].square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_folder_with_other_names(tmp_path):
+    from transformers import BertForSequenceClassification as Classifier
+
+    names = ("classifier", "score")
+    finding = findings_of(tmp_path, lambda: reloaded(Classifier, Classifier, tmp_path, names))
+    assert finding["NS105"].confidence == "likely"
+    assert "from_pretrained" in finding["NS105"].lines[0]
+
+
+def test_a_new_head_of_the_shape_of_an_old_one(tmp_path):
+    """The two classes of a next sentence have nothing to do with the two that are to be learned."""
+    from transformers import BertForPreTraining, BertForSequenceClassification
+
+    def train():
+        reloaded(BertForPreTraining, BertForSequenceClassification, tmp_path)
+
+    assert "NS105" not in findings_of(tmp_path, train)
+
+
+def test_a_folder_that_fits(tmp_path):
+    from transformers import BertForMaskedLM
+
+    assert "NS105" not in findings_of(
+        tmp_path, lambda: reloaded(BertForMaskedLM, BertForMaskedLM, tmp_path)
+    )

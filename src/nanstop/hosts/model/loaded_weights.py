@@ -4,13 +4,18 @@ as it was drawn.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from nanstop.numerics.tensors import by_torch_alone, version
@@ -28,13 +33,34 @@ class LoadedWeights:
         result = original(module, given, *args, **kwargs)
         # Classes with a loading of their own return anything.
         with suppress(Exception), by_torch_alone():
-            self._known.pop(module, None)
-            found = unmatched(module, given, result)
-            if found is not None:
-                own = dict(module.named_parameters())
-                marks = [(ref(own[name]), _mark(own[name])) for name in found.missing]
-                self._known[module] = replace(found, at=source_line(user_line())), marks
+            self._note(module, unmatched(module, given, result))
         return result
+
+    def load_pretrained(self, original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``PreTrainedModel.from_pretrained``, which it calls: what a folder on the
+        disk lacks of a model of the very class that wrote it.
+        """
+        is_asked = kwargs.get("output_loading_info", False)
+        result = original(kind, *args, **kwargs | {"output_loading_info": True})
+        if not isinstance(result, tuple):  # a class with a loading of its own
+            return result
+        model, info = result
+        with suppress(Exception), by_torch_alone():
+            folder = Path(args[0] if args else kwargs["pretrained_model_name_or_path"])
+            names = SimpleNamespace(
+                missing_keys=sorted(info["missing_keys"]),
+                unexpected_keys=sorted(info["unexpected_keys"]),
+            )
+            if names.missing_keys and _wrote(type(model), folder):
+                self._note(model, unmatched(model, _spare(folder, names.unexpected_keys), names))
+        return result if is_asked else model
+
+    def _note(self, module: nn.Module, found: LoadFacts | None) -> None:
+        self._known.pop(module, None)
+        if found is not None:
+            own = dict(module.named_parameters())
+            marks = [(ref(own[name]), _mark(own[name])) for name in found.missing]
+            self._known[module] = replace(found, at=source_line(user_line())), marks
 
     def facts(self, root: nn.Module) -> LoadFacts | None:
         """Return what a model, or a part of it, lacked when it was loaded and has not got since.
@@ -59,7 +85,7 @@ def unmatched(module: nn.Module, given: Mapping[str, Tensor], result: Any) -> Lo
     """
     own = dict(module.named_parameters())
     missing = [name for name in result.missing_keys if name in own]
-    spare = [name for name in result.unexpected_keys if isinstance(given[name], Tensor)]
+    spare = [name for name in result.unexpected_keys if isinstance(given.get(name), Tensor)]
     wanted = Counter(own[name].shape for name in missing)
     if not missing or not wanted <= Counter(given[name].shape for name in spare):
         return None
@@ -67,6 +93,26 @@ def unmatched(module: nn.Module, given: Mapping[str, Tensor], result: Any) -> Lo
     if not any(len(shape) > 1 for shape in wanted):
         return None
     return LoadFacts(missing=tuple(missing), unexpected=tuple(spare), num_tensors=len(own))
+
+
+def _wrote(kind: type, folder: Path) -> bool:
+    """Return whether a folder says that a model of this class was written to it. Another one is to
+    have another head: what the old one had too many is no name of what the new one lacks.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    return kind.__name__ in (config.get("architectures") or ())
+
+
+def _spare(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return tensors without values for those of some names that a folder's files hold."""
+    found: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as stream:
+            own = set(stream.keys())
+            for name in own.intersection(names):
+                shape = stream.get_slice(name).get_shape()
+                found[name] = torch.empty(shape, device="meta")
+    return found
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

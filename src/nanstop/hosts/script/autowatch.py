@@ -72,6 +72,9 @@ def install(open_session: OpenSession) -> None:
         table.replace(torch, "compile", _compile)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
+    if "transformers.modeling_utils" in sys.modules:
+        model_class = sys.modules["transformers.modeling_utils"].PreTrainedModel
+        table.replace(model_class, "from_pretrained", _load_pretrained)
     if "transformers.trainer" in sys.modules:
         table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
 
@@ -138,6 +141,13 @@ def _load_weights(original: Any, module: Any, given: Any, *args: Any, **kwargs: 
     from nanstop.hosts.model.loaded_weights import LOADED
 
     return LOADED.load(original, module, given, *args, **kwargs)
+
+
+def _load_pretrained(original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``PreTrainedModel.from_pretrained``, as above."""
+    from nanstop.hosts.model.loaded_weights import LOADED
+
+    return LOADED.load_pretrained(original, kind, *args, **kwargs)
 
 
 def _registering(original: Any, tensor: Any, hook: Any) -> Any:

@@ -77,5 +77,7 @@ if os.environ.get("NANSTOP_RUN") and os.environ.get("NANSTOP", "").lower() not i
     "0",
     "false",
 ):
-    sys.meta_path.insert(0, _Following("torch", "transformers.trainer"))
+    sys.meta_path.insert(
+        0, _Following("torch", "transformers.modeling_utils", "transformers.trainer")
+    )
 _run_hidden()

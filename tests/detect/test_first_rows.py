@@ -7,6 +7,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
 import nanstop
+from loop_scripts import findings_of
 from nanstop.commands.check.check import preflight
 from nanstop.commands.check.job import look
 from nanstop.hosts.trainer.facts import facts_of
@@ -151,3 +152,23 @@ def test_labels_that_the_loss_does_not_read_are_no_missing_ones(tmp_path):
             watch.step(loss_fn, batch | {"labels": torch.full((4, 6), -100)})
             watch.update(clip=None)
     assert watch.findings == ()
+
+
+def test_the_line_that_masks_every_label_is_named(tmp_path):
+    def masked(ids):
+        return ids.masked_fill(ids.cumsum(1) < 1000, -100)
+
+    def train():
+        made = model()
+        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
+        for batch in rows():
+            ids = batch["input_ids"][None]
+            labels = masked(ids)[:, 1:].flatten()
+            logits = made(input_ids=ids).logits[:, :-1].flatten(0, 1)
+            total = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            (total / (labels != -100).sum().clamp(min=1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    line, *_ = findings_of(tmp_path, train)["NS505"].lines
+    assert line.endswith("return ids.masked_fill(ids.cumsum(1) < 1000, -100)")

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fnstep import FnStep
+from loop_scripts import findings_of
 from nanstop.detect.early_steps import at_once
 
 torch.set_num_threads(1)
@@ -108,3 +109,21 @@ def test_labels_that_are_meant_are_left_in_peace(loss):
 
 def test_a_model_that_reads_all_tokens_may_be_asked_for_its_own():
     assert given(shifted(0), Causal(whole=True)) == []
+
+
+def test_each_line_that_shifts_is_named(tmp_path):
+    def train():
+        model = Causal()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            ids = torch.randint(2, 32, (3, 12))
+            inputs, labels = ids[:, :-1], ids[:, 1:]
+            logits = model(inputs)[:, :-1]
+            loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    first, second, *_ = findings_of(tmp_path, train)["NS118"].lines
+    assert first.endswith("inputs, labels = ids[:, :-1], ids[:, 1:]")
+    assert "labels[:, 1:].flatten()" in second

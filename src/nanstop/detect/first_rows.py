@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nanstop.records import DataFacts, TextFacts
 from nanstop.records.vocabulary import IGNORED_LABEL
+from nanstop.tracing.places import line_text
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Batch, ModelView, Step
@@ -34,6 +37,7 @@ class FirstRows:
         self._counted = DataFacts()
         self._num_windows = 0
         self._told = False
+        self._asked = False
 
     @property
     def is_over(self) -> bool:
@@ -46,11 +50,14 @@ class FirstRows:
             return None
         text = step.facts.text or TextFacts()
         unread = _table_is_unread(self._view)
-        for batch, loss in zip(step.batches, step.losses, strict=True):
+        for micro, (batch, loss) in enumerate(zip(step.batches, step.losses, strict=True)):
             if self._counted.num_rows < NUM_ROWS:
                 known = float(loss.detach()) if loss is not None and loss.numel() == 1 else None
                 found = counted(batch, self._view, text, loss=known, has_ids=not unread)
                 self._counted = added(self._counted, found)
+                if found.num_without_labels and not self._asked:
+                    self._asked = True
+                    self._counted = replace(self._counted, masked_at=_masked_at(step, micro))
         self._num_windows += 1
         enough = self._counted.num_rows >= NUM_ROWS or self._num_windows >= MOST_WINDOWS
         return self.finished() if enough else None
@@ -71,6 +78,20 @@ def count(batches: Iterable[Batch], view: ModelView, text: TextFacts) -> DataFac
     return found
 
 
+def _masked_at(step: Step, micro: int) -> tuple[str, ...]:
+    """Return the lines that took labels of a micro-batch out of the loss, as far as they are known.
+    Undone; runs it forward once more.
+    """
+    makers: Any = getattr(step, "makers", None)
+    with suppress(Exception):  # what cannot be run again has no line
+        return tuple(map(line_text, makers(_num_ignored, micro))) if makers is not None else ()
+    return ()
+
+
+def _num_ignored(values: Tensor) -> int:
+    return int(bool((values == IGNORED_LABEL).any())) if values.dtype == torch.int64 else 0
+
+
 def added(first: DataFacts, second: DataFacts) -> DataFacts:
     """Return the counts of both."""
     return DataFacts(
@@ -79,6 +100,7 @@ def added(first: DataFacts, second: DataFacts) -> DataFacts:
         num_without_labels=first.num_without_labels + second.num_without_labels,
         num_twice_begun=first.num_twice_begun + second.num_twice_begun,
         num_cut=first.num_cut + second.num_cut,
+        masked_at=first.masked_at or second.masked_at,
     )
 
 

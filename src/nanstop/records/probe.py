@@ -98,7 +98,7 @@ class ObjectiveRow:
     between 0 and 1, scores without a normalisation, one class alone, labels that are the last
     token that each row reads, or one after the next, every pair of ``width`` outputs and targets,
     the policy itself in the place of its reference, or padding of ``width`` places in that of
-    texts. ``line``: FILE:LINE.
+    texts. ``line``: FILE:LINE; ``made_at``: of the lines that made what was read what it is.
     """
 
     op: str
@@ -116,6 +116,7 @@ class ObjectiveRow:
     ]
     width: int
     line: str = ""
+    made_at: tuple[str, ...] = ()
 
 
 @record

@@ -106,7 +106,8 @@ class DataFacts:
 
     ``num_without_labels``: of ``num_labelled``, those of which no token is trained on.
     ``num_twice_begun``: those that begin with two tokens of a beginning. ``num_cut``: those that
-    fill all places and hold no token of an end.
+    fill all places and hold no token of an end. ``masked_at``: lines that took labels out of the
+    loss, FILE:LINE, as far as they are known.
     """
 
     num_rows: int = 0
@@ -114,6 +115,7 @@ class DataFacts:
     num_without_labels: int = 0
     num_twice_begun: int = 0
     num_cut: int = 0
+    masked_at: tuple[str, ...] = ()
 
 
 @record

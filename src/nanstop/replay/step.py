@@ -6,7 +6,7 @@ Adapters make these; everything else (replay, tracing, localization, trials, red
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -27,6 +27,10 @@ Batch = Mapping[str, Any]
 """A prepared micro-batch as the model's loss receives it;
 positionals without a name are ``arg0``, ``arg1``, ...
 """
+
+
+Measure = Callable[[Tensor], int]
+"""What is measured of a tensor that is made on the way to a loss."""
 
 
 class ModelView(Protocol):

@@ -91,9 +91,29 @@ def misaligned_rows(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
         op = first_ops(step)[pick]
         given = "own_token" if shift - ahead < 1 else "later_token"
         width = op.inputs[0].shape[-1] if op.inputs else 0
-        line = line_text(op.line)
-        rows.append(ObjectiveRow(op=op.name, module=op.module, given=given, width=width, line=line))
+        rows.append(
+            ObjectiveRow(
+                op=op.name,
+                module=op.module,
+                given=given,
+                width=width,
+                line=line_text(op.line),
+                made_at=_shifted_at(step, picks.tokens[table]) if shift else (),
+            )
+        )
     return tuple(rows)
+
+
+def _shifted_at(step: Step, tokens: Tensor) -> tuple[str, ...]:
+    """Return the lines that put labels further behind the tokens, as far as they are known."""
+
+    def places(values: Tensor) -> int:
+        if values.dtype != tokens.dtype or values.dim() < 2 or len(values) != len(tokens):
+            return 0
+        return _shift(values, tokens) or 0
+
+    makers: Any = getattr(step, "makers", None)
+    return tuple(map(line_text, makers(places))) if makers is not None else ()
 
 
 def _shift(labels: Tensor, tokens: Tensor) -> int | None:

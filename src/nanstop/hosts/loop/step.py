@@ -25,7 +25,7 @@ from nanstop.records import Atom, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
-from nanstop.replay.step import Batch, ModelView, parameters_of, trainable_of, undone
+from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
 
 _SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
@@ -73,6 +73,12 @@ class Micro(Protocol):
         """
         ...
 
+    def makers(self, measure: Measure) -> list[Line]:
+        """Return the lines that made something of which more is measured than of all that they
+        read, as far as they were recorded.
+        """
+        ...
+
 
 class UnseenMicro:
     """Stands for gradients whose making was not seen.
@@ -99,6 +105,10 @@ class UnseenMicro:
         return ()
 
     def cuts(self) -> list[Line]:
+        return []
+
+    def makers(self, measure: Measure) -> list[Line]:
+        del measure
         return []
 
 
@@ -160,6 +170,15 @@ class LoopStep:
         with self.isolated(), run_again(self.view.root, self._leaves(), compiled=compiled):
             restore_rng(self.micros[0].rng)
             return self.micros[0].cuts()
+
+    def makers(self, measure: Measure, micro: int = 0) -> list[Line]:
+        """Return the lines that made something of which more is measured than of all that they
+        read, on the way to a loss, as far as they were recorded. Undone.
+        """
+        compiled = self.facts.compiled
+        with self.isolated(), run_again(self.view.root, self._leaves(), compiled=compiled):
+            restore_rng(self.micros[micro].rng)
+            return self.micros[micro].makers(measure)
 
     def for_looks(self) -> LoopStep:
         """Return the step as looks run it: as it is."""

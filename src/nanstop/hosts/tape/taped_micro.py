@@ -18,7 +18,7 @@ from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.replay.rng import RngState
-from nanstop.replay.step import Batch
+from nanstop.replay.step import Batch, Measure
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_of_library
 
@@ -103,6 +103,26 @@ class TapedMicro:
             made = [values[slot] for slot in call.results if values[slot].is_floating_point()]
             had = call.grad and any(tensor.requires_grad for tensor in given)
             if had and made and not any(tensor.requires_grad for tensor in made):
+                found[call.line] = None
+        return list(found)
+
+    def makers(self, measure: Measure) -> list[Line]:
+        """Return the lines that made something of which more is measured than of all that they
+        read, in order, as far as they were recorded. Runs forward once more.
+        """
+        values: dict[int, Tensor] = {}
+        found: dict[Line, None] = {}
+        needed = self.tape.needed()
+        for call in self.tape.calls:
+            if call.keep or not (call.outer or any(call is one for one in needed)):
+                continue
+            slots = [slot.index for slot in call.held(Slot)]
+            if any(slot not in values for slot in slots):
+                continue
+            call.play(values, {})
+            read = [*(values[slot] for slot in slots), *(c.tensor for c in call.held(Constant))]
+            made = [values[slot] for slot in call.results if slot in values]
+            if max(map(measure, made), default=0) > max(map(measure, read), default=0):
                 found[call.line] = None
         return list(found)
 

@@ -16,7 +16,7 @@ from nanstop.measure.followed import Line
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.snapshot import Buffers
-from nanstop.replay.step import Batch, ModelView, Step, parameters_of
+from nanstop.replay.step import Batch, Measure, ModelView, Step, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +91,9 @@ class TapedStep:
         with self.isolated(), self._run_again():
             self.buffers.restore(self.notes[0])
             return self.taped[0].cuts()
+
+    def makers(self, measure: Measure, micro: int = 0) -> list[Line]:
+        """See ``hosts.loop.step.LoopStep``."""
+        with self.isolated(), self._run_again():
+            self.buffers.restore(self.notes[micro])
+            return self.taped[micro].makers(measure)

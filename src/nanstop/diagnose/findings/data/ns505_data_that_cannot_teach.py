@@ -78,7 +78,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="the data cannot teach",
         cause=cause,
         confidence=confidence,
-        lines=(*(f"also {one[1]}" for one in others), advice),
+        lines=(*facts.data.masked_at, *(f"also {one[1]}" for one in others), advice),
         where=facts.host,
         seen=sighting(evidence, "forward") if "data" in evidence.learned else None,
     )

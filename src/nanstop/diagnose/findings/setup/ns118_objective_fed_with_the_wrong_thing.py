@@ -158,7 +158,7 @@ def _measured(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
         cause=cause,
         confidence="likely",
         confirmed=confirmed,
-        lines=tuple(filter(None, (row.line, advice))),
+        lines=tuple(filter(None, (*row.made_at, row.line, advice))),
         where=row.module or "loss",
         seen=sighting(evidence, "loss", op=row.op),
     )

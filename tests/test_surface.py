@@ -127,6 +127,9 @@ COMMANDS = {
 REPORT_FORM = (1, "f84013239b13fd20")
 
 
+REPORT_FORM = (1, "bf3cb5cfb8b74929")
+
+
 def test_names():
     assert dir(nanstop) == [
         "Callback",

@@ -5,8 +5,10 @@ A model starts with weights that no checkpoint gave it: memory that was allocate
 an adapter whose second half is still zero, or tensors that the checkpoint lacks although its config
 expects them, so that loading draws them anew. With `strict=False` a state dict whose keys have
 other names (`module.`, `fc.` for `head.`) leaves the model's own as they were drawn: that is told
-where it has as many tensors of the same shapes too many. Nothing need have failed yet; where an
-operation overflows and weights were beyond 2**20 as they were loaded, they are the cause.
+where it has as many tensors of the same shapes too many, and of `from_pretrained` where the folder
+was written by a model of the same class besides: of another class a new head is meant. Nothing need
+have failed yet; where an operation overflows and weights were beyond 2**20 as they were loaded,
+they are the cause.
 
 ## Why it happens
 `torch.empty` returns memory as it was. Read as float32, the 64-bit pointers and small integers that

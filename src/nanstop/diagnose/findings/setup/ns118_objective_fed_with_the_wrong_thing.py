@@ -13,7 +13,10 @@ gradient passes through two softmaxes, of which the first is saturated. A sigmoi
 `binary_cross_entropy_with_logits` leaves probabilities between sigmoid(0) = 0.5 and sigmoid(1) =
 0.73: no negative can be called one. `nll_loss` takes no logarithm: of probabilities it is -p,
 between -1 and 0, and of plain scores it has no lower bound, since a score may grow for ever.
-`log_softmax` before `cross_entropy` is harmless: log-probabilities are their own log-softmax.
+`log_softmax` before `cross_entropy` is harmless: log-probabilities are their own log-softmax. A
+loss that is spelled by hand is known by how it answers to other numbers: what falls in step with
+scores that are raised by 1000 and by 10000 has no lower bound, and what is a + b (log(1 + exp(s)) -
+c s) as a function of one number s in the place of all scores is a binary cross entropy of logits.
 
 Labels can be the wrong thing as well. Row i of a language model has read tokens 0 to i, and is to
 be asked for token i + 1. Asked for token i it learns to repeat it, with a loss that falls to 0;
@@ -26,6 +29,17 @@ each output is compared with the targets of all rows. The loss is smallest where
 mean of the targets, and falls to their variance. `mse_loss` warns of it once, a difference written
 by hand does not. That a dimension was put in front is seen in the shapes, that the rows are lost by
 it, by an experiment: targets in another order, which leave the loss as it is.
+
+A reference can be the policy: the same module, or one whose parameters were given the policy's
+memory. Then each log-ratio is 0, at the first update as in health, and at the third as well: a
+penalty holds nothing back, and a preference loss is log(2) = 0.693 whatever is learned. It is told
+after three updates in a row, where the difference has no part in any gradient or the parameters
+share their memory; ratios to what a policy was when it acted have a gradient at 0.
+
+A mask can be the wrong way round: `attention_mask` of transformers is 1 where a token is read,
+`key_padding_mask` of torch True where it is not. Texts are hidden then and their padding is read,
+and the loss falls to what is known without them. That is told by an experiment: other embeddings of
+the padding change the outputs, other ones of the texts do not, beside those of the token itself.
 
 ## Example
 ```python
@@ -45,6 +59,8 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
    `binary_cross_entropy(p, labels)`. Cost: less exact for small probabilities.
 3. Scores before `nll_loss`: `log_softmax` them, or use `cross_entropy`. Cost: none.
 4. Outputs [N, 1] against targets [N]: `outputs.squeeze(-1)`, or `targets[:, None]`. Cost: none.
+5. A reference of its own: `copy.deepcopy(policy)` before the first update. Cost: a model's memory.
+6. Turn the mask, with `~` or `1 - mask`, where it is made. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -54,7 +70,8 @@ afterwards: compare accuracies, not losses.
 NS207: the logarithm of a probability that has underflowed, which is not finite. A softmax of a
 teacher is a target, not an input, and right there. NS701: one class alone, whose softmax is 1
 whatever the model says. Distances between two samples are of all pairs on purpose, and their order
-is nothing to them: with `targets[None, :]` that is written down, and nothing is said.
+is nothing to them: with `targets[None, :]` that is written down, and nothing is said. NS208: texts
+that are read at the padding behind them, with a mask that is right.
 
 ## References
 - https://github.com/Lightning-Universe/lightning-bolts/issues/654

@@ -95,3 +95,10 @@ def test_other_reads_are_left_in_peace(loss, left):
 
 def pooled(loss, *, left):
     return at_once(FnStep(Causal(), loss, [texts(left=left)]))
+
+
+def test_fields_that_a_table_leaves_out_are_no_padding():
+    """Columns of a table, of which the last are often unknown and others now and then."""
+    batch = texts(left=False)
+    batch["ids"][2, 3] = END
+    assert "num_rows_pooled_at_padding" not in at_once(FnStep(Causal(), by_select, [batch]))

@@ -110,12 +110,11 @@ class EarlySteps:
 
     def due(self, step: int, facts: RunFacts) -> bool:
         """Return whether a micro-batch of this healthy window may be run again."""
-        if not (is_early(step) or self._own_reference.is_due(step)) or not (
-            is_whole(facts) or _is_by_hand(facts)
-        ):
+        if not (is_whole(facts) or _is_by_hand(facts)):
             return False
-        due = self._flushed or self._own_reference.is_due(step)
-        return due or bool(self._wanted(step, facts))
+        if self._own_reference.is_due(step):
+            return True
+        return is_early(step) and (self._flushed or bool(self._wanted(step, facts)))
 
     def again(self, step: Step, facts: RunFacts) -> Probe | None:
         """Return what a micro-batch shows of positions, of the pooled token, of what the objective

@@ -98,14 +98,17 @@ class Pooling:
         return next(alike, None) if len(shape) > 2 else None
 
 
-def _padding(is_left_out: Tensor) -> Tensor:
+def _padding(left_out: Tensor) -> Tensor:
     """Return which tokens [rows, tokens] are padding, without the one next to the text, which may
-    be the end of it.
+    be the end of it; none where some stand within a text: fields that a table leaves out, say.
     """
-    before, after = torch.zeros_like(is_left_out), torch.zeros_like(is_left_out)
-    before[:, 1:], after[:, :-1] = is_left_out[:, :-1], is_left_out[:, 1:]
-    leads = is_left_out.long().cumprod(1).bool()
-    return is_left_out & before.where(~leads, after)
+    leads = left_out.long().cumprod(1).bool()
+    trails = left_out.flip(1).long().cumprod(1).flip(1).bool()
+    if bool((left_out & ~leads & ~trails).any()):
+        return torch.zeros_like(left_out)
+    before, after = torch.zeros_like(left_out), torch.zeros_like(left_out)
+    before[:, 1:], after[:, :-1] = left_out[:, :-1], left_out[:, 1:]
+    return left_out & before.where(~leads, after)
 
 
 def pooled_rows(step: Step, look: Pooling) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from nanstop.detect.objective.answers import falls_without_end, takes_logits_of_labels
 from nanstop.detect.objective.labels import LIKELIHOODS, picked
@@ -96,8 +97,8 @@ class _Operands:
         self.odd: dict[int, Given] = {}
         self.overflowed: set[int] = set()
         self._asked = asked
-        self._normalised: set[int] = set()
-        self._picked: dict[int, int] = {}
+        self._normalised: set[StorageWeakRef] = set()
+        self._picked: dict[StorageWeakRef, int] = {}
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
@@ -116,7 +117,8 @@ class _Operands:
         """Keep what is odd; scores that are normalised as well are the logits of a cross entropy
         that is spelled by hand.
         """
-        place = operand.untyped_storage().data_ptr()
+        # It keeps the address from being given to another storage.
+        place = StorageWeakRef(operand.untyped_storage())
         if base in _NORMALISE:
             self._normalised.add(place)
             self.odd.pop(self._picked.pop(place, -1), None)

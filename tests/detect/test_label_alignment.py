@@ -21,10 +21,10 @@ class Causal(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.whole = whole
-        self.table, self.head = nn.Embedding(32, 8), nn.Linear(16, 32)
+        self.table, self.head, self.norm = nn.Embedding(32, 8), nn.Linear(16, 32), nn.LayerNorm(8)
 
     def forward(self, ids):
-        h = self.table(ids)
+        h = self.norm(self.table(ids))
         count = torch.arange(1, ids.shape[1] + 1)[:, None]
         mean = h.mean(1, keepdim=True).expand_as(h) if self.whole else h.cumsum(1) / count
         return self.head(torch.cat([h, mean], dim=-1))

@@ -64,6 +64,16 @@ class SecondRun(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+@torch.no_grad()
+def displace(values: Tensor, places: Any) -> None:
+    """Write other numbers into some places of values [..., features], in place: another shift for
+    each feature, since a norm takes away one that all have.
+    """
+    far = 1.0 + values.detach().abs().amax()
+    each = torch.linspace(-1.0, 1.0, values.shape[-1], device=values.device)
+    values[places] += (far * each).to(values.dtype)
+
+
 Masks = tuple[Tensor | None, ...]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import SecondRun, displace
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops
 
@@ -179,5 +179,5 @@ class _Moved(SecondRun):
             self.has_classes_second = op_name(str(func)) in LIKELIHOODS and args[0].dim() > 2
         result = func(*args, **kwargs)
         if index == self._table and self._place is not None:
-            result[:, self._place :] += 1.0 + result.detach().abs().amax()
+            displace(result, (slice(None), slice(self._place, None)))
         return result

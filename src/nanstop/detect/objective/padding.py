@@ -17,7 +17,7 @@ from torch import Tensor
 from nanstop.detect.objective.labels import LIKELIHOODS, Picks
 from nanstop.detect.standstill import moved
 from nanstop.records import ObjectiveRow, op_name
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import SecondRun, displace
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops
 
@@ -85,11 +85,13 @@ def padding_of(tokens: Tensor) -> Tensor | None:
 
 
 def _run_at_end(tokens: Tensor) -> Tensor:
-    """Return the places at which rows end in one token alone, which many of them do."""
+    """Return the places at which rows end in the one token that most of them repeat there."""
     last = tokens[:, -1:]
     run = (tokens == last).flip(-1).long().cumprod(-1).flip(-1).bool()
-    run &= run.sum(-1, keepdim=True) >= LEAST
-    return run & (last == tokens[run].mode().values) if bool(run.any()) else run
+    repeated = run & (run.sum(-1, keepdim=True) >= LEAST)
+    if not bool(repeated.any()):
+        return repeated
+    return run & (last == tokens[repeated].mode().values)
 
 
 def _by_token(labels: Tensor, tokens: Tensor) -> bool:
@@ -167,7 +169,7 @@ class _Moved(SecondRun):
             self.has_classes_second = op_name(str(func)) in LIKELIHOODS and args[0].dim() > 2
         result = func(*args, **kwargs)
         if index == self._table:
-            result[self._places] += 1.0 + result.detach().abs().amax()
+            displace(result, self._places)
         return result
 
 

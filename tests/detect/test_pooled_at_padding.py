@@ -77,6 +77,13 @@ def not_in_the_loss(m, b):
     return at_the_end(m, b) + 0.0 * last.sum()
 
 
+def masked(m, b):
+    """What stands at the last place counts where it is a token; all places are in a mean."""
+    states = m(b["ids"])
+    last = states[:, -1] * (b["ids"][:, -1:] != END)
+    return F.cross_entropy(m.head(states.mean(1) + last), b["y"])
+
+
 @pytest.mark.parametrize(
     ("loss", "left"),
     [
@@ -87,6 +94,7 @@ def not_in_the_loss(m, b):
         (one_by_one, False),
         (of_the_first, False),
         (not_in_the_loss, False),
+        (masked, False),
     ],
 )
 def test_other_reads_are_left_in_peace(loss, left):

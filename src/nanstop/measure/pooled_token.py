@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanstop.records import op_name
 from nanstop.replay.step import Step
-from nanstop.tracing.op_patches import SecondRun, displace
+from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
 
@@ -38,63 +38,56 @@ class Pooling:
     """Called with each op; keeps those that read one token of each row at padding: how many rows.
 
     Padding is what the index says that a table leaves out. A read at one place of all rows is a
-    view, seen in the backward alone; it counts where no other place is read of a tensor of that
-    shape: a loop over the tokens reads each.
+    view, seen in the backward alone, with the gradient of what was read; it counts where no other
+    place is read of a tensor of that shape: a loop over the tokens reads each.
     """
 
     def __init__(self) -> None:
         self.found: dict[int, int] = {}
-        self.embedded: dict[int, tuple[int, Tensor]] = {}
-        """Of reads at one place: the op that gave the embeddings, and which of them are padding
-        and stand at that place.
-        """
-        self._padding: dict[int, Tensor] = {}
+        self.learned: set[int] = set()
+        """Of those, the ones by which a gradient has come to padding."""
+        self._padding: list[Tensor] = []
         self._read: dict[tuple[int, ...], list[tuple[int, int]]] = {}
 
     def __call__(self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]) -> None:
         base = op_name(str(func))
         if torch._C._current_graph_task_id() != -1:
             if base == "select_backward" and args[2] == 1:
-                self._select(index, tuple(args[1]), args[3])
+                self._select(index, args[0], tuple(args[1]), args[3])
         elif base == "embedding" and len(args) > 2 and args[1].dim() == 2 and args[2] >= 0:
-            self._padding[index] = _padding(args[1] == args[2])
+            self._padding.append(_padding(args[1] == args[2]))
         elif base == "index":
             self._index(index, *args[:2])
 
     def _index(self, index: int, read: Tensor, places: Any) -> None:
-        known = self._padding_of(read.shape) if read.requires_grad else None
-        if known is None or len(places) < 2:
+        padding = self._padding_of(read.shape) if read.requires_grad else None
+        if padding is None or len(places) < 2:
             return
-        padding = self._padding[known]
         num_rows = len(padding)
         if all(p is not None and tuple(p.shape) == (num_rows,) for p in places[:2]):
             rows, tokens = (place.to(padding.device) for place in places[:2])
             self._note(index, padding[rows, tokens])
 
-    def _select(self, index: int, shape: tuple[int, ...], place: int) -> None:
-        table = self._padding_of(shape)
-        if table is None:
+    def _select(self, index: int, gradient: Tensor, shape: tuple[int, ...], place: int) -> None:
+        padding = self._padding_of(shape)
+        if padding is None:
             return
-        place %= shape[1]
         seen = self._read.setdefault(shape, [])
-        seen.append((index, place))
+        seen.append((index, place % shape[1]))
         if len({at for _, at in seen}) > 1:
             for earlier, _ in seen:
                 self.found.pop(earlier, None)
-            return
-        padding = self._padding[table]
-        at_place = torch.zeros_like(padding)
-        at_place[:, place] = padding[:, place]
-        self.embedded[index] = table, at_place
-        self._note(index, at_place)
+        else:
+            self.learned.add(index)
+            self._note(index, padding[:, place] & gradient.flatten(1).any(1))
 
     def _note(self, index: int, at_padding: Tensor) -> None:
         if num := int(at_padding.sum()):
             self.found[index] = num
 
-    def _padding_of(self, shape: Sequence[int]) -> int | None:
-        """Return the table whose rows a tensor [rows, tokens, ...] is of."""
-        alike = (n for n, one in self._padding.items() if one.shape == tuple(shape[:2]))
+    def _padding_of(self, shape: Sequence[int]) -> Tensor | None:
+        """Return where the rows that a tensor [rows, tokens, ...] is of have padding."""
+        alike = (one for one in self._padding if one.shape == tuple(shape[:2]))
         return next(alike, None) if len(shape) > 2 else None
 
 
@@ -113,13 +106,10 @@ def _padding(left_out: Tensor) -> Tensor:
 
 def pooled_rows(step: Step, look: Pooling) -> dict[str, Any]:
     """Return fields of a probe: how many rows of the first micro-batch are read at padding, where
-    the loss changes with what is read there, or is embedded there where the read is a view. Undone
-    bitwise; runs it again where rows are.
+    the loss changes with what is read there. Undone bitwise; runs it again where rows are.
     """
     for index, num in look.found.items():
-        table, places = look.embedded.get(index, (None, None))
-        other = _Moved(index) if table is None else _Embedded(table, places)
-        if first_loss(step, _Moved(-1)) != first_loss(step, other):
+        if index in look.learned or first_loss(step, _Moved(-1)) != first_loss(step, _Moved(index)):
             op = first_ops(step)[index]
             return {"num_rows_pooled_at_padding": num, "pooled_at": line_text(op.line)}
     return {}
@@ -137,20 +127,6 @@ class _Moved(SecondRun):
             return func(*args, **kwargs)
         read = args[0]
         return func(read + 1.0 + read.detach().abs().amax(), *args[1:], **kwargs)
-
-
-class _Embedded(SecondRun):
-    """Has one table give other numbers in some places."""
-
-    def __init__(self, table: int, places: Tensor | None) -> None:
-        super().__init__()
-        self._table, self._places = table, places
-
-    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if index == self._table:
-            displace(result, self._places)
-        return result
 
 
 class _Pooling:

@@ -17,36 +17,23 @@ from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
 
 
-def num_rows_pooled_at_padding(step: Step) -> int:
-    """Return how many rows of the first micro-batch are read at a token whose ``attention_mask`` is
-    0. Undone bitwise.
-
-    Reading is indexing [rows, tokens, ...] with one token for each row.
-    Synchronises the device at such ops.
-    """
-    mask = step.batches[0].get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.dim() != 2:
-        return 0
-    look = _Pooling(mask)
-    _, error = look_again(step, 0, look)
-    if error is not None:
-        raise error
-    return look.num_bad
-
-
 class Pooling:
-    """Called with each op; keeps those that read one token of each row at padding: how many rows.
+    """Called with each op of a step's first micro-batch; keeps those that read one token of each
+    row at padding: how many rows.
 
-    Padding is what the index says that a table leaves out. A read at one place of all rows is a
-    view, seen in the backward alone, with the gradient of what was read; it counts where no other
-    place is read of a tensor of that shape: a loop over the tokens reads each.
+    Padding is where its ``attention_mask`` is 0; without one, where a table of embeddings has its
+    row of padding. A read at one place of all rows is a view, seen in the backward alone, with the
+    gradient of what was read; it counts where no other place is read of a tensor of that shape: a
+    loop over the tokens reads each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step: Step) -> None:
         self.found: dict[int, int] = {}
         self.learned: set[int] = set()
         """Of those, the ones by which a gradient has come to padding."""
-        self._padding: list[Tensor] = []
+        mask = step.batches[0].get("attention_mask") if step.batches else None
+        known = isinstance(mask, Tensor) and mask.dim() == 2
+        self._padding: list[Tensor] = [mask == 0] if known else []
         self._read: dict[tuple[int, ...], list[tuple[int, int]]] = {}
 
     def __call__(self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]) -> None:
@@ -104,10 +91,18 @@ def _padding(left_out: Tensor) -> Tensor:
     return left_out & before.where(~leads, after)
 
 
-def pooled_rows(step: Step, look: Pooling) -> dict[str, Any]:
+def pooled_rows(step: Step, look: Pooling | None = None) -> dict[str, Any]:
     """Return fields of a probe: how many rows of the first micro-batch are read at padding, where
     the loss changes with what is read there. Undone bitwise; runs it again where rows are.
+
+    ``look``: what has seen the micro-batch, else it is run. Raises what the step raises.
+    Synchronises the device at such ops.
     """
+    if look is None:
+        look = Pooling(step)
+        _, error = look_again(step, 0, look)
+        if error is not None:
+            raise error
     for index, num in look.found.items():
         if index in look.learned or first_loss(step, _Moved(-1)) != first_loss(step, _Moved(index)):
             op = first_ops(step)[index]
@@ -127,21 +122,3 @@ class _Moved(SecondRun):
             return func(*args, **kwargs)
         read = args[0]
         return func(read + 1.0 + read.detach().abs().amax(), *args[1:], **kwargs)
-
-
-class _Pooling:
-    """Called with each op; keeps the largest number of rows that one read at padding."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.num_bad = 0
-        self._mask = mask
-
-    def __call__(self, _index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]) -> None:
-        if op_name(str(func)) != "index" or tuple(args[0].shape[:2]) != tuple(self._mask.shape):
-            return
-        places = args[1]
-        num_rows = self._mask.shape[0]
-        if len(places) < 2 or any(p is None or tuple(p.shape) != (num_rows,) for p in places[:2]):
-            return
-        rows, tokens = (place.to(self._mask.device) for place in places[:2])
-        self.num_bad = max(self.num_bad, int((self._mask[rows, tokens] == 0).sum()))

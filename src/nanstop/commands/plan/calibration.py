@@ -24,7 +24,7 @@ from nanstop.remedies.apply import applied
 from nanstop.replay.conditions import without_dropout
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
-from nanstop.replay.step import Batch, Measure, Step
+from nanstop.replay.step import Batch, Step
 from nanstop.replay.undo import attributes_kept
 
 Loss = Callable[[Any], Tensor]
@@ -72,10 +72,6 @@ class CalibrationMicro:
         return ()
 
     def cuts(self) -> list[Line]:
-        return []
-
-    def makers(self, measure: Measure) -> list[Line]:
-        del measure
         return []
 
 

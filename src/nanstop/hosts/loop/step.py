@@ -73,12 +73,6 @@ class Micro(Protocol):
         """
         ...
 
-    def makers(self, measure: Measure) -> list[Line]:
-        """Return the lines that made something of which more is measured than of all that they
-        read, as far as they were recorded.
-        """
-        ...
-
 
 class UnseenMicro:
     """Stands for gradients whose making was not seen.
@@ -105,10 +99,6 @@ class UnseenMicro:
         return ()
 
     def cuts(self) -> list[Line]:
-        return []
-
-    def makers(self, measure: Measure) -> list[Line]:
-        del measure
         return []
 
 
@@ -178,7 +168,8 @@ class LoopStep:
         compiled = self.facts.compiled
         with self.isolated(), run_again(self.view.root, self._leaves(), compiled=compiled):
             restore_rng(self.micros[micro].rng)
-            return self.micros[micro].makers(measure)
+            own: Any = self.micros[micro]
+            return own.makers(measure) if hasattr(own, "makers") else []
 
     def for_looks(self) -> LoopStep:
         """Return the step as looks run it: as it is."""

@@ -31,7 +31,7 @@ from nanstop.numerics.tensors import format_name, tensors, version
 from nanstop.numerics.trained import held_by
 from nanstop.replay.rng import RngNotes
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
-from nanstop.replay.step import Batch, Measure
+from nanstop.replay.step import Batch
 from nanstop.session.watched_run import OpenSession
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.own_code import is_of_library
@@ -68,10 +68,6 @@ class FunctionMicro:
         return self._watch.backward(self.loss_fn(given))
 
     def cuts(self) -> list[Line]:
-        return []
-
-    def makers(self, measure: Measure) -> list[Line]:
-        del measure
         return []
 
     def leaves(self) -> list[Tensor]:

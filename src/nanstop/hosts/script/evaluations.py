@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, note_rng
-from nanstop.replay.step import Batch, Measure
+from nanstop.replay.step import Batch
 
 _MAX_HELD = 8
 _MAX_HELD_BYTES = 2**24
@@ -72,10 +72,6 @@ class EvaluationMicro:
         return ()
 
     def cuts(self) -> list[Line]:
-        return []
-
-    def makers(self, measure: Measure) -> list[Line]:
-        del measure
         return []
 
 

@@ -124,13 +124,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "f84013239b13fd20")
-
-
-REPORT_FORM = (1, "bf3cb5cfb8b74929")
-
-
-REPORT_FORM = (1, "3d9fa3e29fb27e8a")
+REPORT_FORM = (1, "dc29696c115f6b12")
 
 
 def test_names():

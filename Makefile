@@ -20,8 +20,9 @@ $(VENV)/.dev: $(VENV)/.train
 demo: $(VENV)/.train
 	$(VENV)/bin/nanstop demo s1-gemma3-dpo-fp16
 
+# Three workers for two cores: tests wait for processes that they have started.
 test: $(VENV)/.dev
-	$(PY) -m pytest -q -W error -n 2 --dist loadfile -m "not slow and not gpu"
+	$(PY) -m pytest -q -W error -n 3 --dist loadfile -m "not slow and not gpu"
 
 test-all: $(VENV)/.dev
 	$(PY) -m pytest -q -W error -n 2 --dist loadfile -m "not gpu"

@@ -15,7 +15,6 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from nanstop.numerics.tensors import by_torch_alone, version
@@ -105,6 +104,8 @@ def _wrote(kind: type, folder: Path) -> bool:
 
 def _spare(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     """Return tensors without values for those of some names that a folder's files hold."""
+    from safetensors import safe_open  # of transformers: a loop without it has no use for it
+
     found: dict[str, Tensor] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as stream:

@@ -5,6 +5,7 @@ incidents.
 import gc
 import os
 import signal
+import sys
 
 import pytest
 
@@ -40,8 +41,17 @@ def pytest_collection_finish():
     """What was imported stays: the garbage collector need not walk it. A Trainer collects twice a
     training, which took a fifth of the suite's time.
     """
+    if "hypothesis" in sys.modules:
+        _first_example()  # asks the collector who refers to a generator: to a frozen one nobody
     gc.collect()
     gc.freeze()
+
+
+def _first_example():
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    settings(max_examples=1, database=None)(given(st.none())(lambda _: None))()
 
 
 def pytest_sessionfinish():

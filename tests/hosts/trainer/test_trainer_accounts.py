@@ -6,8 +6,13 @@ from transformers import Trainer, TrainerCallback
 
 import nanstop
 from hf_cases import build
+from versions import older_than
 
 torch.set_num_threads(1)
+COUNTS_OTHERWISE = pytest.mark.skipif(
+    older_than("transformers", "5"),
+    reason="divides by labels that its sum does not have: the loss is not 1024 times a mean, but 960",
+)
 ACCOUNTED = ("NS306", "NS307", "NS112", "NS114")
 
 
@@ -124,7 +129,7 @@ def by_gradient_descent(folder, **settings):
     ("kind", "callback", "clip", "found"),
     [
         (Trainer, Scaled(1e-3), 0.0, ["NS306"]),
-        (LargeLoss, Scaled(1 / 1024), 0.1, ["NS112"]),
+        pytest.param(LargeLoss, Scaled(1 / 1024), 0.1, ["NS112"], marks=COUNTS_OTHERWISE),
         (LargeLoss, Clipping(1 / 1024), 0.0, []),
         (LargeLoss, Scaled(1 / 1024), 0.0, []),
         (LargeLoss, Scaled(1 / 1024), 1e9, []),

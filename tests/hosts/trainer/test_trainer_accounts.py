@@ -11,7 +11,7 @@ from versions import older_than
 torch.set_num_threads(1)
 COUNTS_OTHERWISE = pytest.mark.skipif(
     older_than("transformers", "5"),
-    reason="divides by labels that its sum does not have: the loss is not 1024 times a mean, but 960",
+    reason="divides by labels that its sum has not: the loss is 960 times a mean, not 1024",
 )
 ACCOUNTED = ("NS306", "NS307", "NS112", "NS114")
 

@@ -189,7 +189,7 @@ def decide(  # noqa: PLR0913 - called once, by name
     if harmless:
         return Action(kind="continue", reason=_HARMLESS), state
     is_held_back = repairs and not can_redo and (cure or replays_clean)
-    why = _REWRITTEN if is_held_back else _why_not_repaired(policy, proof)
+    why = REWRITTEN if is_held_back else _why_not_repaired(policy, proof)
     return _without_it(policy, state, key, why, optimizer=optimizer, num_updates=at_step)
 
 
@@ -212,8 +212,8 @@ def _without_it(
 _BY_CHANCE = "the failure does not always come back: the step is run again as it is"
 _BROKEN = "the weights themselves are not finite: leaving updates out cannot help"
 _HARMLESS = "the loss is not finite, but every gradient is: the update is applied"
-_REWRITTEN = "the script writes to its gradients, and those made anew would lack that"
-_FROM_NOW_ON = f"the proven remedy stays on; this update is left out: {_REWRITTEN}"
+REWRITTEN = "the script writes to its gradients, and those made anew would lack that"
+_FROM_NOW_ON = f"the proven remedy stays on; this update is left out: {REWRITTEN}"
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from nanstop.decide.agreement import ONE_RANK, Ranks, on_every_rank
 from nanstop.decide.decision import Decision
+from nanstop.decide.policy import REWRITTEN
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import Reading
 from nanstop.detect.signals import Alarm, alarm_of_exception, alarm_of_weights, arrived
@@ -35,7 +36,6 @@ _MAX_ROUNDS = 3
 """How often a window is run again: a redo that fails again is a new incident."""
 _AGAIN = "failed: the window fails again"
 _IN_USE = "its gradients are in use already"
-_REWRITTEN = "left out: the script writes to its gradients, and those made anew would lack that"
 _log = logging.getLogger("nanstop")
 
 
@@ -156,7 +156,7 @@ class WindowEnds:
             before = type(alarm.error).__name__
         if decision.kind in ("redo", "rollback") and step.rewritten_at() is not None:
             ending.apply = False
-            self._tell(decision, _REWRITTEN, before)
+            self._tell(decision, f"left out: {REWRITTEN}", before)
             return True
         if decision.kind in ("redo", "rollback"):
             problem = self._made_anew(step, decision, rewind, "" if can_redo else _IN_USE)

@@ -145,8 +145,8 @@ class Sinks:
             return original(scaler, optimizer, *args, **kw)
         self._state.stop_expecting()
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
-            self._state.begin_sink()
             if getattr(optimizer, "_step_supports_amp_scaling", False):
+                self._state.begin_sink()
                 self._state.window.scaler = scaler
                 self._judge.judge(held_by(optimizer), norm_of(held_by(optimizer)), optimizer)
             else:

@@ -103,7 +103,7 @@ class Looks:
             return
         if step == at:
             gc.collect()
-            self.held[at] = sum(len(one) for one in gc.get_objects() if type(one) in HOLDERS)
+            self.held[at] = sum(len(one) for one in gc.get_objects() if grows(one))
         self.work.setdefault(at, []).append(0)
 
         def count(frame, event, _):
@@ -135,7 +135,13 @@ def least_of_the_heavy(work):
 
 
 NUM_LOOKS = 12
-HOLDERS = (list, dict, set, tuple, deque)
+
+
+def grows(held):
+    """Whether something is a container without a bound of its own: how far a series with a bound is
+    filled hangs on the clock that looks go by.
+    """
+    return type(held) in (list, dict, set, tuple) or (type(held) is deque and held.maxlen is None)
 
 
 def watched(folder, looks, num_steps):

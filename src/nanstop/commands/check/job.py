@@ -81,7 +81,7 @@ def _probe(step: Any) -> Probe:
 
 def _look_at_all(trainer: Any, facts: RunFacts, step: Any) -> tuple[Probe, RunFacts]:
     from nanstop.detect.first_rows import count
-    from nanstop.hosts.model.updates import probed_accumulation
+    from nanstop.hosts.trainer.first_window import probed_accumulation
 
     found, sums = _probe(step), probed_accumulation(trainer, step)
     try:  # its own collator, in the order of the training; what it draws is undone

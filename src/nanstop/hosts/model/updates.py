@@ -5,7 +5,6 @@ Restored state, the sum over micro-batches.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.hosts import compat
 from nanstop.numerics.tensors import format_name, spread
 from nanstop.records import AccumulationFacts, ResumeFacts
 from nanstop.records.vocabulary import IGNORED_LABEL
-from nanstop.replay.rng import restore_rng
 from nanstop.replay.step import Batch
 
 _MOST_SUMS, _MOST_SUMMED = 8, 4096
@@ -93,31 +90,6 @@ def accumulation_of(*roots: nn.Module) -> AccumulationFacts | None:
     return AccumulationFacts(batch_norms=len(norms)) if norms else None
 
 
-def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
-    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch.
-
-    Everything is undone. Reads two losses.
-
-    A loss that is divided by the tokens of the window is half of itself when it is told of twice as
-    many.
-    """
-    norms = accumulation_of(step.view.root)
-    declared, takes = compat.loss_is_scaled(trainer), trainer.model_accepts_loss_kwargs
-    by_tokens = None
-    labelled = [batch["labels"] for batch in step.batches if "labels" in batch]
-    if labelled and declared is None:
-        with step.isolated(), torch.no_grad():
-            one, two = (_loss(trainer, step, count) for count in (8, 16))
-        by_tokens = abs(two / one - 0.5) < 0.05 if math.isfinite(one) and one else None
-    scaled = (takes or trainer.compute_loss_func is not None) if declared is None else declared
-    return AccumulationFacts(
-        counts=tuple(_supervised(labels) for labels in labelled),
-        by_tokens=by_tokens,
-        by_micros=not scaled,
-        batch_norms=norms.batch_norms if norms else 0,
-    )
-
-
 def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
     """Return the half format that every one of some gradients fits exactly.
 
@@ -165,7 +137,7 @@ def seen_accumulation(
     half = sum_format(gradients)
     if half is not None:
         norms = replace(norms or AccumulationFacts(), sum_format=half)
-    counts = [_supervised(labels) for labels in _labels(batches)]
+    counts = [num_supervised(labels) for labels in _labels(batches)]
     apart = len(counts) == len(losses) > 1 and min(counts) > 0 and max(counts) >= 2 * min(counts)
     if not apart or not all(math.isfinite(loss) and loss > 0.0 for loss in losses):
         return norms
@@ -212,16 +184,7 @@ def _spread(values: Sequence[float]) -> float:
     return math.log2(max(values) / min(values))
 
 
-def _loss(trainer: Any, step: Any, count: int) -> float:
-    micro = step.window.micros[0]
-    restore_rng(micro.rng)
-    inputs = copy.copy(step.batches[0])
-    with trainer.compute_loss_context_manager():
-        items = torch.tensor(count, device=trainer.args.device)
-        return float(trainer.compute_loss(micro.model, inputs, num_items_in_batch=items))
-
-
-def _supervised(labels: Tensor) -> int:
+def num_supervised(labels: Tensor) -> int:
     """Return how many labels are trained on.
 
     Of sequences, without the first, which nothing predicts.

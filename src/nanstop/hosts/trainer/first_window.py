@@ -5,18 +5,24 @@ Made as training makes it, used, and undone.
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
+from nanstop.hosts.model.updates import accumulation_of, num_supervised
+from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.callbacks import is_reporting
 from nanstop.hosts.trainer.watch import TrainerWatch
-from nanstop.replay.rng import rng_kept
+from nanstop.records import AccumulationFacts
+from nanstop.replay.rng import restore_rng, rng_kept
 from nanstop.replay.snapshot import BufferNotes
 from nanstop.replay.step import Step
 from nanstop.replay.undo import attributes_kept
@@ -95,3 +101,40 @@ def quiet(trainer: Any) -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
+    """Return how a trainer's own loss is divided, by asking it twice for one micro-batch of its
+    first window, ``step``.
+
+    Everything is undone. Reads two losses.
+
+    A loss that is divided by the tokens of the window is half of itself when it is told of twice as
+    many.
+    """
+    # Looks run a loss of the script's by what it called; here it is to be called itself.
+    own = step.inner if isinstance(step, TapedStep) else step
+    norms = accumulation_of(own.view.root)
+    declared, takes = compat.loss_is_scaled(trainer), trainer.model_accepts_loss_kwargs
+    by_tokens = None
+    labelled = [batch["labels"] for batch in own.batches if "labels" in batch]
+    if labelled and declared is None:
+        with own.isolated(), torch.no_grad():
+            one, two = (_loss(trainer, own, count) for count in (8, 16))
+        by_tokens = abs(two / one - 0.5) < 0.05 if math.isfinite(one) and one else None
+    scaled = (takes or trainer.compute_loss_func is not None) if declared is None else declared
+    return AccumulationFacts(
+        counts=tuple(num_supervised(labels) for labels in labelled),
+        by_tokens=by_tokens,
+        by_micros=not scaled,
+        batch_norms=norms.batch_norms if norms else 0,
+    )
+
+
+def _loss(trainer: Any, step: Any, count: int) -> float:
+    micro = step.window.micros[0]
+    restore_rng(micro.rng)
+    inputs = copy.copy(step.batches[0])
+    with trainer.compute_loss_context_manager():
+        items = torch.tensor(count, device=trainer.args.device)
+        return float(trainer.compute_loss(micro.model, inputs, num_items_in_batch=items))

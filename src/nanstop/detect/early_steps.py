@@ -10,7 +10,7 @@ at, so that the cost is that of the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -45,10 +45,15 @@ MAX_COMPARED = 2
 
 
 class EarlySteps:
-    """The looks of one run. A look returns a probe of what it found, or None."""
+    """The looks of one run. A look returns a probe of what it found, or None.
 
-    def __init__(self, view: ModelView) -> None:
+    ``inside``: the formats in which parts of the model were seen to work, whatever the weights and
+    the loop's autocast say.
+    """
+
+    def __init__(self, view: ModelView, inside: Callable[[], Collection[str]] = frozenset) -> None:
         self._view = view
+        self._inside = inside
         self._sample: _Sample | None = None
         self._losing: tuple[int, float] | None = None
         """Step and learning rate of the last update looked at, where that was mostly lost."""
@@ -79,7 +84,7 @@ class EarlySteps:
         if not is_early(step.id.step) or not is_whole(facts):
             return
         self._sample = _sample(step)
-        if self._num_compared < MAX_COMPARED and "float16" in _formats(facts):
+        if self._num_compared < MAX_COMPARED and "float16" in self._formats(facts):
             # One window may have next to nothing to learn from: it takes two.
             share = self._share_of_zeros()
             before, zero = self._zero_since, share >= ZERO
@@ -163,11 +168,16 @@ class EarlySteps:
         asked = {"objective"}
         if step > 0 and keeps_casts(self._view):
             asked.add("casts")
-        if _formats(facts) or any(b.dtype in HALF for b in self._view.root.buffers()):
+        if self._formats(facts) or any(b.dtype in HALF for b in self._view.root.buffers()):
             asked |= {"coarse", "pooling"}
         elif facts.head is not None:
             asked.add("pooling")
         return self._open & asked
+
+    def _formats(self, facts: RunFacts) -> set[str]:
+        """Return the half formats that the run computes or stores in."""
+        used = {facts.autocast, *(group.dtype for group in facts.param_groups), *self._inside()}
+        return {name for name in formats.HALF if name in used}
 
     def _share_of_zeros(self) -> float:
         """Return the share of gradients that are exactly 0, without the table of which a batch uses
@@ -285,12 +295,6 @@ def _is_by_hand(facts: RunFacts) -> bool:
 def is_early(step: int) -> bool:
     """Return whether a step is one of those that are looked at."""
     return step & (step - 1) == 0
-
-
-def _formats(facts: RunFacts) -> set[str]:
-    """Return the half formats that the run computes or stores in."""
-    used = {facts.autocast, *(group.dtype for group in facts.param_groups)}
-    return {name for name in formats.HALF if name in used}
 
 
 def _is_padded(step: Step) -> bool:

@@ -61,9 +61,9 @@ class Gauge:
         format.
         """
         self._foretold = False
-        self._half_inside = False
-        """Whether a part of the model works in half precision, whatever the weights and the
-        loop's autocast say.
+        self.formats: frozenset[str] = frozenset()
+        """The formats in which modules were seen to work, whatever the weights and the loop's
+        autocast say.
         """
         self._closed = False
         self.room: float | None = None
@@ -78,7 +78,7 @@ class Gauge:
         at.
         """
         half = facts.autocast in HALF or any(g.dtype in HALF for g in facts.param_groups)
-        half |= self._half_inside
+        half |= not self.formats.isdisjoint(HALF)
         return half and facts.world_size == 1 and self._clock() >= self._next_wide
 
     def wide(self, step: Step) -> Localization | None:
@@ -164,7 +164,7 @@ class Gauge:
         self._last, self._num_looks = step, self._num_looks + 1
         if not tap.partial:
             self._last_even = step
-            self._half_inside |= not tap.formats.isdisjoint(HALF)
+            self.formats |= tap.formats
         growths: list[tuple[ModuleEnd, Growth]] = []
         self._growing = {}
         sizes = tap.read()

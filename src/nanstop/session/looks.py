@@ -57,7 +57,7 @@ class Looks:
         self._announce = announce
         self._learned = learned
         self._gauge = Gauge(run.view, clock)
-        self._early = EarlySteps(run.view)
+        self._early = EarlySteps(run.view, lambda: self._gauge.formats)
         self._standstill = Standstill()
         self._rates = Rates()
         self._rows = FirstRows(run.view)

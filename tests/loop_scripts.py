@@ -80,14 +80,14 @@ def run_script(path, source, session=None, **values):
     return ending
 
 
-def investigated(path, source, **values):
-    """Run a script as ``nanstop run --policy observe`` would, in this process; return its
-    variables and what was told.
+def investigated(path, source, *, on_failure="observe", **values):
+    """Run a script as ``nanstop run --policy ...`` would, in this process; return its variables
+    and what was told.
     """
     news = []
     folder = path.parent / path.stem
     store = Store(folder, None)
-    policy = Policy(on_failure="observe")
+    policy = Policy(on_failure=on_failure)
     opening = opener(policy, store, news.append, opened=autowatch.opened)
     return run_script(path, source, opening, **values), news
 

@@ -173,6 +173,47 @@ centred = Centred()
     assert best.lines == (f"given its values in line {found.made.line}: `{write}`",)
 
 
+CARRIED = {
+    "mean": """
+mean = torch.tensor(1.0)
+""",
+    "means": """
+mean = torch.ones(4)
+""",
+    "self.mean": """
+class Running:
+    def __init__(self):
+        self.mean = torch.tensor(1.0)
+
+    def __call__(self, loss):
+        out = loss / (self.mean + 1.0)
+        self.mean = 0.5 * self.mean + 0.5 * loss.detach()
+        return out
+
+running = Running()
+""",
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_what_a_step_that_failed_left_in_the_scripts_state(tmp_path, name):
+    takes = {
+        "mean": "loss = loss / (mean + 1.0)\n    mean = 0.5 * mean + 0.5 * loss.detach()",
+        "means": "loss = loss / (mean.mean() + 1.0)\n    mean = 0.5 * mean + loss.detach()",
+        "self.mean": "loss = running(loss)",
+    }[name]
+    loop = STEPS.replace("    optimizer.zero_grad()", f"    {takes}\n    optimizer.zero_grad()")
+    spoilt = objective("net(x * (float('nan') if bad else 1.0)).square().mean()")
+    source = HEAD + CARRIED[name] + spoilt + loop
+    told(tmp_path, source)
+    _, news = investigated(tmp_path / "again.py", source, on_failure="skip", BAD=True)
+    last = [one for one in news if not isinstance(one, RunEnd)][-1]
+    best, found = last.diagnoses[0], last.localization
+    assert (best.code, best.confidence, found.origin) == ("NS506", "likely", "carried_over")
+    assert found.culprit == {"means": "mean", "self.mean": "running.mean"}.get(name, name)
+    assert f"`{found.culprit}`" in best.usual_cure
+
+
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_is_named_as_what_it_is(tmp_path, name):
     # Made before there is an optimizer: no tape has seen it.

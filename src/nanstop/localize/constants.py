@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.localize.slicing import range_of
-from nanstop.records import Localization
+from nanstop.records import Localization, Origin
+from nanstop.tracing.carried import carried_into
 from nanstop.tracing.holders import Holder
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line
@@ -26,6 +27,8 @@ def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value
             continue
         if storage.line is not None or _holder(value, details) is not None:
             return value
+        if carried_into(source_line(trace.ops[index].line)) is not None:
+            return value
     return None
 
 
@@ -39,6 +42,12 @@ def as_constant(
     storage, holder = value.storage, _holder(value, details)
     if value.generation or (storage.name or "").startswith("state "):
         return None
+    read = found.first_bad.source if found.first_bad is not None else None
+    is_entry = (storage.name or "batch[").startswith("batch[")
+    if storage.line is None and holder is None and is_entry:
+        earlier = carried_into(read)
+        if earlier is not None:
+            return _held(found, "carried_over", earlier)
     if storage.name and (holder is None or not _is_known(holder) or not _is_beside(value, rows)):
         return None
     if (storage.name or "").startswith("buffer ") and holder is not None and not holder.declared:
@@ -47,7 +56,6 @@ def as_constant(
         return None
     if storage.line is not None or holder is None:
         # One number that nobody holds is of the expression that reads it.
-        read = found.first_bad.source if found.first_bad is not None else None
         made = source_line(storage.line) or read
         if made is None or storage.name:
             return None
@@ -59,9 +67,14 @@ def as_constant(
             is_written=writes_down(made, is_nan=found.key.kind == "nan"),
             blind_spots=(),
         )
+    return _held(found, "from_constant", holder)
+
+
+def _held(found: Localization, origin: Origin, holder: Holder) -> Localization:
+    """Return ``found`` as what a variable of the script was given elsewhere."""
     return replace(
         found,
-        origin="from_constant",
+        origin=origin,
         culprit=holder.name,
         made=holder.line,
         made_before=holder.before,

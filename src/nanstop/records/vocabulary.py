@@ -33,6 +33,7 @@ Origin = Literal[
     "from_batch",
     "from_buffer",
     "from_constant",
+    "carried_over",
     "from_state",
     "absorbed",
     "unknown",

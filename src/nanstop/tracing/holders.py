@@ -48,7 +48,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
 
     ``attribute``: whether it is one of ``self``.
@@ -60,6 +60,19 @@ class _Place:
     attribute: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor that a variable of the script holds by ``name``.
+
+    ``is_local``: whether the variable is one of the function's own.
+    """
+
+    name: str
+    tensor: Tensor
+    place: Place
+    is_local: bool
+
+
 def holder_of(tensor: Tensor) -> Holder | None:
     """Return the script's variable that holds a tensor or another view of its memory, the nearest
     to the running operation; None where none does. Reads no values.
@@ -67,24 +80,31 @@ def holder_of(tensor: Tensor) -> Holder | None:
     wanted = address(tensor)
     if not wanted:
         return None
+    for frame, inside in script_frames():
+        found = next((one for one in held_in(frame) if address(one.tensor) == wanted), None)
+        if found is not None:
+            place = found.place
+            made = _line_of(place)
+            fresh = found.is_local and (inside or _bound_in_loop(place, frame.f_lineno))
+            if place.attribute:
+                is_written = version(found.tensor) > 0 and not _is_set_up_alone(place)
+                made = _line_of(place, is_written=is_written)
+                fresh = is_written or not _is_bound(place)
+            return Holder(found.name, made, not fresh, declared=place.attribute)
+    return None
+
+
+def script_frames() -> Iterator[tuple[FrameType, bool]]:
+    """Yield the running frames of the script, the innermost first, and whether each belongs to the
+    run that is recorded.
+    """
     inside = True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        inside = inside and code.co_filename != _RUN
+        inside = inside and frame.f_code.co_filename != _RUN
         if not _is_foreign(frame):
-            found = _held_in(frame, wanted)
-            if found is not None:
-                name, place, is_local, held = found
-                made = _line_of(place)
-                fresh = is_local and (inside or _bound_in_loop(place, frame.f_lineno))
-                if place.attribute:
-                    is_written = version(held) > 0 and not _is_set_up_alone(place)
-                    made = _line_of(place, is_written=is_written)
-                    fresh = is_written or not _is_bound(place)
-                return Holder(name, made, not fresh, declared=place.attribute)
+            yield frame, inside
         frame = frame.f_back
-    return None
 
 
 def _is_foreign(frame: FrameType) -> bool:
@@ -98,36 +118,32 @@ def _file_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__file__", ""))
 
 
-def _held_in(frame: FrameType, wanted: int) -> tuple[str, _Place, bool, Tensor] | None:
-    """Return name and place of what a frame's variables hold, whether it is a variable of the
-    frame's own function, and the tensor.
-    """
+def held_in(frame: FrameType) -> Iterator[Held]:
+    """Yield the tensors that a frame's variables hold, what is nearest first."""
     code, file = frame.f_code, frame.f_code.co_filename
     own = dict(frame.f_locals)
     if sys.version_info < (3, 13) and code.co_flags & CO_OPTIMIZED:
         frame.f_locals.clear()  # a copy that the frame keeps would hold the step's graph (PEP 667)
     every = {k: v for k, v in frame.f_globals.items() if k not in own} | own
     fresh = code.co_varnames if code.co_flags & CO_OPTIMIZED else tuple(own)
-    queue: deque[tuple[str, Any, _Place, str, int]] = deque()
+    queue: deque[tuple[str, Any, Place, str, int]] = deque()
     for variable in sorted(every, key=lambda name: name not in own):
-        place = _Place(file, frame.f_lineno, variable)
+        place = Place(file, frame.f_lineno, variable)
         queue.append((variable, every[variable], place, variable, 0))
     seen: set[int] = set()
     while queue and len(seen) < _MAX_LOOKED_AT:
         name, value, place, root, depth = queue.popleft()
         if isinstance(value, Tensor):
-            if address(value) == wanted:
-                return name, place, root in fresh, value
+            yield Held(name, value, place, root in fresh)
             continue
         if isinstance(value, _NO_OWNERS) or id(value) in seen or root.startswith("__"):
             continue
         seen.add(id(value))
         if depth < _MAX_DEPTH:
             queue.extend((*part, root, depth + 1) for part in _parts(name, value, place))
-    return None
 
 
-def _parts(name: str, value: Any, place: _Place) -> Iterator[tuple[str, Any, _Place]]:
+def _parts(name: str, value: Any, place: Place) -> Iterator[tuple[str, Any, Place]]:
     """Yield what an object holds, by the name that a script would write for it."""
     if isinstance(value, Mapping):
         entries = value.items() if type(value) is dict else ()
@@ -144,7 +160,7 @@ def _parts(name: str, value: Any, place: _Place) -> Iterator[tuple[str, Any, _Pl
         yield from _attributes(name, value, place)
 
 
-def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any, _Place]]:
+def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any, Place]]:
     code = function.__code__
     if is_library(code.co_filename):
         return
@@ -153,13 +169,13 @@ def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any, _Place
             value = cell.cell_contents
         except ValueError:  # without a value yet
             continue
-        yield variable, value, _Place(code.co_filename, code.co_firstlineno, variable)
+        yield variable, value, Place(code.co_filename, code.co_firstlineno, variable)
     names = code.co_varnames[: code.co_argcount][::-1]
     for variable, value in zip(names, (function.__defaults__ or ())[::-1], strict=False):
-        yield variable, value, _Place(code.co_filename, code.co_firstlineno, "")
+        yield variable, value, Place(code.co_filename, code.co_firstlineno, "")
 
 
-def _attributes(name: str, value: Any, place: _Place) -> Iterator[tuple[str, Any, _Place]]:
+def _attributes(name: str, value: Any, place: Place) -> Iterator[tuple[str, Any, Place]]:
     held = getattr(value, "__dict__", None)
     if type(held) is not dict:
         return
@@ -169,16 +185,16 @@ def _attributes(name: str, value: Any, place: _Place) -> Iterator[tuple[str, Any
     entries += [e for e in held.items() if e[0] not in ("_parameters", *tables)]
     for attribute, entry in entries:
         # A library's attribute has no line of its own, only the variable that holds its owner.
-        made = _Place(place.file, place.at, "") if place.attribute else place
+        made = Place(place.file, place.at, "") if place.attribute else place
         if code is not None and not is_library(code.co_filename):
-            made = _Place(code.co_filename, code.co_firstlineno, attribute, attribute=True)
+            made = Place(code.co_filename, code.co_firstlineno, attribute, attribute=True)
         yield f"{name}.{attribute}", entry, made
 
 
 # ---- the source
 
 
-def _line_of(place: _Place, *, is_written: bool = False) -> SourceLine | None:
+def _line_of(place: Place, *, is_written: bool = False) -> SourceLine | None:
     """Return the line that gave a variable its value: the last one in its scope, before the line
     that runs if there is one. Of an attribute that of the constructor, where no other line gives it
     one; or where ``is_written`` the only one that has written to it since.
@@ -211,20 +227,20 @@ def _functions(tree: ast.AST, line: int) -> list[ast.FunctionDef | ast.AsyncFunc
     return [f for f in every if f.lineno <= line <= (f.end_lineno or 0)]
 
 
-def _is_set_up_alone(place: _Place) -> bool:
+def _is_set_up_alone(place: Place) -> bool:
     """Return whether nothing but a constructor gives an attribute a value."""
     tree = tree_of(place.file)
     lines = list(_bindings(tree, place)) if tree is not None else []
     return all(_function_at(tree, line) == "__init__" for line in lines if tree is not None)
 
 
-def _is_bound(place: _Place) -> bool:
+def _is_bound(place: Place) -> bool:
     """Return whether the source gives a variable a value anywhere."""
     tree = tree_of(place.file)
     return tree is not None and any(_bindings(tree, place))
 
 
-def _bound_in_loop(place: _Place, at: int) -> bool:
+def _bound_in_loop(place: Place, at: int) -> bool:
     """Return whether the innermost loop around line ``at`` gives the variable a value."""
     tree = tree_of(place.file)
     loops = (
@@ -237,7 +253,7 @@ def _bound_in_loop(place: _Place, at: int) -> bool:
     return any(inner.lineno <= line <= (inner.end_lineno or 0) for line in _bindings(tree, place))
 
 
-def _bindings(tree: ast.AST, place: _Place) -> Iterator[int]:
+def _bindings(tree: ast.AST, place: Place) -> Iterator[int]:
     """Yield the lines that give a variable, or elements of it, a value in the innermost scope that
     does so.
     """
@@ -253,7 +269,7 @@ def _bindings(tree: ast.AST, place: _Place) -> Iterator[int]:
     yield from sorted(found[max(found)]) if found else ()
 
 
-def _binds(node: ast.AST, place: _Place) -> bool:
+def _binds(node: ast.AST, place: Place) -> bool:
     target = _written_by_call(node) or node
     if place.attribute and target is node and isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""

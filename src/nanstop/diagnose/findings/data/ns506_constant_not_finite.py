@@ -6,6 +6,11 @@ mean or deviation to normalise with, a mask, a temperature. It was made before t
 loss that is computed with it fails. The data of the batch is finite.
 
 ## Why it happens
+A state of the script is one, too: a running mean of losses or rewards, a baseline, a hidden state.
+It takes up something of each step; one step that is not finite stays in it, and every later one
+fails with it, the update left out or not. Such a variable has a new value by the time of the
+failure; it is known by the line that reads it and by that which gives it the next one ("likely").
+
 The formula that made it met a case that it has no value for. Balanced class weights are the number
 of samples over the number of each class: a class that the training split does not hold has 5 / 0 =
 inf, and a count of 0 over 0 is NaN. The deviation of one value, or of a column with a missing one,
@@ -25,7 +30,9 @@ weights.nan_to_num(posinf=0.0).isfinite().all()   # tensor(True)
 ## Fix
 1. Mend the line that makes the constant: the report names it. Count with `clamp(min=1)`, leave out
    what has no samples, mask with a large finite number. Cost: one line of code.
-2. Say `assert constant.isfinite().all()` where it is made, so that it fails there. Cost: one line,
+2. Keep what is not finite out of a running value:
+   `if torch.isfinite(loss): mean = 0.9 * mean + 0.1 * loss.detach()`. Cost: one read a step.
+3. Say `assert constant.isfinite().all()` where it is made, so that it fails there. Cost: one line,
    and one pass over the constant.
 
 ## Fix safety
@@ -52,11 +59,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
     has made.
     """
     found = evidence.localization
-    if found is None or found.origin != "from_constant":
+    if found is None or found.origin not in ("from_constant", "carried_over"):
         return None
     name = f"`{found.culprit}`" if found.culprit else "a constant"
     operand = _operand(found)
     held = f"{name} holds {bad_counts(operand)}" if operand is not None else f"{name} is not finite"
+    if found.origin == "carried_over":
+        return _carried(found, name, held)
     before, made = found.made_before, found.made
     since = "it was so before the step" if before else "nothing that was run again has made it so"
     what = "constant" if made is not None and before else "state of the script"
@@ -68,6 +77,22 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain",
         lines=(f"{given} in line {made.line}: `{made.text}`",) if made is not None else (),
         where=found.culprit or "",
+    )
+
+
+def _carried(found: Localization, name: str, held: str) -> Diagnosis:
+    """Return the finding of a variable that takes something of each step into the next."""
+    made = found.made
+    given = (f"line {made.line} gives it the next value: `{made.text}`",) if made else ()
+    return Diagnosis(
+        code="NS506",
+        title=f"state of the script not finite: {name}",
+        cause=f"{held}, from a step before: no operation of this step has made it",
+        confidence="likely",
+        lines=given,
+        where=found.culprit or "",
+        usual_cure=f"{name} keeps what a step left in it: let it take up only what is finite "
+        "(`torch.isfinite`), and start it anew.",
     )
 
 

@@ -40,7 +40,7 @@ class FnView:
     def token_ids(self, batch):
         return batch.get("input_ids")
 
-    def logits(self, batch, ids):
+    def logits(self, ids):
         return None
 
 

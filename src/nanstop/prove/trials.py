@@ -341,8 +341,8 @@ class Trials:
         changed = ids.clone()
         changed[:, -1] = torch.where(ids[:, -1] > 0, ids[:, -1] - 1, ids[:, -1] + 1)
         with self._failing.step.isolated(), applied(self._view, atoms):
-            before = self._view.logits(batch, ids)
-            after = self._view.logits(batch, changed)
+            before = self._view.logits(ids)
+            after = self._view.logits(changed)
         if before is None or after is None:
             return None
         return torch.equal(before[:, :-1], after[:, :-1])

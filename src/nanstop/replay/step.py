@@ -95,9 +95,9 @@ class ModelView(Protocol):
         """
         ...
 
-    def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
-        """Return logits [batch, tokens, vocab] of ``ids`` for the causality probe, without
-        gradients; None if not causal.
+    def logits(self, ids: Tensor) -> Tensor | None:
+        """Return logits [batch, tokens, vocab] of ``ids``, the same for the same ids, without
+        gradients; None of a model that does not predict each next token.
         """
         ...
 

@@ -104,6 +104,8 @@ class Failures:
             end = self.met(step, alarm, rewind=rewind, can_skip=can_skip, meeting=meeting)
             return named(end) if end is not None else None
 
+        if not meeting.agreed:
+            return own()
         return meeting.conclusion(own, lambda told: self._follow(told, step))
 
     def _follow(self, end: Conclusion, step: Step | None) -> None:

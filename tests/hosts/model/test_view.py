@@ -45,7 +45,7 @@ def test_a_plain_module():
     assert view.device_type == "cpu"
     ids = torch.ones(2, 3, dtype=torch.long)
     assert view.token_ids({"x": torch.ones(2, 3), "arg0": ids}) is ids
-    assert view.logits({"arg0": ids}, ids) is None
+    assert view.logits(ids) is None
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")])
@@ -67,9 +67,44 @@ def test_a_transformers_model(llama, wrap):
 def test_logits_of_a_causal_model(llama):
     view = PlainView(llama)
     ids = torch.randint(3, 60, (2, 5))
-    logits = view.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, ids)
+    logits = view.logits(ids)
     assert logits.shape == (2, 5, 64)
     assert not logits.requires_grad
+
+
+def test_logits_are_of_the_ids_alone_also_where_the_model_drops():
+    config = tiny.llama().config
+    config.attention_dropout = 0.5
+    view = PlainView(transformers.LlamaForCausalLM(config).train())
+    ids = torch.randint(3, 60, (2, 5))
+    state = torch.get_rng_state()
+    assert torch.equal(view.logits(ids), view.logits(ids))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+SIZES = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "head"),
+    [
+        ("BertForSequenceClassification", transformers.BertConfig(**SMALL), "classifier"),
+        ("RobertaForTokenClassification", transformers.RobertaConfig(**SMALL), "classifier"),
+        ("BertForQuestionAnswering", transformers.BertConfig(**SMALL), "qa_outputs"),
+        ("LlamaForSequenceClassification", transformers.LlamaConfig(**SMALL), "score"),
+        ("T5ForTokenClassification", transformers.T5Config(**SIZES), "classifier"),
+    ],
+)
+def test_a_head_is_what_stands_beside_the_body(kind, config, head):
+    view = PlainView(getattr(transformers, kind)(config))
+    assert view.head() == head
+    assert view.logits(torch.ones(1, 3, dtype=torch.long)) is None
+
+
+def test_what_reads_a_text_apart_from_the_one_it_writes_is_not_causal():
+    view = PlainView(transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES)))
+    assert view.logits(torch.ones(1, 3, dtype=torch.long)) is None
 
 
 def test_a_model_without_parameters_or_embedding():

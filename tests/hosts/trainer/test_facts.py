@@ -130,12 +130,12 @@ def test_the_attention_kernel_can_be_switched_and_back(tmp_path, wrapped):
     assert view.attention_choices() == ("eager",)
     ids = torch.arange(3, 19)[None]
     view.root.eval()
-    before = view.logits({}, ids)
+    before = view.logits(ids)
     view.set_attention("eager")
     assert (view.attention(), view.attention_choices()) == ("eager", ("sdpa",))
-    switched = view.logits({}, ids)
+    switched = view.logits(ids)
     view.set_attention("sdpa")
-    assert torch.equal(view.logits({}, ids), before)
+    assert torch.equal(view.logits(ids), before)
     assert torch.allclose(switched, before, atol=1e-2)
 
 
@@ -190,7 +190,7 @@ def test_ids_are_found_in_every_trainers_batch(tmp_path, kind):
     def look(step, _):
         for batch in step.batches:
             ids = step.view.token_ids(batch)
-            logits = step.view.logits(batch, ids) if kind != "reward" else None
+            logits = step.view.logits(ids) if kind != "reward" else None
             found.append((ids, logits))
 
     session = cases.ScriptedSession("redo", inspect=look)

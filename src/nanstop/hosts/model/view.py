@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.errors import NanstopError
+from nanstop.hosts import compat
 from nanstop.numerics.modules import repeated_blocks
+from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch
 
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
 _KERNELS = ("eager", "sdpa")
 
 
@@ -60,6 +62,39 @@ class StructureView(ABC):
         tables = [(n, m) for n, m in self.root.named_modules() if isinstance(m, nn.Embedding)]
         return max(tables, key=lambda entry: entry[1].num_embeddings)[0] if tables else None
 
+    def head(self) -> str | None:
+        """Return what the model says that it is, else the last part with weights beside the body of
+        a transformers model.
+        """
+        declared = self._declared("get_output_embeddings")
+        if declared is not None:
+            return declared
+        model = compat.base_model(self.model)
+        body: Any = getattr(model, "base_model", None)
+        if not isinstance(body, nn.Module) or body is model:
+            return None
+        beside = [m for m in model.children() if m is not body and list(m.parameters())]
+        return self._name_of(beside[-1]) if beside else None
+
+    def logits(self, ids: Tensor) -> Tensor | None:
+        """See ``replay.step.ModelView``. Of no batch: its mask would hide what a token does."""
+        model = compat.base_model(self.model)
+        generates = getattr(model, "can_generate", None)
+        reads_apart = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        if not callable(generates) or not generates() or reads_apart:
+            return None
+        rng = note_rng()
+        try:
+            with torch.no_grad(), self.computing():
+                output = self.model(input_ids=ids, use_cache=False)
+        finally:
+            restore_rng(rng)
+        return getattr(output, "logits", None)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Return the context that the run calls its model in, as far as it is known."""
+        return nullcontext()
+
     def _switch(self) -> Any:
         return getattr(self.model, "set_attn_implementation", None)
 
@@ -72,7 +107,10 @@ class StructureView(ABC):
             found = ask() if callable(ask) else None
         except (NotImplementedError, AttributeError):  # transformers' ways to say that it has none
             return None
-        return next((n for n, m in self.root.named_modules() if m is found and n), None)
+        return self._name_of(found)
+
+    def _name_of(self, module: Any) -> str | None:
+        return next((n for n, m in self.root.named_modules() if m is module and n), None)
 
 
 class PlainView(StructureView):
@@ -93,12 +131,12 @@ class PlainView(StructureView):
         self.beside.append(module)
 
     def head(self) -> str | None:
-        """Return the linear layer whose width is the embedding's number of rows, else the last
-        one outside the blocks.
+        """Return, where the model shows none, the linear layer whose width is the embedding's
+        number of rows, else the last one outside the blocks.
         """
-        declared = self._declared("get_output_embeddings")
-        if declared is not None:
-            return declared
+        shown = super().head()
+        if shown is not None:
+            return shown
         blocks = repeated_blocks(self.root)
         linear = [
             (name, module)
@@ -119,16 +157,6 @@ class PlainView(StructureView):
         if isinstance(named, Tensor):
             return named
         return next((v for v in batch.values() if _looks_like_ids(v)), None)
-
-    def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
-        model = self.model
-        if not any(mark in type(m).__name__ for m in self.root.modules() for mark in _CAUSAL):
-            return None
-        mask = batch.get("attention_mask")
-        same = isinstance(mask, Tensor) and mask.shape == ids.shape
-        with torch.no_grad():
-            output = model(input_ids=ids, attention_mask=mask if same else None)
-        return getattr(output, "logits", None)
 
     @property
     def model(self) -> nn.Module:

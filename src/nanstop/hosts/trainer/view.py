@@ -5,6 +5,7 @@ The ``ModelView`` of this host.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,10 +14,7 @@ from torch.optim import Optimizer
 
 from nanstop.hosts import compat
 from nanstop.hosts.model.view import StructureView
-from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch
-
-_HEADS = ("score", "classifier", "qa_outputs", "v_head", "reward_head")
 
 
 class HfView(StructureView):
@@ -58,14 +56,6 @@ class HfView(StructureView):
         """Return the transformers model itself, under PEFT's wrapper where there is one."""
         return compat.base_model(self.root)
 
-    def head(self) -> str | None:
-        declared = self._declared("get_output_embeddings")
-        if declared is not None:
-            return declared
-        heads = (getattr(self.model, name, None) for name in _HEADS)
-        found = next((head for head in heads if head is not None), None)
-        return next((name for name, module in self.root.named_modules() if module is found), None)
-
     def token_ids(self, batch: Batch) -> Tensor | None:
         """Return the ids that the model gets.
 
@@ -80,14 +70,5 @@ class HfView(StructureView):
             return torch.cat([prompt, completion], dim=1)
         return None
 
-    def logits(self, batch: Batch, ids: Tensor) -> Tensor | None:
-        del batch  # masks of the batch would hide what a changed token does
-        if not type(self.model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
-            return None
-        rng = note_rng()
-        try:
-            with torch.no_grad(), self._trainer.compute_loss_context_manager():
-                outputs = self.root(input_ids=ids, use_cache=False)
-        finally:
-            restore_rng(rng)
-        return getattr(outputs, "logits", None)
+    def computing(self) -> AbstractContextManager[Any]:
+        return self._trainer.compute_loss_context_manager()

@@ -92,11 +92,9 @@ class Meeting:
     def conclusion(
         self, own: Callable[[], Conclusion | None], follow: Callable[[Conclusion], None]
     ) -> Conclusion | None:
-        """Return what all ranks come to: what the leader's ``own`` look does, which the others
+        """Return what several ranks come to: what the leader's ``own`` look does, which the others
         ``follow``; None: nothing is left to decide, or the leader did not come to an end.
         """
-        if not self.agreed:
-            return own()
         leads = self.leader == self.ranks.rank
         try:
             end = own() if leads else None

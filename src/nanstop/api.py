@@ -391,10 +391,8 @@ def _policy(given: Policy | str | None) -> Policy:
 
 
 def _is_trainer(target: Any) -> bool:
-    """Return whether this is a transformers Trainer, without importing transformers for what is
-    not.
+    """Return whether this is a transformers Trainer. Where nobody has imported its class, it is
+    not, and that is not imported to ask.
     """
-    return any(
-        base.__name__ == "Trainer" and base.__module__.startswith("transformers.")
-        for base in type(target).__mro__
-    )
+    kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    return kind is not None and isinstance(target, kind)

@@ -52,6 +52,12 @@ def test_a_person_can_read_it(tmp_path):
     assert "- model.layers.1.norm" in text
 
 
+def test_what_older_plans_say_of_a_loss_scale_and_nobody_used_is_left_out(tmp_path):
+    said = "{init_scale: 4.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000}"
+    (tmp_path / "p.yaml").write_text(f"{HEAD}scaler: {said}\n")
+    assert load_plan(tmp_path / "p.yaml").scaler == ScalerSettings(init_scale=4.0)
+
+
 HEAD = "schema: 1\ndtype: float16\n"
 
 
@@ -67,6 +73,7 @@ HEAD = "schema: 1\ndtype: float16\n"
         (HEAD + "regions: [{modules: []}]", "names no module"),
         (HEAD + "regions: [{module: a}]", "PrecisionPlan.regions"),
         (HEAD + "scaler: {init_scale: many}", "PrecisionPlan.scaler.init_scale"),
+        (HEAD + "scaler: {growth_interval: 500}", "PrecisionPlan.scaler.growth_interval"),
         (HEAD + "remedies: none", "`remedies` must be a list"),
         (HEAD + "trainables: 2024-01-01", "not JSON serializable"),
     ],

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from nanstop.errors import NanstopError
 
 _CHECKPOINTING = "activation_checkpointing"
-
+_COPIES = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 _SEAMS = (
     "train",
@@ -124,7 +124,7 @@ def is_plain(trainer: Any) -> bool:
     kind = getattr(
         trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type
     )
-    copies = type(trainer.model_wrapped).__name__ == "DistributedDataParallel"
+    copies = isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel)
     alone = str(kind) in ("NO", "DistributedType.NO")
     return (alone or copies) and trainer.args.n_gpu <= 1
 
@@ -133,7 +133,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module under torch.compile's and DistributedDataParallel's wrappers."""
     while True:
         inner: Any = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+        if inner is None and isinstance(model, _COPIES):
             inner = model.module
         if inner is None:
             return model

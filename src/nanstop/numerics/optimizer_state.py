@@ -152,7 +152,7 @@ def state_faults(
         return ()
     names = {id(parameter): name for name, parameter in named}
     # Others keep moments of a projection, or of a part.
-    whole = type(innermost(optimizer)).__module__.startswith("torch.optim")
+    whole = type(innermost(optimizer)) in vars(torch.optim).values()
     found: list[StateFault] = []
     for parameter, entries in state.items():
         for key, value in entries.items() if isinstance(entries, Mapping) else ():

@@ -22,12 +22,9 @@ class Region:
 
 @record
 class ScalerSettings:
-    """Arguments of ``torch.amp.GradScaler``."""
+    """What ``torch.amp.GradScaler`` begins with."""
 
     init_scale: float = 65536.0
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
 
 
 @record

@@ -28,6 +28,8 @@ MAX_PLAN_BYTES = 2**20
 
 _KEYS = tuple(one.name for one in fields(PrecisionPlan))
 _FORMATS = ("dtype", "trainables", "logits", "loss")
+_UNUSED = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
+"""What plans of nanstop 0.2 say of every loss scale, as torch has it anyway."""
 
 
 def save_plan(plan: PrecisionPlan, path: str | os.PathLike[str]) -> None:
@@ -65,6 +67,9 @@ def _read(file: Path, plan: dict[str, Any]) -> PrecisionPlan:
         raise NanstopError(f"{file}: `remedies` must be a list")
     atoms = tuple(_atom(file, index, row) for index, row in enumerate(remedies))
     rest = {name: value for name, value in plan.items() if name != "remedies"}
+    scaler = rest.get("scaler")
+    if isinstance(scaler, dict):
+        rest["scaler"] = {k: v for k, v in scaler.items() if _UNUSED.get(k) != v}
     try:
         found = codec.from_json(PrecisionPlan, json.dumps({**rest, "remedies": _rows(atoms)}))
     except (NanstopError, TypeError) as error:

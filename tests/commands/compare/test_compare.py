@@ -105,6 +105,12 @@ def test_equal_runs_agree_and_one_changed_value_is_found(values, place, factor):
     assert (found.step, found.series) == (place, "loss")
 
 
+def test_what_one_run_alone_has_is_said():
+    found = compare(run(loss=[1.0], kl=[0.5]), run(loss=[1.0], grad_norm=[1.0]))
+    assert found.agrees
+    assert "only in A: kl\n  only in B: grad_norm" in render(found)
+
+
 def test_each_micro_batch_of_a_step_is_compared():
     first = Run("a", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 4.0]}})
     second = Run("b", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 5.0]}})
@@ -219,7 +225,7 @@ def test_healthy_runs_are_told_apart_by_the_first_layer_that_parts(tmp_path, cap
     assert (found.step, found.series) == (9, "loss_raw")
     assert (found.layer.step, found.layer.module, found.layer.op) == (16, "2", "")
     assert found.range_steps == (0, 1, 2, 4, 8, 16)
-    assert {row.name for row in found.rows} == {"grad_norm", "loss_raw"}
+    assert {row.name for row in found.rows} == {"grad_norm", "loss_raw", "lr"}
     assert "layer: `2`, step 16: max " in render(found)
     assert from_json(Comparison, to_json(found)) == found
     assert cli.main(["compare", "a", "a"]) == 0

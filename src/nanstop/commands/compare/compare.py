@@ -67,7 +67,7 @@ class Comparison:
     ``step`` and ``series``: the first divergence; None where they agree within ``tolerance``.
 
     ``layer``: the first one that parts, at ``range_steps``, the common steps at which ranges of
-    modules were sampled, or in an incident.
+    modules were sampled, or in an incident. ``only_a``, ``only_b``: series of one run alone.
     """
 
     a: str
@@ -174,7 +174,7 @@ def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
 def render(found: Comparison) -> str:
     """Return the comparison as text.
 
-    The first divergence, the layer, each series, the incidents of each run.
+    The first divergence, the layer, each series, what one run alone has.
     """
     lines = [f"A {found.a}", f"B {found.b}"]
     if found.step is not None:
@@ -195,6 +195,8 @@ def render(found: Comparison) -> str:
         apart = "" if row.first_divergence is None else f", apart from step {row.first_divergence}"
         values = "" if row.first_difference is None else f": {row.a:.6g}, {row.b:.6g}"
         lines.append(f"  {row.name} ({row.num_steps} steps): {first}{apart}{values}")
+    for name, names in (("A", found.only_a), ("B", found.only_b)):
+        lines += [f"  only in {name}: {', '.join(names)}"] if names else []
     for name, rows in (("A", found.incidents_a), ("B", found.incidents_b)):
         lines += [f"  incident of {name}: {row}" for row in rows]
     return "\n".join(lines)

@@ -140,10 +140,11 @@ def _reads_ahead(step: Step, table: int, pick: int, tokens: Tensor) -> int | Non
     read what comes after any.
     """
     half = tokens.shape[1] // 2
-    plain = _rows(step, _Moved(table, pick, None), len(tokens))
+    plain = MovedTable(table, pick).rows(step, len(tokens))
     found = []
     for place in (half, half + 1):
-        moved = _rows(step, _Moved(table, pick, place), len(tokens))
+        later = (slice(None), slice(place, None))
+        moved = MovedTable(table, pick, later).rows(step, len(tokens))
         if plain is None or moved is None or plain.shape != moved.shape:
             return None
         changed = (plain != moved).flatten(2).any(-1).any(0).nonzero()
@@ -153,31 +154,34 @@ def _reads_ahead(step: Step, table: int, pick: int, tokens: Tensor) -> int | Non
     return found[0] if found[0] == found[1] else None
 
 
-def _rows(step: Step, mode: _Moved, num_texts: int) -> Tensor | None:
-    """Return what a pick reads, [texts, rows, classes]."""
-    with step.isolated(), mode:
-        step.run(0)
-    read = mode.read
-    if read is None or read.dim() < 2:
-        return None
-    read = read.movedim(1, -1) if mode.has_classes_second else read
-    return read.reshape(num_texts, -1, read.shape[-1])
+class MovedTable(SecondRun):
+    """Keeps what the op ``pick`` reads while a table gives other numbers in some ``places``."""
 
-
-class _Moved(SecondRun):
-    """Keeps what one op reads while another gives other numbers from a place on."""
-
-    def __init__(self, table: int, pick: int, place: int | None) -> None:
+    def __init__(self, table: int, pick: int | None, places: Any = None) -> None:
         super().__init__()
-        self.read: Tensor | None = None
-        self.has_classes_second = False
-        self._table, self._pick, self._place = table, pick, place
+        self._read: Tensor | None = None
+        self._table, self._pick, self._places = table, pick, places
 
     def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         if index == self._pick:
-            self.read = args[0].detach().clone()
-            self.has_classes_second = op_name(str(func)) in LIKELIHOODS and args[0].dim() > 2
+            read = args[0].detach().clone()
+            has_classes_second = op_name(str(func)) in LIKELIHOODS and read.dim() > 2
+            self._read = read.movedim(1, -1) if has_classes_second else read
         result = func(*args, **kwargs)
-        if index == self._table and self._place is not None:
-            displace(result, (slice(None), slice(self._place, None)))
+        if index == self._table and self._places is not None:
+            displace(result, self._places)
         return result
+
+    def loss(self, step: Step) -> Tensor:
+        """Return the loss of the first micro-batch, run under this and undone."""
+        with step.isolated(), self:
+            return step.run(0).detach().float().clone()
+
+    def rows(self, step: Step, num_texts: int) -> Tensor | None:
+        """Return what the pick reads in such a run, [texts, rows, classes]; None where it is not
+        met, or reads no rows.
+        """
+        self.loss(step)
+        if self._read is None or self._read.dim() < 2:
+            return None
+        return self._read.reshape(num_texts, -1, self._read.shape[-1])

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nanstop.detect.objective.labels import LIKELIHOODS, Picks
+from nanstop.detect.objective.labels import MovedTable, Picks
 from nanstop.detect.standstill import moved
-from nanstop.records import ObjectiveRow, op_name
-from nanstop.tracing.op_patches import SecondRun, displace
+from nanstop.records import ObjectiveRow
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops
 
@@ -143,34 +142,11 @@ class _Outputs:
         return True if bool(gap > READ * size) else False if bool(gap <= UNREAD * size) else None
 
     def _given(self, places: Tensor) -> Tensor:
-        mode = _Moved(self._table, self._pick, places)
-        with self._step.isolated(), mode:
-            loss = self._step.run(0).detach().float().clone()
+        run = MovedTable(self._table, self._pick, places)
         if self._pick is None:
-            return loss
-        if mode.read is None:
-            return torch.zeros(0)
-        read = mode.read.movedim(1, -1) if mode.has_classes_second else mode.read
-        return read.float().reshape(len(places), -1, read.shape[-1])
-
-
-class _Moved(SecondRun):
-    """Keeps what one op reads while a table gives other numbers in some places."""
-
-    def __init__(self, table: int, pick: int | None, places: Tensor) -> None:
-        super().__init__()
-        self.read: Tensor | None = None
-        self.has_classes_second = False
-        self._table, self._pick, self._places = table, pick, places
-
-    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        if index == self._pick:
-            self.read = args[0].detach().clone()
-            self.has_classes_second = op_name(str(func)) in LIKELIHOODS and args[0].dim() > 2
-        result = func(*args, **kwargs)
-        if index == self._table:
-            displace(result, self._places)
-        return result
+            return run.loss(self._step)
+        rows = run.rows(self._step, len(places))
+        return rows.float() if rows is not None else torch.zeros(0)
 
 
 def _row(step: Step, table: int, padding: Tensor, masks: Masks) -> ObjectiveRow:

@@ -31,6 +31,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.numerics.tensors import by_torch_alone, tensors
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.own_code import is_class_of
 from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
@@ -82,7 +83,7 @@ class Calls:
         """Have what the loop calls without a graph seen past the first update too; not torch's own
         classes, which are parts of models that may be compiled.
         """
-        own = not type(module).__module__.startswith("torch.")
+        own = not is_class_of(type(module), "torch")
         if tape is not None and own and has_parameters(module):
             self._table.replace(type(module), "__call__", self.call)
 

@@ -18,6 +18,7 @@ from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.store_ranks import ranks_of_run
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import patience_seconds
+from nanstop.tracing.own_code import is_class_of
 
 
 class DdpReplicas:
@@ -154,8 +155,7 @@ def can_agree(model: nn.Module) -> bool:
 
 def updates_alone(optimizer: Optimizer | None) -> bool:
     """Return whether an optimizer makes an update without the other ranks."""
-    kinds = type(optimizer).__mro__
-    return not any(kind.__module__.startswith("torch.distributed.") for kind in kinds)
+    return not any(is_class_of(kind, "torch.distributed") for kind in type(optimizer).__mro__)
 
 
 def reduces(model: nn.Module) -> bool:

@@ -257,8 +257,6 @@ class Calls:
             raise
         self._close(micro, raw)
         self._judge.came_back(micro)
-        if self._state.window.scaler is not None:
-            self._state.window.note_arrival()
         self._look_for_updates()
         if self._state.by_hand:
             self._judge.by_hand(micro.trained())

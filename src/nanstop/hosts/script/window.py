@@ -95,9 +95,8 @@ class ScriptWindow:
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
     script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first. ``arrived``: of a scaled loss,
-    a gradient as the last backward left it and its version. ``applied_scale``: the loss scale that
-    was on the gradients of an update.
+    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first. ``applied_scale``: the loss
+    scale that was on the gradients of an update.
     ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
     the script itself has written to them since then, or before that in this window.
     """
@@ -117,7 +116,6 @@ class ScriptWindow:
     by_hand: bool = False
     sinks: list[str] = field(default_factory=list)
     sink_at: Line = None
-    arrived: tuple[Tensor, int] | None = None
     applied_scale: float | None = None
     is_past: bool = False
     gradients: list[Any] | None = None
@@ -128,20 +126,13 @@ class ScriptWindow:
         values = (norm, *(micro.loss for micro in self.micros))
         return bool(nonfinite({str(at): value for at, value in enumerate(values)}))
 
-    def note_arrival(self) -> None:
-        """Remember a gradient that the scaler is to unscale."""
-        parameters = (p for root in self.roots.values() for p in root.parameters())
-        gradient = next((p.grad for p in parameters if p.grad is not None), None)
-        self.arrived = (gradient, gradient._version) if gradient is not None else None
-
     def is_still_scaled(self, parameters: Sequence[Tensor]) -> bool:
-        """Return whether nothing has touched the gradients of ``parameters`` since the backward
-        of a scaled loss.
+        """Return whether the gradients of ``parameters`` are as the backward of a scaled loss has
+        left them.
         """
-        if self.scaler is None or self.arrived is None or self.sinks:
+        if self.scaler is None or self.sinks or self.is_rewritten:
             return False
-        gradient, version = self.arrived
-        return gradient._version == version and any(p.grad is gradient for p in parameters)
+        return any(self.gradients or ()) and any(p.grad is not None for p in parameters)
 
     def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> None:
         """Forget the scaler where an update takes gradients that are still scaled.

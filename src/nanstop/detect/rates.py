@@ -61,7 +61,9 @@ class _Used:
 
     @property
     def is_look(self) -> bool:
-        """Whether a warm-up is asked for its end now."""
+        """Whether a schedule that was not asked yet is to be asked now where its warm-up ends:
+        after ``FIRST_LOOK`` updates, and each time that their number has doubled.
+        """
         return self.num >= FIRST_LOOK and not self.num & (self.num - 1) and not self.schedule()
 
 

@@ -69,8 +69,8 @@ def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
 
 
 def arrived(step: Step) -> Alarm:
-    """Return the alarm that a window of finite losses is whose gradients another process, or the
-    exchange with it, has spoilt. Synchronises the device.
+    """Return the alarm for gradients that are not finite in a window of finite losses: what another
+    process sent, or the exchange with it. Synchronises the device.
     """
     gradients = {name: p.grad for name, p in parameters_of(step.view).items()}
     signals = _named("grad", nonfinite(gradients), step.id)
@@ -83,7 +83,7 @@ def micros_read(step: Step) -> tuple[int, ...]:
 
 
 def alarm_of_exception(view: ModelView, at: StepId, error: BaseException, phase: Phase) -> Alarm:
-    """Return the alarm that an exception with a numeric signature is. Synchronises the device."""
+    """Return the alarm for an exception with a numeric signature. Synchronises the device."""
     name, message = type(error).__name__, str(error)[:_MAX_MESSAGE]
     signal = Signal(source="exception", name=name, message=message, at=at)
     if "device-side assert" in message or "CUDA error" in message:

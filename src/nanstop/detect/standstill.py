@@ -107,7 +107,9 @@ def moved(parameters: Sequence[Tensor], share: float = _SHARE) -> Iterator[int]:
 
 
 def noises(parameters: Sequence[Tensor], share: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield weights, the last ones first, each with what moves it by this share of its size."""
+    """Yield weights, the last ones first, each with normal noise to add to it, whose size is
+    ``share`` of the root of the mean square of the weight; ``MOST_MOVED`` elements in all.
+    """
     generator, left = torch.Generator().manual_seed(0), MOST_MOVED
     for parameter in reversed(parameters):
         if parameter.is_floating_point() and parameter.numel() <= left:

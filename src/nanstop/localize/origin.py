@@ -82,7 +82,9 @@ class FailureOrigin:
         return other
 
     def suspect(self) -> dict[int, Spot] | None:
-        """Return what ``Patch`` is to put right at the op that is blamed; None if no op is."""
+        """Return the op that is blamed and its bad elements, for ``Patch``; None if no op is
+        blamed.
+        """
         born = self._first_born()
         if born is None or self._first_external(born) is not None or born not in self._details:
             return None

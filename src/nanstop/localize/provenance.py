@@ -78,7 +78,9 @@ class Reading:
 
     @classmethod
     def of(cls, op: Op, kinds: Sequence[Kinds]) -> Reading:
-        """Return an op of a trace, those that change a tensor in place as those that do not."""
+        """Return what an op of a trace is and reads;
+        in place (``add_``) or not is the same kind.
+        """
         return cls(op_kind(op.name), op.scalars, op.inputs, tuple(kinds))
 
 

@@ -133,7 +133,7 @@ class Followed:
         return self._num_more > 0
 
     def look_on(self) -> None:
-        """Look at the next windows, each."""
+        """Look at each of the next ``MORE_WINDOWS`` windows."""
         self._num_more = MORE_WINDOWS
         if self.samples is None:
             self.samples = Samples()
@@ -230,8 +230,8 @@ class Followed:
         return sum(wanted.values()) if wanted <= idle else 0
 
     def passes(self) -> bool:
-        """Note an update that was not looked at, if the next one is not to be either; return
-        whether it is so.
+        """Return whether neither this update nor the next is looked at, and count it if so: there
+        is nothing to close then.
         """
         is_next = not (self.num_updates + 1) & self.num_updates
         if self.samples is not None or self.looks_on or self._num_more or is_next:

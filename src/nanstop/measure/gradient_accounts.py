@@ -146,7 +146,9 @@ class GradientAccounts:
                 samples.met = one.weights()
 
     def scaled(self, scaler: Any) -> None:
-        """Note that a loss was scaled: the gradients to come are."""
+        """Note that a loss was multiplied by the scale of ``scaler``, and so will its gradients
+        be.
+        """
         self._scaler = ref(scaler)
 
     def before_backward(self, losses: Sequence[Tensor], *, is_again: bool = False) -> None:

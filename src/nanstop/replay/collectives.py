@@ -56,8 +56,9 @@ class Collectives:
         self._gradients: dict[str, Tensor | None] = {}
 
     def share(self, parameters: Mapping[str, Tensor], average: Callable[[], None]) -> None:
-        """Make gradients of this rank those of all: by ``average`` where they are together, else as
-        they were when it was. Without either they stay.
+        """Give ``parameters`` the gradients of all ranks: by ``average`` while the ranks run the
+        step together, which is remembered; later, in a run of this rank alone, those remembered.
+        Where none are, this rank's own stay.
         """
         if self._ranks.size > 1:
             average()

@@ -42,7 +42,9 @@ class Draft:
         return operation(self.source, self.meant(node))
 
     def meant(self, node: ast.AST) -> ast.AST:
-        """Return the expression that a name stands for here, or the node itself."""
+        """Return the expression that a name is bound to at this statement;
+        any other node itself.
+        """
         seen = 0
         while isinstance(node, ast.Name) and seen < 8:
             found = definition(self.source, node, self.statement)
@@ -145,11 +147,16 @@ class Draft:
         return before.endswith("(") and after.startswith(")") and not isinstance(parent, ast.Call)
 
     def functional(self, name: str) -> str:
-        """Return how the file can say a function of ``torch.nn.functional``."""
+        """Return the expression by which the file names a function of ``torch.nn.functional``.
+
+        Errors: ``NotKnownError`` where it imports no part of torch.
+        """
         return self.torch(f"nn.functional.{name}")
 
     def torch(self, name: str) -> str:
-        """Return how the file can say a function of ``torch``."""
+        """Return the expression by which the file names a function of ``torch``; errors as
+        above.
+        """
         found = self.source.spelled(f"torch.{name}")
         if found is None:
             raise NotKnownError
@@ -175,7 +182,9 @@ class Draft:
 
 
 def is_steady(source: Source, node: ast.AST) -> bool:
-    """Return whether a value is the same at every reading: nothing is drawn, nothing kept."""
+    """Return whether an expression has the same value each time that it is evaluated: it calls
+    nothing that draws numbers or keeps a state.
+    """
     for one in ast.walk(node):
         if not isinstance(one, ast.Call):
             continue

@@ -87,7 +87,9 @@ class Source:
         return ""
 
     def spelled(self, full: str) -> str | None:
-        """Return how the file can say ``torch.nn.functional``; None where it imports no part."""
+        """Return the expression by which the file names ``full`` (``torch.nn.functional``, say)
+        through what it imports; None where it imports no part of it.
+        """
         known = [(len(one), name, one) for name, one in self.imported.items()]
         fits = [one for one in known if full == one[2] or full.startswith(one[2] + ".")]
         _, name, found = max(fits, default=(0, None, ""))

@@ -12,7 +12,9 @@ from nanstop.wording import counted
 
 
 def text(found: Proved) -> str:
-    """Return a failure that was met, and in the last lines whether the incident is gone."""
+    """Return the outcome as text: the failure that was met, if any, then whether the incident is
+    gone.
+    """
     report = found.replayed.report
     shown = [render(report)] if report is not None else []
     return "\n".join([*shown, *notes(found.replayed), *_lines(found)])

@@ -73,7 +73,8 @@ class InSafetensors:
     @contextmanager
     def opened(self, buffer: Tensor) -> Iterator[Reader]:
         assert self.dtype is not None
-        dtype, size, into = self.dtype, self.dtype.itemsize, memoryview(buffer.numpy())  # type: ignore[arg-type]  # numpy arrays are buffers
+        array: Any = buffer.numpy()  # numpy arrays are buffers
+        dtype, size, into = self.dtype, self.dtype.itemsize, memoryview(array)
         with self.file.open("rb", buffering=0) as stream:
             same = buffer[:0].view(dtype)
 

@@ -82,7 +82,7 @@ class OwnReference:
         return step == self._next
 
     def again(self, step: Step) -> tuple[ObjectiveRow, ...]:
-        """Return what ``take`` does of a micro-batch that is run once more for it."""
+        """Return the rows of ``take`` for the first micro-batch, which is run again, undone."""
         seen = Equals()
         look_again(step, 0, seen)
         return self.take(step, seen)

@@ -40,7 +40,7 @@ def is_swallowed(account: GradientAccount) -> bool:
 
 
 def same(values: Sequence[float | None]) -> bool:
-    """Return whether numbers are one, but for rounding."""
+    """Return whether all numbers have the same magnitude, to 1 in 1000; None counts as 0."""
     known = [abs(value or 0.0) for value in values]
     return max(known) - min(known) <= 1e-3 * max(known)
 

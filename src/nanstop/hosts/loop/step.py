@@ -92,7 +92,8 @@ class UnseenMicro:
     def obstacle(self) -> str:
         return self._reason
 
-    def rerun(self, batch: Batch | None) -> Tensor:  # noqa: ARG002  (never reached: there is an obstacle)
+    def rerun(self, batch: Batch | None) -> Tensor:
+        del batch  # never reached: there is an obstacle
         raise NanstopError(self._reason, code="NS000")
 
     def leaves(self) -> Iterable[Tensor]:

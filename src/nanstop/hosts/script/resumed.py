@@ -35,9 +35,8 @@ class Restored:
         table.replace(torch.amp.GradScaler, "load_state_dict", self._scaler)
 
     def take(self, view: PlainView) -> dict[str, Any]:
-        """Return, once after its optimizer was restored, the facts of a run that this changes.
-
-        Else nothing.
+        """Return the fields of ``RunFacts`` that restoring the optimizer of ``view`` has changed;
+        {} where it was not restored since this was last asked.
 
         Reads the optimizer's moments and synchronises the device.
         """

@@ -154,7 +154,7 @@ class ScriptWindow:
             self.note("clip")
 
     def note(self, sink: str) -> None:
-        """Add what the gradients have come to, each once."""
+        """Add a sink that the gradients have come to, each once, and note the line of the first."""
         if sink not in self.sinks:
             self.sink_at = self.sink_at or user_line()
             self.sinks.append(sink)

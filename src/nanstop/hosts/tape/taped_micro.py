@@ -90,8 +90,8 @@ class TapedMicro:
         return next((made[slot].line for slot in self.tape.losses if slot in made), None)
 
     def cuts(self) -> list[Line]:
-        """Return the lines that made of something with a graph something without one that the loss
-        is made of: ``detach``, ``data``, a number. Runs forward once more.
+        """Return the lines by which the loss loses its graph: their operands need a gradient, their
+        results do not (``detach``, ``data``, a number). Runs forward once more.
         """
         values: dict[int, Tensor] = {}
         found: dict[Line, None] = {}

@@ -53,7 +53,9 @@ class Trackers:
         self._patches = Patches()
 
     def begin(self, trainer: Any) -> None:
-        """Put the numbers into the way of a training's logs. Those of an earlier one are free."""
+        """Have the trackers of a training get the numbers with each log, and no more those of an
+        earlier training.
+        """
         self.end()
         for callback in trainer.callback_handler.callbacks:
             if is_tracker(callback):

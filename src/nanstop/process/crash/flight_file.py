@@ -114,7 +114,7 @@ class FlightFile:
         self._note(step)
 
     def rest(self) -> None:
-        """Note that a training is over: until the next step no step is due."""
+        """Note that a training is over: until the next step begins, none is missed by who waits."""
         self._note(_RESTING)
 
     def _note(self, step: int) -> None:

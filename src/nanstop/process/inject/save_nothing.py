@@ -65,7 +65,8 @@ def save_nothing(table: Table, trainer: Any = None) -> None:
         table.replace(serialization, "_open_file_like", _unless_written)
         table.replace(serialization, "_legacy_save", _nothing)
         table.replace(serialization, "_save", _nothing)
-    import safetensors  # noqa: F401  (a dependency; whoever imports its functions later gets none that write)
+    # A dependency: whoever imports its functions later gets none that write.
+    import safetensors  # noqa: F401
 
     if "torch.export" in sys.modules:
         with suppress(ImportError):  # `torch.export.save` of torch before 2.8 needs none

@@ -36,7 +36,9 @@ class Conclusion:
         return self.report.audit[-1].action
 
     def named(self, incident: str) -> Conclusion:
-        """Return it with the id that a new incident was given, wherever records name it."""
+        """Return the same conclusion with this incident id in the report, the action and the
+        proof.
+        """
         report, action = self.report, self.action
         action = replace(action, proof=incident if action.proof is not None else None)
         return replace(

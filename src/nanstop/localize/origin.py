@@ -82,9 +82,7 @@ class FailureOrigin:
         return other
 
     def suspect(self) -> dict[int, Spot] | None:
-        """Return the op that is blamed and its bad elements, for ``Patch``; None if no op is
-        blamed.
-        """
+        """Return the op that is blamed with its bad elements, for ``Patch``; None if none is."""
         born = self._first_born()
         if born is None or self._first_external(born) is not None or born not in self._details:
             return None

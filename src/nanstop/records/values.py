@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import PurePath
 
 from nanstop.records.record import record
 from nanstop.records.vocabulary import Descent, FailureKind, Finiteness, Phase, SignalSource
@@ -39,6 +40,16 @@ class SourceLine:
     line: int
     function: str
     text: str = ""
+
+    @property
+    def short(self) -> str:
+        """``train.py:31``."""
+        return f"{PurePath(self.file).name}:{self.line}"
+
+    @property
+    def quoted(self) -> str:
+        """The line with its text."""
+        return f"{self.short}  {self.text}"
 
 
 @record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from nanstop.records.account import GradientAccount
 from nanstop.records.checkpoint import CheckpointScan
@@ -153,6 +154,14 @@ class Diagnosis:
     """Where it was measured; None for what was only to be expected, and for a failure."""
     source: SourceLine | None = None
     """The line to look at; None where none is known."""
+
+    def at(self, source: SourceLine | None) -> Diagnosis:
+        """Return it with the line of the script that it is about, whose text stands ahead of the
+        advice; as it is where no such line is known. Advice that says nothing is left out.
+        """
+        text, where = (source.quoted, source.short) if source is not None else ("", self.where)
+        lines = tuple(filter(None, (text, *self.lines)))
+        return replace(self, lines=lines, where=where, source=source)
 
     def __repr__(self) -> str:
         where = f" at {self.where}" if self.where else ""

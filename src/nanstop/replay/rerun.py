@@ -8,7 +8,7 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,10 +94,7 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
             if keep_grads and update:  # which may clip them in place
                 grads = {name: grad.detach().clone() for name, grad in grads.items()}
             if update and not bad:
-                lengths = _updated(step, in_float32 or {})
-                broken = nonfinite(dict(_parameters(step)))
-                long = [n for n, true in (in_float32 or {}).items() if is_ruinous(lengths[n], true)]
-                bad = tuple(f"param:{name}" for name in dict.fromkeys((*broken, *long)))
+                lengths, bad = _updated(step, in_float32 or {})
         except Exception as raised:  # what the run raises is what is being studied
             error, grads, bad = raised, {}, ()
         digest = _digest(loss, grads.values(), error)
@@ -131,12 +128,18 @@ def communicates(step: Step) -> str:
     return step.collectives.stopped
 
 
-def _updated(step: Step, judged: Mapping[str, float]) -> dict[str, float]:
-    """Apply the update of a window and return how far it moves the ``judged`` parameters."""
-    before = {name: p.clone() for name, p in _parameters(step) if name in judged}
+def _updated(
+    step: Step, in_float32: Mapping[str, float]
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Apply the update of a window; return how far it moves the parameters of ``in_float32``, and
+    what it ruins: those that are moved out of all proportion, and all that are not finite.
+    """
+    before = {name: p.clone() for name, p in _parameters(step) if name in in_float32}
     step.update()
     now = dict(_parameters(step))
-    return {name: float((now[name].float() - old.float()).norm()) for name, old in before.items()}
+    moved = {name: float((now[name].float() - old.float()).norm()) for name, old in before.items()}
+    long = [name for name, true in in_float32.items() if is_ruinous(moved[name], true)]
+    return moved, tuple(f"param:{name}" for name in dict.fromkeys((*nonfinite(now), *long)))
 
 
 def _parameters(step: Step) -> list[tuple[str, Tensor]]:
@@ -197,33 +200,34 @@ def rerun(
         attempt(step, micro, update=update, in_float32=in_float32, under=under)
         for under in (conditions if not step.facts.compiled else (nullcontext,) * times)
     ]
-    num_failed = sum(run.failed for run in runs)
-    digests, within = {run.digest for run in runs}, {note.digest() for note in notes}
-    same_bits = len(digests) == len(within) == 1
-    comparable = digests != {""} or within != {""}
     seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
     same_loss = update or seen is None or _same_number(seen, runs[0].loss)
-    fidelity: Fidelity
-    if not num_failed:
-        fidelity = "not_reproduced"
-    elif num_failed < len(runs):
-        fidelity = "different"
-    else:
-        same_error = raised == (runs[0].error is not None)
-        faithful = same_bits and comparable and same_loss and same_error
-        fidelity = "bitwise" if faithful else "same_failure"
+    is_as_met = same_loss and raised == (runs[0].error is not None)
+    fidelity = _fidelity(runs, {note.digest() for note in notes}, is_as_met=is_as_met)
     unsteady = fidelity in ("not_reproduced", "different")
     return Replay(
         incident=incident,
         fidelity=fidelity,
         runs=len(runs),
-        num_failed=num_failed,
+        num_failed=sum(run.failed for run in runs),
         private_rng=unsteady and _draws_privately(step, micro, update=update),
         loss=runs[0].loss,
         digest=runs[0].digest,
         eager=_eager(step, micro, update=update),
         seconds=sum(run.seconds for run in runs),
     )
+
+
+def _fidelity(runs: Sequence[Attempt], within: Collection[str], *, is_as_met: bool) -> Fidelity:
+    """Return how alike runs of one failure are;
+    ``within``: the digests of what modules returned.
+    """
+    num_failed, digests = sum(run.failed for run in runs), {run.digest for run in runs}
+    if num_failed < len(runs):
+        return "different" if num_failed else "not_reproduced"
+    same_bits = len(digests) == len(within) == 1
+    comparable = digests != {""} or within != {""}
+    return "bitwise" if same_bits and comparable and is_as_met else "same_failure"
 
 
 class _ModuleOutputs:

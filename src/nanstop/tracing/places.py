@@ -9,7 +9,6 @@ from __future__ import annotations
 import linecache
 import sys
 from dataclasses import dataclass
-from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
@@ -224,7 +223,7 @@ def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:
 def line_text(line: tuple[CodeType, int] | None) -> str:
     """Return ``train.py:31: TEXT`` of a (code, line) pair, "" where there is none."""
     source = source_line(line)
-    return f"{PurePath(source.file).name}:{source.line}: {source.text}" if source else ""
+    return f"{source.short}: {source.text}" if source else ""
 
 
 def user_line() -> tuple[CodeType, int] | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from nanstop.records import Contribution, Evidence, GradientAccount, SourceLine
 
@@ -113,12 +112,12 @@ def doubled(account: GradientAccount) -> Contribution | None:
 
 def shown(source: SourceLine | None) -> str:
     """Return ``train.py:31``, "" where there is no line."""
-    return f"{PurePath(source.file).name}:{source.line}" if source is not None else ""
+    return source.short if source is not None else ""
 
 
 def quoted(source: SourceLine | None) -> str:
     """Return a line with its text, "" where there is none."""
-    return f"{shown(source)}  {source.text}" if source is not None else ""
+    return source.quoted if source is not None else ""
 
 
 def update_line(evidence: Evidence) -> SourceLine | None:

@@ -112,11 +112,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=cause,
         confidence=confidence,
-        lines=tuple(filter(None, (quoted(source), fix))),
-        where=shown(source),
-        source=source,
+        lines=(fix,),
         seen=sighting(evidence, "optimizer", since=first.at.step),
-    )
+    ).at(source)
 
 
 def _spoilt(evidence: Evidence) -> Diagnosis:

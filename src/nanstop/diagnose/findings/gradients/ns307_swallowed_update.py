@@ -143,13 +143,10 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
             "was before that update, which had changed it"
         ),
         confidence="certain",
-        lines=tuple(
-            filter(None, (quoted(source), "look for a state that is loaded in every step"))
-        ),
-        where=shown(source) or standing(evidence).host,
-        source=source,
+        lines=("look for a state that is loaded in every step",),
+        where=standing(evidence).host,
         seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
-    )
+    ).at(source)
 
 
 def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
@@ -170,11 +167,9 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
             "row show weights that stay as they are while gradients arrive"
         ),
         confidence="likely",
-        lines=(quoted(seen[-1]), "write to the weight itself, in place and under no_grad"),
-        where=shown(seen[-1]),
-        source=seen[-1],
+        lines=("write to the weight itself, in place and under no_grad",),
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
-    )
+    ).at(seen[-1])
 
 
 def _never_made(evidence: Evidence) -> Diagnosis | None:
@@ -191,11 +186,9 @@ def _never_made(evidence: Evidence) -> Diagnosis | None:
             "none: gradients are summed up over a window that is longer than the run"
         ),
         confidence="certain",
-        lines=(quoted(source), "look at gradient_accumulation_steps"),
-        where=shown(source),
-        source=source,
+        lines=("look at gradient_accumulation_steps",),
         seen=sighting(evidence, "optimizer"),
-    )
+    ).at(source)
 
 
 def _clips_to_nothing(evidence: Evidence) -> bool:

@@ -59,7 +59,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.accounts import quoted, repeated, shown, update_line
+from nanstop.diagnose.evidence.accounts import quoted, repeated, update_line
 from nanstop.diagnose.evidence.candidates import fp32_trainables, updated_in_half
 from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -120,12 +120,9 @@ def _own_update(evidence: Evidence) -> Diagnosis | None:
             f"stay as they are where the script's own update adds up to {accounts[-1].asked:.2g}"
         ),
         confidence="certain",
-        lines=tuple(filter(None, (quoted(source),))),
         remedies=fp32_trainables(standing(evidence)),
-        where=shown(source),
-        source=source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
-    )
+    ).at(source)
 
 
 def _measured(

@@ -60,10 +60,8 @@ from nanstop.diagnose.evidence.accounts import (
     changed_last,
     clipped_by_hand,
     has_signal,
-    quoted,
     repeated,
     same,
-    shown,
     since,
     update_line,
 )
@@ -105,11 +103,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=cause,
         confidence=confidence,
-        lines=tuple(filter(None, (quoted(source), fix))),
-        where=shown(source) or facts.host,
-        source=source,
+        lines=(fix,),
+        where=facts.host,
         seen=_seen(evidence, facts, source),
-    )
+    ).at(source)
 
 
 def _seen(evidence: Evidence, facts: RunFacts, source: SourceLine | None) -> Sighting | None:

@@ -68,7 +68,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanstop.diagnose.evidence.accounts import has_signal, quoted, repeated, shown
+from nanstop.diagnose.evidence.accounts import has_signal, repeated
 from nanstop.diagnose.evidence.reading import VERY_LONG, sighting, standing, step_moves
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
@@ -138,14 +138,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"out of range: {first.setting}",
         cause=first.effect,
         confidence=first.confidence,
-        lines=(
-            *filter(None, (quoted(first.source),)),
-            *(f"also {other.setting}: {other.effect}" for other in others),
-        ),
-        where=shown(first.source) or facts.host,
-        source=first.source,
+        lines=tuple(f"also {other.setting}: {other.effect}" for other in others),
+        where=facts.host,
         seen=_seen(evidence, facts),
-    )
+    ).at(first.source)
 
 
 def _by_updates(evidence: Evidence) -> Diagnosis | None:
@@ -163,11 +159,9 @@ def _by_updates(evidence: Evidence) -> Diagnosis | None:
         title=f"out of range: {setting}",
         cause=effect,
         confidence="likely",
-        lines=tuple(filter(None, (quoted(source),))),
-        where=shown(source) or standing(evidence).host,
-        source=source,
+        where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=seen[0].at.step),
-    )
+    ).at(source)
 
 
 Shown = tuple[str, str, tuple[GradientAccount, ...]]

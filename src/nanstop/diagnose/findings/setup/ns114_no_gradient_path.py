@@ -66,7 +66,7 @@ base without adapters.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.accounts import quoted, repeated, shown
+from nanstop.diagnose.evidence.accounts import repeated
 from nanstop.diagnose.evidence.candidates import half_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -110,11 +110,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=cause,
         confidence=confidence,
-        lines=tuple(filter(None, (quoted(made), help_line))),
-        where=shown(made) or facts.host,
-        source=made,
+        lines=(help_line,),
+        where=facts.host,
         seen=_seen(evidence, facts),
-    )
+    ).at(made)
 
 
 def _replaced(evidence: Evidence) -> Diagnosis | None:
@@ -132,11 +131,10 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
             "that get none"
         ),
         confidence="likely",
-        lines=tuple(filter(None, (quoted(made), "make the optimizer after the model is complete"))),
-        where=shown(made) or standing(evidence).host,
-        source=made,
+        lines=("make the optimizer after the model is complete",),
+        where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=twice[0].at.step),
-    )
+    ).at(made)
 
 
 def _never_moved(evidence: Evidence) -> Diagnosis | None:
@@ -153,11 +151,10 @@ def _never_moved(evidence: Evidence) -> Diagnosis | None:
         title="the script's own update leaves out what has gradients",
         cause=f"{num} with gradients hold the values of the start at update {looks[-1].at.step}",
         confidence="likely",
-        lines=tuple(filter(None, (quoted(source), "update all that is to be trained"))),
-        where=shown(source) or standing(evidence).host,
-        source=source,
+        lines=("update all that is to be trained",),
+        where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=looks[0].at.step),
-    )
+    ).at(source)
 
 
 def _never_reached(evidence: Evidence) -> Diagnosis | None:
@@ -178,11 +175,10 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
             "any of its parameters have a gradient: it changes nothing"
         ),
         confidence="likely",
-        lines=tuple(filter(None, (quoted(made), "look for detach or no_grad before its loss"))),
-        where=shown(made) or standing(evidence).host,
-        source=made,
+        lines=("look for detach or no_grad before its loss",),
+        where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=looks[0].at.step),
-    )
+    ).at(made)
 
 
 def is_mostly_unreached(path: GradientPath) -> bool:
@@ -238,60 +234,81 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
 
 
 def _cut_off(facts: RunFacts) -> Reason | None:
+    """Return why gradients come to none, or few, of what is trained, by what a backward showed."""
     path = facts.gradient_path
     if path is None or not path.num_trainable:
         return None
-    if path.num_reached == 0:
-        cause = (
-            f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
-        )
-        if path.unreached:
-            cause += f": {listed(path.unreached)}"
-        return (
-            "certain",
-            "no gradient arrives",
-            cause,
-            "look for detach, item or no_grad before the loss",
-        )
-    if path.cut:
-        cause = (
-            f"{counted(len(path.cut), 'tensor')} that the optimizer holds got no gradient in its "
-            f"first updates: {listed(path.cut)}"
-        )
-        why = "it is run without a graph" if path.cut_at else "the loss is another with other ones"
-        advice = "look for detach, .data, item or no_grad, or leave them out of the optimizer"
-        # A tower that is run under no_grad on purpose is often in the optimizer all the same.
-        sure: Confidence = "possible" if path.cut_at else "likely"
-        shown_at = path.cut_at or path.lost_at
-        return sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip()
-    if path.stuck:
-        cause = f"{counted(len(path.stuck), 'tensor')} hold only zeros: {listed(path.stuck)}"
-        return (
-            "certain",
-            "every gradient is exactly 0, and will be",
-            f"{cause}; the gradient of each is a multiple of another",
-            "begin one factor of each product with random values: lora_A, zeros for lora_B only",
-        )
-    if path.num_reached is not None and is_mostly_unreached(path):
-        missing = path.num_tensors - path.num_reached
-        cause = (
-            f"after one backward {missing} of {counted(path.num_tensors, 'trainable tensor')} "
-            "have none"
-        )
-        return (
-            "likely",
-            "no gradient arrives at most of what is to be trained",
-            f"{cause}: {listed(path.unreached)}" if path.unreached else cause,
-            (
-                "look for reentrant checkpointing of blocks whose inputs require no gradient, or a "
-                "detach"
-            ),
-        )
-    if path.reentrant and path.inputs_require_grad is False:
-        cause = "reentrant checkpointing, and the embedding's output requires no gradient"
-        fix = 'checkpointing with {"use_reentrant": False}, or model.enable_input_require_grads()'
-        return "likely", "no gradient enters the checkpointed blocks", cause, fix
-    return None
+    return (
+        _none_arrives(path)
+        or _part_cut_off(path)
+        or _stuck(path)
+        or _few_arrive(path)
+        or _none_enters(path)
+    )
+
+
+def _none_arrives(path: GradientPath) -> Reason | None:
+    if path.num_reached != 0:
+        return None
+    cause = f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
+    if path.unreached:
+        cause += f": {listed(path.unreached)}"
+    advice = "look for detach, item or no_grad before the loss"
+    return "certain", "no gradient arrives", cause, advice
+
+
+def _part_cut_off(path: GradientPath) -> Reason | None:
+    if not path.cut:
+        return None
+    cause = (
+        f"{counted(len(path.cut), 'tensor')} that the optimizer holds got no gradient in its "
+        f"first updates: {listed(path.cut)}"
+    )
+    why = "it is run without a graph" if path.cut_at else "the loss is another with other ones"
+    advice = "look for detach, .data, item or no_grad, or leave them out of the optimizer"
+    # A tower that is run under no_grad on purpose is often in the optimizer all the same.
+    sure: Confidence = "possible" if path.cut_at else "likely"
+    shown_at = path.cut_at or path.lost_at
+    return sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip()
+
+
+def _stuck(path: GradientPath) -> Reason | None:
+    if not path.stuck:
+        return None
+    cause = (
+        f"{counted(len(path.stuck), 'tensor')} hold only zeros: {listed(path.stuck)}; the gradient "
+        "of each is a multiple of another"
+    )
+    advice = "begin one factor of each product with random values: lora_A, zeros for lora_B only"
+    return "certain", "every gradient is exactly 0, and will be", cause, advice
+
+
+def _few_arrive(path: GradientPath) -> Reason | None:
+    if path.num_reached is None or not is_mostly_unreached(path):
+        return None
+    missing, tensors = (
+        path.num_tensors - path.num_reached,
+        counted(path.num_tensors, "trainable tensor"),
+    )
+    cause = f"after one backward {missing} of {tensors} have none"
+    advice = (
+        "look for reentrant checkpointing of blocks whose inputs require no gradient, or a detach"
+    )
+    title = "no gradient arrives at most of what is to be trained"
+    return (
+        "likely",
+        title,
+        f"{cause}: {listed(path.unreached)}" if path.unreached else cause,
+        advice,
+    )
+
+
+def _none_enters(path: GradientPath) -> Reason | None:
+    if not path.reentrant or path.inputs_require_grad is not False:
+        return None
+    cause = "reentrant checkpointing, and the embedding's output requires no gradient"
+    fix = 'checkpointing with {"use_reentrant": False}, or model.enable_input_require_grads()'
+    return "likely", "no gradient enters the checkpointed blocks", cause, fix
 
 
 def _scaled(facts: RunFacts) -> Reason | None:

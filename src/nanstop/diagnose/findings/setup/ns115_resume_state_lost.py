@@ -63,7 +63,6 @@ NS302, a scale that falls because of overflow.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.accounts import quoted, shown
 from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ResumeFacts
@@ -115,15 +114,9 @@ def _mixed_up(resume: ResumeFacts) -> Diagnosis:
             f"those of `{first}` are kept for `{other}`"
         ),
         confidence="likely",
-        lines=tuple(
-            filter(
-                None,
-                (quoted(resume.at), "make the optimizer with its parameters in the saved order"),
-            )
-        ),
-        where=shown(resume.at) or "optimizer",
-        source=resume.at,
-    )
+        lines=("make the optimizer with its parameters in the saved order",),
+        where="optimizer",
+    ).at(resume.at)
 
 
 def _overwritten(resume: ResumeFacts) -> Diagnosis:

@@ -71,7 +71,6 @@ samples: they are no pieces of one batch, and are not told.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.accounts import quoted, shown
 from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import AccumulationFacts, Confidence, Diagnosis, Evidence
@@ -106,10 +105,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=cause,
         confidence=confidence,
-        lines=tuple(filter(None, (quoted(sums.made_at), fix))),
-        where=shown(sums.made_at) or facts.host,
-        source=sums.made_at,
-    )
+        lines=(fix,),
+        where=facts.host,
+    ).at(sums.made_at)
 
 
 def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:

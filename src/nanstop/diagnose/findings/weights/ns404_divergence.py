@@ -55,7 +55,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
 
-from nanstop.diagnose.evidence.accounts import quoted, shown, update_line
+from nanstop.diagnose.evidence.accounts import update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -160,11 +160,10 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
             f"{_RISING} updates all but one at most have raised it and the gradient norm"
         ),
         confidence="likely",
-        lines=(*filter(None, (quoted(source),)), *_lines(evidence, norm, ())),
-        where=shown(source) or standing(evidence).host,
-        source=source,
+        lines=_lines(evidence, norm, ()),
+        where=standing(evidence).host,
         seen=Sighting(step=latest[0], phase="optimizer"),
-    )
+    ).at(source)
 
 
 def _rises(values: Sequence[float]) -> bool:

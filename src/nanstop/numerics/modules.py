@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
 
 from nanstop.numerics.tensors import dense_parts
 
-_PACKED = ("Linear4bit", "Linear8bitLt")
+_PACKED = {"Linear4bit": 4, "Linear8bitLt": 8}
+"""Layers of bitsandbytes, and the bits in which they hold a weight."""
 
 
 def repeated_blocks(root: nn.Module) -> tuple[str, ...]:
@@ -36,17 +38,18 @@ def _is_composed(module: nn.Module) -> bool:
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 
-def quantized_layers(root: nn.Module) -> tuple[str, ...]:
-    """Return names of modules whose own weight is packed (bitsandbytes 4-bit, 8-bit).
-
-    PEFT's wrappers around them have classes of the same names, and no weight of their own.
+def packed_bits(module: nn.Module) -> int | None:
+    """Return in how many bits a layer of bitsandbytes holds its weight; None for any other, PEFT's
+    wrappers of the same names among them.
     """
-    return tuple(
-        name
-        for name, module in root.named_modules()
-        if "weight" in module._parameters
-        and any(kind.__name__ in _PACKED for kind in type(module).__mro__)
-    )
+    library = sys.modules.get("bitsandbytes.nn")  # there once a layer of it is
+    kinds = ((getattr(library, name, None), bits) for name, bits in _PACKED.items())
+    return next((bits for kind, bits in kinds if kind and isinstance(module, kind)), None)
+
+
+def quantized_layers(root: nn.Module) -> tuple[str, ...]:
+    """Return names of modules whose own weight is packed (bitsandbytes 4-bit, 8-bit)."""
+    return tuple(name for name, module in root.named_modules() if packed_bits(module))
 
 
 def tied_groups(root: nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -149,11 +149,15 @@ def test_a_model_that_reads_no_tokens_has_no_table_of_them(kind):
 
 
 def test_packed_layers_are_known_by_their_class():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
     class Linear4bit(nn.Linear):
-        pass
+        """Another one of that name."""
 
     net = nn.Sequential(nn.Linear(2, 2), Linear4bit(2, 2))
-    assert quantized_layers(net) == ("1",)
+    assert quantized_layers(net) == ()
+    net.append(bitsandbytes.nn.LinearNF4(2, 2))
+    assert quantized_layers(net) == ("2",)
     assert facts_of_loop(PlainView(net)).quantization == "bitsandbytes-4bit"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.numerics.modules import quantized_layers
+from nanstop.numerics.modules import packed_bits, quantized_layers
 from nanstop.numerics.tensors import HALF, format_name, is_inexact
 from nanstop.numerics.trained import held_by
 from nanstop.records import AdapterFacts, GradientPath, HeadFacts, QuantizedFacts
@@ -166,10 +166,10 @@ def _method(config: Any) -> str:
 
 
 def _bits(layers: list[nn.Module], config: Any) -> int:
-    kinds = {kind.__name__ for layer in layers for kind in type(layer).__mro__}
-    if "Linear8bitLt" in kinds or getattr(config, "load_in_8bit", False):
+    packed = {packed_bits(layer) for layer in layers}
+    if 8 in packed or getattr(config, "load_in_8bit", False):
         return 8
-    if not kinds.isdisjoint(("Linear4bit", "LinearNF4", "LinearFP4")):
+    if 4 in packed:
         return 4
     bits = getattr(config, "bits", None)
     return (

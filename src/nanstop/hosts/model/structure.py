@@ -20,7 +20,7 @@ from nanstop.hosts.model.parts import (
 )
 from nanstop.hosts.model.updates import accumulation_of, resumed_state
 from nanstop.measure.step_per_rate import step_per_rate, sums_of_squares
-from nanstop.numerics.modules import quantized_layers, tied_groups
+from nanstop.numerics.modules import packed_bits, tied_groups
 from nanstop.numerics.optimizer_state import innermost, state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
@@ -97,11 +97,8 @@ def _table_rows(view: ModelView) -> int | None:
 
 
 def _quantization(view: ModelView) -> str | None:
-    names = set(quantized_layers(view.root))
-    kinds = {type(m).__name__ for n, m in view.root.named_modules() if n in names}
-    if not kinds:
-        return None
-    return "bitsandbytes-8bit" if any("8bit" in kind for kind in kinds) else "bitsandbytes-4bit"
+    bits = max((packed_bits(module) or 0 for module in view.root.modules()), default=0)
+    return f"bitsandbytes-{bits}bit" if bits else None
 
 
 def _peft(root: nn.Module) -> str | None:

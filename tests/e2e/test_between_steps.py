@@ -4,6 +4,7 @@ script, and is looked at where it stands; one of a loss that the script tries ag
 
 import pytest
 
+from e2e.scripts import run
 from loop_scripts import investigated, run_script
 from nanstop.report.text.run_end import RunEnd
 
@@ -117,3 +118,27 @@ def test_a_step_that_the_script_leaves_out_for_it_is_one(tmp_path):
     _, news = investigated(tmp_path / "bad.py", RETRIED, BAD=True)
     report = news[0]
     assert (report.diagnoses[0].code, report.incident.at.step) == ("NS204", 2)
+
+
+BARE = """
+import torch
+
+weight = torch.nn.Parameter(torch.tensor(1.0))
+optimizer = torch.optim.SGD([weight], 0.1)
+for step in range(4):
+    matrix = torch.eye(3) * (weight - (step == 2) * (9.0 if BAD else 0.0))
+    optimizer.zero_grad()
+    torch.linalg.cholesky(matrix).diagonal().sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_loop_without_a_model_is_refused_at_its_end(tmp_path):
+    _, news = investigated(tmp_path / "healthy.py", BARE, BAD=False)
+    assert all(isinstance(one, RunEnd) for one in news)
+    (tmp_path / "train.py").write_text("BAD = True\n" + BARE)
+    ended = run(tmp_path, "train.py")
+    (row,) = ended.rows
+    assert (ended.code, row["step"]) == (1, 2)
+    assert "error[NS204]" in ended.err
+    assert "train.py:10 " in ended.err

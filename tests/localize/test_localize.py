@@ -96,6 +96,11 @@ def complex_overflow(x):
     return torch.view_as_real(pairs * 1e38 * 1e4).flatten(2)
 
 
+def noise_turned_over(x):
+    noise = -torch.log(-torch.log(torch.rand(x.shape).clamp(min=1.0)))
+    return torch.softmax(x + noise, -1)
+
+
 def after_fourier(x):
     return torch.fft.irfft(torch.fft.rfft(x.log(), dim=1), n=16, dim=1)
 
@@ -119,6 +124,7 @@ BORN_FORWARD = [
     (dropped_infinity, "mul", "inf"),
     (complex_overflow, "mul", "inf"),
     (after_fourier, "log", "nan"),
+    (noise_turned_over, "log", "inf"),
 ]
 
 

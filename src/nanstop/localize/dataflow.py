@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
-from nanstop.localize.slicing import range_of, reaching, writers
+from nanstop.localize.slicing import Births, is_placed, range_of, reaching, writers
 from nanstop.numerics.tensors import format_name
 from nanstop.records import op_kind
 from nanstop.records.formats import vanishes
@@ -147,6 +147,28 @@ def read_by(trace: Trace, index: int, *, limit: int = 4) -> tuple[str, ...]:
         if len(found) == limit:
             break
     return tuple(found)
+
+
+def turned_over(trace: Trace, births: Births, born: int | None) -> int | None:
+    """Return the first of the ops that made negative infinities whose sign was changed before op
+    ``born`` made NaN of positive ones, else ``born``: no mask is made so.
+    """
+    if born is None or born not in births.nan:
+        return born
+    if not any(range_of(trace, value).high == math.inf for value in trace.ops[born].inputs):
+        return born
+    computed = (i for i in births.inf if i < born and not is_placed(trace.ops[i]))
+    return min((i for i in computed if _is_turned_over(trace, i)), default=born)
+
+
+def _is_turned_over(trace: Trace, index: int) -> bool:
+    written = {id(value.storage) for value in trace.ops[index].outputs}
+    if any(range_of(trace, value).high == math.inf for value in trace.ops[index].outputs):
+        return False
+    readers = (op for op in _after(trace, index) if written & {id(v.storage) for v in op.inputs})
+    reader = next(readers, None)
+    results = reader.outputs if reader is not None else ()
+    return any(range_of(trace, value).high == math.inf for value in results if value.slot >= 0)
 
 
 def _after(trace: Trace, index: int) -> Iterator[Op]:

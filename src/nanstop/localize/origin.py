@@ -98,9 +98,7 @@ class FailureOrigin:
         found = self._explained()
         if found is None:
             return None
-        spots = found.blind_spots
-        if not self.stable:
-            spots += (_OTHER_PATH,)
+        spots = found.blind_spots if self.stable else (*found.blind_spots, _OTHER_PATH)
         if self._trace.unseen:
             spots += ("not measured: " + ", ".join(self._trace.unseen),)
         absorbed = tuple(map(self.event, self._absorbed))
@@ -175,7 +173,8 @@ class FailureOrigin:
         placed = [i for i in self._births.inf if slicing.is_placed(self._trace.ops[i])]
         computed = [i for i in self._births.inf if i not in placed]
         spoiling = (computed or placed) if "loss" in self.reaches else []
-        return min([*real, *self._births.nan] or spoiling, default=None)
+        born = min([*real, *self._births.nan] or spoiling, default=None)
+        return dataflow.turned_over(self._trace, self._births, born)
 
     def _is_meant(self, index: int) -> bool:
         """Return whether an op's infinities are the program's own: filled in, or part of a mask.

@@ -471,3 +471,16 @@ def test_a_list_that_grows_for_ever_is_not_followed_for_ever():
     net[0].all = [torch.ones((), requires_grad=True).exp() for _ in range(600)]
     found = [left.stand_in(one, micro.tape.calls) for one in net[0].all]
     assert 200 < sum(one is not None for one in found) <= 256
+
+
+def test_a_large_tensor_that_is_read_again_and_again_leaves_room_for_the_loss(net):
+    images, boxes = torch.randn(300, 64, 256), torch.randn(2, 4)
+
+    def loss_of(out):
+        for number in range(20):  # as a data set does that lies in memory
+            images[number]
+        sides = boxes[:, 2:] - boxes[:, :2]
+        return (out[:, 0] - sides[:, 0] / sides[:, 1]).square().mean()
+
+    micro = taped(net, torch.randn(2, 4), loss_of)
+    assert "div" in {call.function.__name__ for call in micro.tape.needed() if call.outer}

@@ -27,7 +27,7 @@ from nanstop.hosts.tape.tensors import total
 from nanstop.measure.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
-from nanstop.records import GradientAccount
+from nanstop.records import GradientAccount, Phase
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -323,15 +323,19 @@ class Judge:
                 self.judge(parameters, norm, can_redo=False)
 
     def _refused_between_steps(self, error: BaseException) -> None:
-        """Report an exception between two steps, of models that were called without gradients."""
+        """Report an exception between two steps, of models that were called without gradients or,
+        where no model is called at all, of the tensors that are trained.
+        """
         if not isinstance(error, Exception) or not is_numeric(error) or not self._state.idle:
             return
         called = map(inner_module, self._state.evaluations.modules)
         roots = {id(root): root for root in called} or self._state.window.roots
-        micro = self._state.refused_between_steps() if roots else None
+        bare = () if roots else [p for one in self._steps.updates for p in held_by(one)]
+        micro = self._state.refused_between_steps() if roots or bare else None
         if micro is None:
             return
         start = [self._state.buffers.add(root) for root in roots.values()]
         window = ScriptWindow(micros=[micro], roots=dict(roots), start=start)
+        phase: Phase = "forward" if bare else "generate"
         with self._looking("the exception was not investigated"), suppress(TrainingStopped):
-            self.controller.raised(self._steps.step(window, None, ()), error, "generate")
+            self.controller.raised(self._steps.step(window, None, bare), error, phase)

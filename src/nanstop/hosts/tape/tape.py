@@ -82,8 +82,7 @@ class Tape(OwnMode):
         self.on_number: Callable[[float], None] = lambda _: None
         self.on_write: Callable[[Tensor], None] | None = None
         self.left = LeftBehind()
-        self.num_ops = 0
-        self.num_outer = self.num_passed = 0
+        self.num_ops = self.num_outer = self.num_passed = 0
         self.takes_outer = True
         self.lingers = False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
@@ -95,6 +94,7 @@ class Tape(OwnMode):
         self._count = 0
         self._first_of_model: int | None = None
         self._num_held_bytes = 0
+        self._held: set[int] = set()
         self._given: set[int] = set()
         self.is_on = False
 
@@ -253,10 +253,14 @@ class Tape(OwnMode):
         if not operands or function in NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
             return False
         outside = [tensor for tensor, _, slot in operands if slot is None]
-        data = [tensor.nbytes for tensor in outside if not tensor.requires_grad]
-        self._num_held_bytes += sum(data)
-        small = max(data, default=0) <= _MAX_HELD_BYTES and self._num_held_bytes <= _MAX_ALL_BYTES
-        return small and all(tensor.is_leaf for tensor in outside)
+        data = {id(root_of(t)): t.nbytes for t in outside if not t.requires_grad}
+        size = sum(nbytes for key, nbytes in data.items() if key not in self._held)
+        is_large = max(data.values(), default=0) > _MAX_HELD_BYTES
+        if is_large or self._num_held_bytes + size > _MAX_ALL_BYTES:
+            return False
+        self._num_held_bytes += size
+        self._held.update(data)
+        return all(tensor.is_leaf for tensor in outside)
 
     def _begin(self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool) -> Call:
         grad, line = torch.is_grad_enabled(), user_line()

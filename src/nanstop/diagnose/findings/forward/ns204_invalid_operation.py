@@ -159,7 +159,7 @@ def _made(event: OpEvent, output: TensorStats, written: str) -> str:
     if not given:
         below = f", the least of them {number(least)}" if least < 0.0 else ""
         return f"{kind} from finite inputs{below}"
-    return f"{kind} from an input that is Inf already"
+    return f"{kind} of an Inf that it reads"
 
 
 def _outside(event: OpEvent) -> str:

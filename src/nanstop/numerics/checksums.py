@@ -1,0 +1,86 @@
+"""Checksums of what tensors hold, bit for bit, made on their own device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 21
+"""Elements that are added up at a time: 16 MiB of integers, twice."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD = 1 << 64
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""Of the generator SplitMix64 (Steele, Lea, Flood, 2014)."""
+
+
+@torch.no_grad()
+def checksums(tensors: Iterable[Tensor]) -> list[int]:
+    """Return a number of 64 bits for each dense tensor; one that differs in a single element, by
+    whatever bits, has another.
+
+    Each element's bits, read as an integer, are multiplied by an odd number of its place and added
+    up modulo 2 to the 64: sums of integers are the same in any order, on any device and number of
+    threads. Tensors of equal elements in equal places have equal checksums, whatever their strides.
+    Reads each once; synchronises each device once.
+    """
+    given = list(tensors)
+    longest = min(_CHUNK, max((_num_words(tensor) for tensor in given), default=0))
+    weights = {device: _weights(longest, device) for device in {one.device for one in given}}
+    sums = [_checksum(tensor, weights[tensor.device]) for tensor in given]
+    read: dict[torch.device, list[int]] = {}
+    for device in weights:
+        here = [one for one in sums if one.device == device]
+        read[device] = torch.stack(here).tolist()
+    return [read[one.device].pop(0) % _WORD for one in sums]
+
+
+def _checksum(tensor: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum as a scalar of int64 on the tensor's device."""
+    words = _words(tensor)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for number, start in enumerate(range(0, words.numel(), _CHUNK)):
+        part = words[start : start + _CHUNK].to(torch.int64)
+        chunk = (part * weights[: part.numel()]).sum()
+        total += chunk * _signed(_mixed(number) | 1)
+    return total
+
+
+def _words(tensor: Tensor) -> Tensor:
+    values = tensor.detach()
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    flat = values.resolve_neg().contiguous().view(-1)
+    return flat.view(_INTEGERS[flat.element_size()])
+
+
+def _num_words(tensor: Tensor) -> int:
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
+def _weights(num: int, device: torch.device) -> Tensor:
+    """Return odd numbers without a pattern, the same everywhere: ``_mixed`` of each place, which
+    wraps around as integers of torch do.
+    """
+    first, second, third = map(_signed, _MULTIPLIERS)
+    mixed = torch.arange(1, num + 1, dtype=torch.int64, device=device) * first
+    mixed = (mixed ^ _shifted(mixed, 30)) * second
+    mixed = (mixed ^ _shifted(mixed, 27)) * third
+    return (mixed ^ _shifted(mixed, 31)) | 1
+
+
+def _shifted(words: Tensor, by: int) -> Tensor:
+    """Return words shifted to the right, zeros coming in: torch's own shift brings the sign."""
+    return (words >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mixed(number: int) -> int:
+    first, second, third = _MULTIPLIERS
+    mixed = (number + 1) * first % _WORD
+    mixed = (mixed ^ mixed >> 30) * second % _WORD
+    mixed = (mixed ^ mixed >> 27) * third % _WORD
+    return mixed ^ mixed >> 31
+
+
+def _signed(word: int) -> int:
+    return word - _WORD if word >= _WORD // 2 else word

@@ -411,6 +411,7 @@ FIRES = [
     ("NS113", setup(rates=RateFacts(num_used=40, num_dead=0, highest=1e-4, coming=1e-3)), "likely"),
     ("NS113", setup(rates=RateFacts(num_used=16, num_dead=0, highest=1e-6, coming=1e-3, rising=100_000)), "likely"),
     *account_cases.FIRES,
+    ("NS607", evidence(), "likely"),  # TODO
     *training_cases.FIRES,
 ]  # fmt: skip
 
@@ -617,6 +618,7 @@ SILENT = [
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=3, highest=1e-3, coming=1e-3))),
     *account_cases.SILENT,
     ("NS506", evidence(localization(event(), "from_batch", culprit="batch[weights]"))),
+    ("NS607", evidence()),  # TODO
     *training_cases.SILENT,
 ]  # fmt: skip
 

@@ -38,6 +38,7 @@ from nanstop.diagnose.findings.runtime.ns603_not_reproducible import RULE as NS6
 from nanstop.diagnose.findings.runtime.ns604_out_of_memory import RULE as NS604
 from nanstop.diagnose.findings.runtime.ns605_hang import RULE as NS605
 from nanstop.diagnose.findings.runtime.ns606_race_or_collective import RULE as NS606
+from nanstop.diagnose.findings.runtime.ns607_copies_drifted_apart import RULE as NS607
 from nanstop.diagnose.findings.setup.ns101_narrow_range_for_model import RULE as NS101
 from nanstop.diagnose.findings.setup.ns102_half_precision_trainables import RULE as NS102
 from nanstop.diagnose.findings.setup.ns103_untrained_token_rows import RULE as NS103
@@ -69,7 +70,7 @@ CATALOGUE: tuple[Rule, ...] = (
     *(NS301, NS302, NS303, NS304, NS305, NS306, NS307),
     *(NS401, NS402, NS403, NS404),
     *(NS501, NS502, NS503, NS504, NS505, NS506),
-    *(NS601, NS602, NS603, NS604, NS605, NS606),
+    *(NS601, NS602, NS603, NS604, NS605, NS606, NS607),
     *(NS701, NS702, NS703, NS704),
     *(NS801, NS802),
 )

@@ -152,6 +152,11 @@ def overlapped(early: bool) -> Specimen:
     return trained(model, lambda batch: model(batch["x"]).pow(2).mean() * len(reducer.buckets))
 
 
+def copies_drifted_apart(value: float) -> Specimen:
+    """TODO: what ``value`` does to the training."""
+    return trained(Model(layer=diagonal(value)))
+
+
 FAULTS: Mapping[str, Entry] = {
     "NS601": pair(
         child_process,
@@ -168,4 +173,5 @@ FAULTS: Mapping[str, Entry] = {
         child_hangs,
     ),
     "NS606": pair(overlapped, True, False, gradient_fails),
+    "NS607": pair(copies_drifted_apart, 2.0, 1.0, loss_fails),
 }

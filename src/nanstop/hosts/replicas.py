@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from nanstop.decide.agreement import ONE_RANK, Ranks
+from nanstop.records import ReplicaFacts, SourceLine
 
 
 class Replicas(Protocol):
@@ -37,6 +38,18 @@ class Replicas(Protocol):
         """Make the gradients the mean of all ranks', as a backward does. Every rank calls it."""
         ...
 
+    def compare(self, step: int) -> ReplicaFacts | None:
+        """Return how the copies differ, where that has been found out by now, once and on the first
+        rank. Every rank calls it after each backward that has exchanged gradients.
+        """
+        ...
+
+    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
+        """Note an update that the copy of this rank is about to get; ``written_at``: lines of the
+        script that have written to its gradients.
+        """
+        ...
+
 
 class OneCopy:
     """A model that this process alone trains."""
@@ -57,6 +70,12 @@ class OneCopy:
         pass
 
     def average(self) -> None:
+        pass
+
+    def compare(self, step: int) -> ReplicaFacts | None:  # noqa: ARG002
+        return None
+
+    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
         pass
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 _CHUNK = 1 << 21
 """Elements that are added up at a time: 16 MiB of integers, twice."""
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""Of 64 bits at once, the highest in two places would cancel each other."""
 _WORD = 1 << 64
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Of the generator SplitMix64 (Steele, Lea, Flood, 2014)."""
@@ -20,7 +21,7 @@ def checksums(tensors: Iterable[Tensor]) -> list[int]:
     """Return a number of 64 bits for each dense tensor; one that differs in a single element, by
     whatever bits, has another.
 
-    Each element's bits, read as an integer, are multiplied by an odd number of its place and added
+    Each element's bits, read as integers, are multiplied by an odd number of its place and added
     up modulo 2 to the 64: sums of integers are the same in any order, on any device and number of
     threads. Tensors of equal elements in equal places have equal checksums, whatever their strides.
     Reads each once; synchronises each device once.
@@ -55,7 +56,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _num_words(tensor: Tensor) -> int:
-    return tensor.numel() * (2 if tensor.is_complex() else 1)
+    return tensor.numel() * max(1, tensor.element_size() // 4)
 
 
 def _weights(num: int, device: torch.device) -> Tensor:

@@ -68,7 +68,7 @@ from nanstop.records.setup import (
     ScheduleFacts,
     TextFacts,
 )
-from nanstop.records.update import AccumulationFacts, LoadFacts, ResumeFacts
+from nanstop.records.update import AccumulationFacts, LoadFacts, ReplicaFacts, ResumeFacts
 from nanstop.records.values import (
     FORMAT_MAX,
     FailureKey,
@@ -176,6 +176,7 @@ __all__ = [
     "Reference",
     "Region",
     "Replay",
+    "ReplicaFacts",
     "Report",
     "ResumeFacts",
     "RunFacts",

@@ -17,7 +17,7 @@ from nanstop.records.setup import (
     ScheduleFacts,
     TextFacts,
 )
-from nanstop.records.update import AccumulationFacts, LoadFacts, ResumeFacts
+from nanstop.records.update import AccumulationFacts, LoadFacts, ReplicaFacts, ResumeFacts
 from nanstop.records.values import SourceLine, TensorStats
 from nanstop.records.vocabulary import Phase
 
@@ -235,6 +235,8 @@ class RunFacts:
     loaded: LoadFacts | None = None
     """What the model's weights lacked when they were loaded; None where they fitted."""
     accumulation: AccumulationFacts | None = None
+    replicas: ReplicaFacts | None = None
+    """How copies of the model differ that several ranks keep alike; None where none was seen to."""
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were not finite, or far too large, as they were loaded: when the run began."""
     left_weights: tuple[TensorStats, ...] = ()

@@ -61,3 +61,43 @@ class AccumulationFacts:
     """Half precision in which a loop's own gradients are summed over the window, or None."""
     made_at: SourceLine | None = None
     """The line that made the loss of the first micro-batch, where that was seen."""
+
+
+@record
+class ReplicaFacts:
+    """Copies of a model that several ranks keep alike, and that differ.
+
+    ``weight``: the first that does, of ``num_differ`` among ``num_compared``; ``ranks``: those
+    whose copy is not that of most, or of the first one. ``step``: in which that was seen;
+    ``last_equal``: in which all were last seen equal, None where they never were.
+    ``num_updates``: how many each rank has come to in between. ``option``: of the optimizer, that
+    has other ``options`` on each rank; ``state``: of it, that differed when the weights did not.
+    """
+
+    weight: str
+    ranks: tuple[int, ...]
+    step: int
+    last_equal: int | None = None
+    num_differ: int = 1
+    num_compared: int = 1
+    is_exchanged: bool = True
+    """Whether the gradient of this weight is one that the ranks exchange."""
+    arrived_equal: bool | None = None
+    """Whether its gradient was the same on all ranks when the backward was over; None: there is
+    none, or that was not seen."""
+    consumed_equal: bool | None = None
+    """Whether it was when an update took it."""
+    is_that_update: bool = False
+    """Whether that is the very update that parted the copies, and not a later one."""
+    num_updates: tuple[int, ...] = ()
+    option: str = ""
+    options: tuple[float, ...] = ()
+    state: str = ""
+    written_at: tuple[SourceLine, ...] = ()
+    """Lines that have written to gradients between that backward and the update."""
+    largest: float | None = None
+    """The largest difference of two values of the weight in step ``measured``, at ``index``, where
+    the first of ``ranks`` and another have ``values``; None where it was not measured."""
+    index: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    measured: int | None = None

@@ -18,14 +18,16 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TRAINERS = ("trainer", "sft", "dpo")
+DRIFTING = ("drifts", "joins", "drifting_accelerated", "drifting_trainer")
+"""Programs of ``drifting_programs``; all others are of ``rank_programs``."""
+TRAINERS = ("trainer", "sft", "dpo", "drifting_trainer")
 """Programs that train by a Trainer of transformers."""
 SECONDS = 300
 """After which ranks that have not ended are killed, and told as hung."""
 
 
 def run(folder, program, *args, **options):
-    """Run a program of ``rank_programs`` on some ranks, see ``job``.
+    """Run a program on some ranks, see ``job``.
 
     Return the exit code of each ("hung" for one that was killed), what each has put into its
     ``result``, and what was written on stderr.
@@ -122,7 +124,8 @@ def _rank(job, rank, port):
             if job["program"] in TRAINERS:  # as after the import that `nanstop run` waits for
                 import transformers.trainer  # noqa: F401
             start()
-        sys.argv = [str(HERE / "rank_programs.py"), job["program"], *job["args"]]
+        script = "drifting_programs.py" if job["program"] in DRIFTING else "rank_programs.py"
+        sys.argv = [str(HERE / script), job["program"], *job["args"]]
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
             code = 0

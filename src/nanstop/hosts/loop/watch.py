@@ -130,10 +130,9 @@ class LoopWatch:
         self._autocast: str | None = None
         self._accounts = GradientAccounts()
         self._accounts.made(optimizer)
-        self._is_live = False
+        self._is_live = self._is_rewritten = False
         self._marks = WeightMarks()
         self._marked: list[Any] = []
-        self._is_rewritten = False
         self._shared = SharedModels("watch")
         self.rng_notes = RngNotes()
 
@@ -145,9 +144,8 @@ class LoopWatch:
     def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
         """Call ``loss_fn(batch)`` and backward; return the detached loss, not divided.
 
-        No synchronisation.
-
-        Errors: what ``loss_fn`` raises, after it was reported where it says that a number was bad.
+        No synchronisation, but where copies of several ranks are compared. Errors: what
+        ``loss_fn`` raises, after it was reported where it says that a number was bad.
         """
         if not callable(loss_fn):
             raise NanstopError(f"step(loss_fn, batch): {type(loss_fn).__name__} cannot be called")
@@ -168,6 +166,8 @@ class LoopWatch:
                     self.controller.raised(self._step(), error)
                 self._micros.remove(micro)
                 raise
+            if micro.reduced:
+                self._shared.compare((self.view.root,), self.controller.step_id(), self.session)
         self._marked = self._marks.of_gradients((self.view.root,))
         return micro.loss
 

@@ -256,6 +256,8 @@ class Calls:
             self._judge.raised(error)
             raise
         self._close(micro, raw)
+        if micro.reduced:
+            self._judge.exchanged()
         self._judge.came_back(micro)
         self._look_for_updates()
         if self._state.by_hand:

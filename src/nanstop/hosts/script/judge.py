@@ -162,6 +162,13 @@ class Judge:
         self.controller.completed(optimizer, applied=not self._state.window.vetoed)
         self._state.expect_micro()
 
+    def exchanged(self) -> None:
+        """Look at the copies of its models that several ranks keep alike, after a backward in
+        which they have exchanged gradients.
+        """
+        with self._looking("copies were not compared"):
+            self._steps.compare(self._state.window)
+
     def raised(self, error: Exception) -> None:
         """Report an exception of the script that says that a number was bad."""
         micro = self._state.micro

@@ -89,6 +89,11 @@ class Steps:
             replicas=self._shared.of_window(window.micros, window.called.values(), optimizer),
         )
 
+    def compare(self, window: ScriptWindow) -> None:
+        """Compare the copies of its models that several ranks keep alike, after a backward."""
+        at, session = self.controller.step_id(), self.controller.session
+        self._shared.compare(window.called.values(), at, session)
+
     def open(self, window: ScriptWindow, view: PlainView) -> None:
         restored = self._restored.take(view)
         if view.root not in self._asked:

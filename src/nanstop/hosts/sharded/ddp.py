@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, distributed, nn
@@ -15,18 +16,23 @@ from torch.optim import Optimizer
 from nanstop.decide.agreement import Ranks
 from nanstop.errors import NanstopError
 from nanstop.hosts.replicas import ONE_COPY, Replicas
-from nanstop.hosts.sharded.store_ranks import ranks_of_run
+from nanstop.hosts.sharded.drift import Drift
+from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import patience_seconds
 from nanstop.tracing.own_code import is_class_of
+from nanstop.records import ReplicaFacts, SourceLine, StepId
+from nanstop.replay.conditions import unrecorded
+from nanstop.session.watched_run import WatchedRun
 
 
 class DdpReplicas:
     """See ``Replicas``. ``wrapped``: the model as the script calls it."""
 
-    def __init__(self, wrapped: DistributedDataParallel, ranks: Ranks) -> None:
+    def __init__(self, wrapped: DistributedDataParallel, ranks: Ranks, drift: Drift) -> None:
         self.ranks = ranks
         self._wrapped = wrapped
+        self._drift = drift
 
     def failed(self) -> bool:
         return bool(nonfinite({name: p.grad for name, p in self._shared()}))
@@ -69,6 +75,16 @@ class DdpReplicas:
             gradient = parameter.grad.mul_(1.0 / self.ranks.size)
             self._done(distributed.all_reduce(gradient, group=self._group, async_op=True))
 
+    def compare(self, step: int) -> ReplicaFacts | None:
+        if _has_hook(self._wrapped):  # copies may differ on purpose, until they are averaged
+            return None
+        with torch.no_grad(), unrecorded():
+            return self._drift.compare(self._wrapped, step)
+
+    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
+        with torch.no_grad(), unrecorded():
+            self._drift.updating(self._wrapped, optimizer, written_at)
+
     @property
     def _group(self) -> Any:
         return self._wrapped.process_group
@@ -99,9 +115,11 @@ class SharedModels:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._ranks: Ranks | None = None
+        self._ranks: StoreRanks | None = None
         self._group: Any = None
         self._known: dict[int, DdpReplicas] = {}
+        self._drifts: WeakKeyDictionary[nn.Module, Drift] = WeakKeyDictionary()
+        self._num_drifts = 0
 
     def of_window(
         self,
@@ -133,8 +151,26 @@ class SharedModels:
             if self._ranks is None or group is not self._group:
                 # Now, while every process is there: one that is not cannot be connected to.
                 self._ranks, self._group = ranks_of_run(self._name), group
-            self._known = {id(model): DdpReplicas(model, self._ranks)}
+                self._drifts.clear()
+            self._known = {id(model): DdpReplicas(model, self._ranks, self._drift(model))}
         return self._known[id(model)]
+
+    def _drift(self, model: nn.Module) -> Drift:
+        assert self._ranks is not None
+        if model not in self._drifts:
+            self._num_drifts += 1  # every rank meets its models in the same order
+            board = self._ranks.board(f"copies/{self._num_drifts}")
+            self._drifts[model] = Drift(board, self._ranks.rank, self._ranks.size)
+        return self._drifts[model]
+
+    def compare(self, called: Iterable[nn.Module], at: StepId, session: WatchedRun | None) -> None:
+        """Compare the copies of what was called, now that a backward has exchanged its gradients,
+        and have the ``session`` learn how they differ.
+        """
+        for model in filter(reduces, called):
+            found = self.of((model,)).compare(at.step)
+            if found is not None and session is not None:
+                session.learned(at=at, replicas=found)
 
 
 def can_agree(model: nn.Module) -> bool:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import distributed
 
 from nanstop.errors import NanstopError
+from nanstop.hosts.sharded.board import Board, bounded
 from nanstop.ranks import patience_seconds
 
 _LONGEST_NAP = 0.1
 """Seconds between two looks at the store, once a rank has waited for a while."""
 _PATIENT_FACTOR = 4
-_MARGIN_SECONDS = 2.0
 _BROKEN = "broken"
-T = TypeVar("T")
 _log = logging.getLogger("nanstop")
 _GO = "go"
 
@@ -44,13 +40,20 @@ class StoreRanks:
         self._num_asked = 0
         self._broken = ""
 
+    def board(self, name: str) -> Board | None:
+        """Return a board of this ``name``, None where the ranks have no store."""
+        if self._store is None:
+            return None
+        library: Any = distributed
+        return Board(library.PrefixStore(name, self._store))
+
     def gather(self, question: str, answer: str, *, patient: bool = False) -> tuple[str, ...]:
         if self._broken:
             raise NanstopError(self._broken)
         number, self._num_asked = self._num_asked, self._num_asked + 1
         seconds = self._seconds * (_PATIENT_FACTOR if patient else 1)
         try:
-            said = _bounded(lambda: self._met(number, (question, answer), seconds), seconds)
+            said = bounded(lambda: self._met(number, (question, answer), seconds), seconds)
         except NanstopError as error:
             self.leave(error.message)
             raise
@@ -82,7 +85,7 @@ class StoreRanks:
         self._broken = reason or "a rank has left"
         _log.warning("nanstop: from here on failures are observed only: %s", self._broken)
         with suppress(Exception):
-            _bounded(lambda: self._store.compare_set(_BROKEN, "", self._broken), 0.0)
+            bounded(lambda: self._store.compare_set(_BROKEN, "", self._broken), 0.0)
 
     def _wait(self, number: int, seconds: float) -> str:
         """Return why not every rank has come, or "" once all have."""
@@ -99,29 +102,6 @@ class StoreRanks:
                 time.sleep(nap)
                 nap = min(2 * nap, _LONGEST_NAP)
         return ""
-
-
-def _bounded(work: Callable[[], T], seconds: float) -> T:
-    """Return what ``work`` does; where the process that holds the store is frozen, it never ends.
-
-    Errors: what it raises; ``NanstopError`` after ``seconds`` and some.
-    """
-    done: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            done.put((work(), None))
-        except Exception as error:
-            done.put((None, error))
-
-    Thread(target=run, name="nanstop-ranks", daemon=True).start()
-    try:
-        result, error = done.get(timeout=seconds + _MARGIN_SECONDS)
-    except Empty:
-        raise NanstopError("the store of the ranks does not answer") from None
-    if error is not None:
-        raise error
-    return result  # pyright: ignore[reportReturnType]  (None only with an error)
 
 
 def _own_connection(library: Any, store: Any) -> Any:

@@ -247,6 +247,9 @@ class TrainerWatch:
                 raise
         assert micro.loss is not None
         self.objective.compare(micro.batch)
+        if micro.reduced:
+            at = self.step_id(step=window.index)
+            self.host.shared.compare((micro.model,), at, self.session)
         return micro.loss
 
     def _on_clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:

@@ -1,0 +1,173 @@
+"""Whether the copies of one model that several ranks train are still alike.
+
+A backward that exchanges gradients ends on no rank before all have come to it, so its number is the
+same on all of them, and what they wrote down before it is there to be read: nobody waits for
+anyone. Copies are compared after backwards 0, 1, 2, 4, 8, ... and every 512th, by one digest; only
+where digests differ do ranks tell each other, over the next two backwards, what makes them up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from nanstop.detect.early_steps import is_early
+from nanstop.hosts.sharded.board import Board
+from nanstop.hosts.sharded.comparison import (
+    as_text,
+    differing,
+    parted,
+    sample,
+    with_difference,
+)
+from nanstop.hosts.sharded.copies import (
+    Copy,
+    Told,
+    at_update,
+    copy_of,
+    parameters_to_compare,
+)
+from nanstop.records import ReplicaFacts, SourceLine, codec
+
+EVERY = 512
+_log = logging.getLogger("nanstop")
+_Stage = Callable[[DistributedDataParallel, int], "ReplicaFacts | None"]
+
+
+def is_due(number: int) -> bool:
+    """Return whether copies are compared after this backward."""
+    return number % EVERY == 0 if number > EVERY else is_early(number)
+
+
+class Drift:
+    """Of one model, on the rank ``rank`` of ``size``: every rank calls ``compare`` after each
+    backward that has exchanged its gradients.
+    """
+
+    def __init__(self, board: Board | None, rank: int, size: int) -> None:
+        self._board: Any = board
+        self._rank, self._size = rank, size
+        self._number = -1
+        self._num_updates = 0
+        self._copy: Copy | None = None
+        """The last that was written down."""
+        self._equal: Copy | None = None
+        """The last that all ranks have alike."""
+        self._next: _Stage | None = None
+        self._told: tuple[Told, ...] = ()
+        self._mine: tuple[Tensor, int] | None = None
+        """Values of the weight to be told of, and in which step."""
+        self._wiped: Copy | None = None
+        """The next to be wiped off the board: every rank has read of it by then."""
+        self._is_over = board is None
+
+    def compare(self, model: DistributedDataParallel, step: int) -> ReplicaFacts | None:
+        """Return how the copies differ, once, on the first rank; else None.
+
+        Synchronises the device after backwards that are due, and no other.
+        """
+        self._number += 1
+        if self._is_over or (self._next is None and not is_due(self._number)):
+            return None
+        try:
+            found = self._next(model, step) if self._next is not None else None
+            if self._next is None and not self._is_over and is_due(self._number):
+                self._write_down(model, step)
+        except Exception as error:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: copies are no longer compared (%s)", error)
+            self._end()
+            return None
+        return found
+
+    def updating(
+        self,
+        model: DistributedDataParallel,
+        optimizer: Optimizer,
+        written_at: tuple[SourceLine, ...],
+    ) -> None:
+        """Look at what an update is about to take, if copies were compared after its backward.
+        Synchronises the device then.
+        """
+        self._num_updates += 1
+        copy = self._copy
+        if self._is_over or copy is None or copy.number != self._number or copy.consumed:
+            return
+        try:
+            self._copy = at_update(copy, model, optimizer, written_at)
+        except Exception as error:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: copies are no longer compared (%s)", error)
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over, self._next = True, None
+        self._copy = self._equal = self._wiped = self._mine = None
+        self._told = ()
+
+    def _write_down(self, model: DistributedDataParallel, step: int) -> None:
+        if self._rank == 0 and self._wiped is not None:
+            self._board.wipe(*(self._at(kind, self._wiped) for kind in ("digest", "equal", "odd")))
+        self._wiped = self._equal
+        self._copy = copy = copy_of(model, self._number, step, self._num_updates)
+        alike = self._board.agrees(self._at("digest", copy), copy.digest)
+        self._board.add(self._at("equal" if alike else "odd", copy))
+        self._next = self._read_counts
+
+    def _read_counts(self, _model: DistributedDataParallel, _step: int) -> None:
+        copy = self._copy
+        assert copy is not None
+        equal, odd = self._board.add(self._at("equal", copy), self._at("odd", copy), num=0)
+        if equal == self._size:
+            self._equal, self._next = copy, None
+        elif equal + odd < self._size:  # a rank that is not watched, or not any more
+            self._end()
+        else:
+            told = codec.to_json(Told(copy=copy, before=self._equal))
+            self._board.write(self._at(f"told/{self._rank}", copy), told)
+            self._next = self._read_told
+
+    def _read_told(self, model: DistributedDataParallel, step: int) -> None:
+        """Learn what other ranks have told: the first of all, the others of the first. Those who
+        differ from it tell values of the first weight that does.
+        """
+        copy = self._copy
+        assert copy is not None
+        ranks = range(self._size) if self._rank == 0 else range(1)
+        texts = self._board.read([self._at(f"told/{rank}", copy) for rank in ranks])
+        if not texts:
+            self._end()
+            return
+        told = tuple(codec.from_json(Told, text) for text in texts)
+        copies = [one.copy for one in told] if self._rank == 0 else [told[0].copy, copy]
+        names = differing(copies)
+        if not names:
+            self._end()
+            return
+        weight = parameters_to_compare(model)[names[0]]
+        if self._rank == 0:
+            self._told, self._mine, self._next = told, (sample(weight), step), self._read_values
+            return
+        self._board.write(self._at(f"values/{self._rank}", copy), as_text(sample(weight)))
+        self._end()
+
+    def _read_values(self, model: DistributedDataParallel, _step: int) -> ReplicaFacts | None:
+        copy, told, mine = self._copy, self._told, self._mine
+        facts = parted(told)
+        if facts is None or copy is None or mine is None:
+            self._end()
+            return None
+        pairs = [differing([told[0].copy, one.copy])[:1] for one in told]
+        rank = pairs.index([facts.weight])
+        texts = self._board.read([self._at(f"values/{rank}", copy)])
+        if texts:
+            shape = parameters_to_compare(model)[facts.weight].shape
+            facts = with_difference(facts, mine, texts[0], shape)
+        self._end()
+        return facts
+
+    def _at(self, what: str, copy: Copy) -> str:
+        return f"{copy.number}/{what}"

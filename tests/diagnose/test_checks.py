@@ -56,6 +56,7 @@ from nanstop.records import (
     RateFacts,
     RatioRow,
     Replay,
+    ReplicaFacts,
     ResumeFacts,
     RunFacts,
     ScheduleFacts,
@@ -206,6 +207,12 @@ def logged(every=10, **metrics):
     """Metrics that a trainer has logged, one of each every ten steps."""
     steps = {name: [every * (place + 1) for place in range(len(v))] for name, v in metrics.items()}
     return Evidence(series=tuple(series(n, v, steps=steps[n]) for n, v in metrics.items()))
+
+
+def apart(**fields):
+    """Copies of a model that differ since step 4; in step 2 they were equal."""
+    known = {"weight": "w", "ranks": (1,), "step": 4, "last_equal": 2, "num_differ": 3}
+    return setup(world_size=8, replicas=ReplicaFacts(**(known | {"num_compared": 8} | fields)))
 
 
 GARBAGE = stats("float32", name="head.weight", absmax=3e34, absmin_nonzero=1e-40)
@@ -411,7 +418,16 @@ FIRES = [
     ("NS113", setup(rates=RateFacts(num_used=40, num_dead=0, highest=1e-4, coming=1e-3)), "likely"),
     ("NS113", setup(rates=RateFacts(num_used=16, num_dead=0, highest=1e-6, coming=1e-3, rising=100_000)), "likely"),
     *account_cases.FIRES,
-    ("NS607", evidence(), "likely"),  # TODO
+    ("NS607", apart(last_equal=None), "certain"),
+    ("NS607", apart(num_updates=(2, 1)), "certain"),
+    ("NS607", apart(option="lr", options=(0.02, 0.03)), "likely"),
+    ("NS607", apart(state="step of w"), "likely"),
+    ("NS607", apart(arrived_equal=True, consumed_equal=False, is_that_update=True, written_at=(SourceLine(file="a.py", line=3, function="train", text="p.grad *= rank"),)), "certain"),
+    ("NS607", apart(arrived_equal=True, consumed_equal=False), "likely"),
+    ("NS607", apart(arrived_equal=False, consumed_equal=False, is_exchanged=False, is_that_update=True), "certain"),
+    ("NS607", apart(arrived_equal=False, consumed_equal=False, is_that_update=True), "likely"),
+    ("NS607", apart(arrived_equal=True, consumed_equal=True, is_that_update=True, largest=0.5, index=(1, 2), values=(1.5, 1.0), measured=6), "likely"),
+    ("NS607", apart(ranks=(1, 2, 3, 5, 6, 7), largest=0.5, values=(1.5, 1.0), measured=6), "likely"),
     *training_cases.FIRES,
 ]  # fmt: skip
 
@@ -618,7 +634,7 @@ SILENT = [
     ("NS113", setup(rates=RateFacts(num_used=24, num_dead=3, highest=1e-3, coming=1e-3))),
     *account_cases.SILENT,
     ("NS506", evidence(localization(event(), "from_batch", culprit="batch[weights]"))),
-    ("NS607", evidence()),  # TODO
+    ("NS607", Evidence(facts=RunFacts(world_size=2, ranks_agree=True))),
     *training_cases.SILENT,
 ]  # fmt: skip
 

@@ -81,7 +81,7 @@ LOGGED: Mapping[str, str] = MappingProxyType(
         "NS208": "finite/finite",
         "NS703": "finite/finite",
         "NS104": "finite/finite",
-        "NS607": "finite/finite",  # TODO: what loss and grad_norm log
+        "NS607": "finite/finite",
         "NS000": "finite/nan nan/nan",
     }
 )

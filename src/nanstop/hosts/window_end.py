@@ -220,7 +220,6 @@ class WindowEnds:
         if step is None or optimizer not in (None, step.view.optimizer):
             return None
         self._expected, decision = None, None
-        step.replicas.updating(step.view.optimizer, step.rewritten_at() or ())
         try:
             decision = self._host.session.foresee(step, self.way_back)
             if decision is None or decision.kind == "proceed":

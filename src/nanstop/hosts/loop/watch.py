@@ -175,9 +175,8 @@ class LoopWatch:
         """Divide, scale and backward a loss; return it detached, as it was."""
         if not isinstance(loss, Tensor):
             raise NanstopError(f"the loss function returned {type(loss).__name__}, not a tensor")
-        scaler = self.view.scaler
+        accounts, scaler = self._accounts, self.view.scaler
         divided = loss / self._divisor if self._divisor > 1 else loss
-        accounts = self._accounts
         if self._is_live:
             accounts.guarded(accounts.before_backward, [loss])
             if scaler is not None:
@@ -369,6 +368,7 @@ class LoopWatch:
             return settled
         if self._is_live:
             self._accounts.guarded(self._accounts.updating, optimizer)
+            self._shared.updating((self.view.root,), optimizer)
         if scaler is None:
             optimizer.step()
             return True

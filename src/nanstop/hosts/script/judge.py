@@ -133,6 +133,8 @@ class Judge:
         try:
             with self._state.pause(), torch.no_grad():
                 settled = self.controller.ends.last_look(optimizer)
+                if settled is None:
+                    self._steps.updating(self._state.window, optimizer)
         except TrainingStopped:
             window = self._state.window
             window.failed = window.vetoed = window.closed = True

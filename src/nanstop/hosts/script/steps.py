@@ -94,6 +94,11 @@ class Steps:
         at, session = self.controller.step_id(), self.controller.session
         self._shared.compare(window.called.values(), at, session)
 
+    def updating(self, window: ScriptWindow, optimizer: Optimizer) -> None:
+        """Note that an optimizer is about to make the update of a window."""
+        lines = self.written_at() if window.is_rewritten else ()
+        self._shared.updating(window.called.values(), optimizer, lines)
+
     def open(self, window: ScriptWindow, view: PlainView) -> None:
         restored = self._restored.take(view)
         if view.root not in self._asked:

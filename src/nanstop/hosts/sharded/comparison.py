@@ -100,10 +100,10 @@ def _options(copies: Sequence[Copy]) -> tuple[str, tuple[float, ...]]:
 
 
 def _state(copies: Sequence[Copy]) -> str:
-    """Return the first of the optimizer's state that not all copies have alike."""
+    """Return the first of the optimizer's state that not all copies have alike, "" where none."""
     known = [dict(copy.states) for copy in copies]
-    common = [name for name in (known[0] if known else ()) if all(name in one for one in known)]
-    return next((name for name in common if len({one[name] for one in known}) > 1), "")
+    names = dict.fromkeys(name for one in known for name in one)
+    return next((name for name in names if len({one.get(name) for one in known}) > 1), "")
 
 
 def sample(weight: Tensor) -> Tensor:

@@ -172,6 +172,19 @@ class SharedModels:
             if found is not None and session is not None:
                 session.learned(at=at, replicas=found)
 
+    def updating(
+        self,
+        called: Iterable[nn.Module],
+        optimizer: Optimizer | None,
+        written_at: tuple[SourceLine, ...] = (),
+    ) -> None:
+        """Note that an update is about to be made of what was called; ``written_at``: lines of the
+        script that have written to its gradients.
+        """
+        for model in called:
+            if model in self._drifts and optimizer is not None:
+                self.of((model,)).updating(optimizer, written_at)
+
 
 def can_agree(model: nn.Module) -> bool:
     """Return whether the ranks that train a model can act together: every process of the run has a

@@ -96,6 +96,9 @@ class TrainerWindows:
         One that ruins weights is made anew or left out.
         """
         settled = self.ends.last_look()
+        if settled is None and window.ending.applied:
+            watch, called = self._watch, {micro.model for micro in window.micros}
+            watch.host.shared.updating(called, watch.view.optimizer)
         if settled:
             clear_gradients(parameters_of(self._watch.view).values())
         elif settled is not None:

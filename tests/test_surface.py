@@ -125,7 +125,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "dc29696c115f6b12")
+REPORT_FORM = (1, "8539bfdab02f232f")
 
 
 def test_names():

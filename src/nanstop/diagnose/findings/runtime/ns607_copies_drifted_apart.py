@@ -11,10 +11,10 @@ own, and the checkpoint holds the copy of one of them.
 The ranks never compare weights, they only add up gradients. Whatever one of them does beside that
 stays for good: an update that is left out on one rank, a learning rate of its own, a weight that is
 written on one rank, a parameter that was registered after the model was wrapped, whose gradient
-nobody exchanges, a loss scale of each rank's own. From then on each gradient is the mean of gradients at different weights. With
-plain SGD the distance stays what it was; with Adam it grows, as each copy goes its own way: at a
-learning rate of 0.001 a parameter whose gradient is not exchanged moves by 0.001 an update on each
-rank, and after 1000 updates two ranks can be 2 apart.
+nobody exchanges, a loss scale of each rank's own. From then on each gradient is the mean of
+gradients at different weights. With plain SGD the distance stays what it was; with Adam it grows,
+as each copy goes its own way: at a learning rate of 0.001 a parameter whose gradient is not
+exchanged moves by 0.001 an update on each rank, and after 1000 updates two ranks can be 2 apart.
 
 ## Example
 ```python

@@ -1,0 +1,95 @@
+"""Real processes under gloo whose copies of a model drift apart, and those whose do not."""
+
+import json
+
+import pytest
+
+from hosts.sharded.two_ranks import end, run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parent_of_ranks():
+    yield
+    end()
+
+
+def findings(folder, *what, **variables):
+    """Return the findings of a run on two ranks, and what was written on stderr."""
+    codes, _, told = run(folder, *what, seconds=120, **variables)
+    assert codes == [0, 0], told
+    found = json.loads((folder / "out" / "summary.json").read_text())["findings"]
+    return [(one["code"], one["where"], one["confidence"], one["step"]) for one in found], told
+
+
+def is_left_in_peace(folder, *what):
+    _, plain, told = run(folder / "plain", *what, watched=False, seconds=120)
+    codes, watched, told = run(folder / "watched", *what, seconds=120)
+    assert codes == [0, 0], told
+    assert watched == plain
+    assert "NS607" not in told
+    assert "no longer compared" not in told
+
+
+PARTED = [
+    ("initial", "last.weight", "certain", 0, "the ranks have begun with other weights"),
+    ("skips", "first.weight", "certain", 4, "since step 2 it was rank 0 2, rank 1 1"),
+    ("gradients", "last.weight", "certain", 2, "what is done to it in between differs"),
+    ("late", "late", "certain", 1, "registered after the model was wrapped"),
+]
+MORE = [
+    ("frozen", "frozen.weight", "certain", 0, "at [0, 5]"),
+    ("rates", "first.weight", "likely", 1, "`lr` is 0.02 on rank 0, 0.03 on rank 1"),
+    ("state", "first.weight", "likely", 1, "`step of first.weight` differed in step 0"),
+    ("writes", "last.bias", "likely", 2, "in step 1 the update took the same gradient"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "weight", "confidence", "step", "cause"),
+    [*PARTED, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE)],
+    ids=lambda one: one if one in {row[0] for row in PARTED + MORE} else "",
+)
+def test_copies_that_part(tmp_path, fault, weight, confidence, step, cause):
+    found, told = findings(tmp_path / "ranks", "drifts", fault)
+    assert found == [("NS607", weight, confidence, step)], told
+    assert cause in told
+    assert "the largest difference in step" in told
+    assert told.count("NS607]") == 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "none",
+        "zero",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("ignored", "clipped", "local_sgd")),
+    ],
+)
+def test_copies_that_are_alike(tmp_path, kind):
+    is_left_in_peace(tmp_path, "drifts", kind)
+
+
+@pytest.mark.slow
+def test_statistics_of_each_rank_are_its_own(tmp_path):
+    is_left_in_peace(tmp_path, "drifts", "local_statistics")
+
+
+@pytest.mark.slow
+def test_ranks_with_other_numbers_of_batches(tmp_path):
+    is_left_in_peace(tmp_path, "joins", "none")
+
+
+@pytest.mark.slow
+def test_a_loop_on_accelerate(tmp_path):
+    is_left_in_peace(tmp_path, "drifting_accelerated", "none")
+    found, told = findings(tmp_path / "ranks", "drifting_accelerated", "skips")
+    assert found == [("NS607", "first.weight", "certain", 2)], told
+    assert "since step 1 it was rank 0 1, rank 1 0" in told
+
+
+@pytest.mark.slow
+def test_a_trainer(tmp_path):
+    is_left_in_peace(tmp_path, "drifting_trainer", "none")
+    found, told = findings(tmp_path / "ranks", "drifting_trainer", "writes")
+    assert found == [("NS607", "last.weight", "likely", 2)], told
+    assert "in step 1 the update took the same gradient" in told

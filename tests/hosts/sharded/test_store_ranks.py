@@ -78,7 +78,7 @@ def test_a_store_that_is_gone():
 
 
 def test_a_store_that_is_frozen(monkeypatch):
-    monkeypatch.setattr("nanstop.hosts.sharded.store_ranks._MARGIN_SECONDS", 0.2)
+    monkeypatch.setattr("nanstop.hosts.sharded.board._MARGIN_SECONDS", 0.2)
     thawed = threading.Event()
 
     class Frozen(HashStore):

@@ -56,6 +56,11 @@ class Told:
     before: Copy | None = None
 
 
+def has_hook(model: DistributedDataParallel) -> bool:
+    """Return whether gradients are exchanged by a communication hook. Asking takes a while."""
+    return bool(model._comm_hooks or model._get_ddp_logging_data().get("comm_hook"))
+
+
 def parameters_to_compare(model: DistributedDataParallel) -> dict[str, Tensor]:
     """Return the parameters that every rank has as a whole, and has the same.
 

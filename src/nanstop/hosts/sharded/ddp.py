@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from nanstop.decide.agreement import Ranks
 from nanstop.errors import NanstopError
 from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.sharded.copies import has_hook
 from nanstop.hosts.sharded.drift import Drift
 from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
 from nanstop.numerics.tensors import nonfinite
@@ -38,7 +39,7 @@ class DdpReplicas:
         return bool(nonfinite({name: p.grad for name, p in self._shared()}))
 
     def obstacle(self) -> str:
-        if _has_hook(self._wrapped):
+        if has_hook(self._wrapped):
             return "DistributedDataParallel has a communication hook"
         if any(p.grad is not None and p.grad.is_sparse for _, p in self._shared()):
             return "gradients that the ranks share are sparse"
@@ -76,8 +77,6 @@ class DdpReplicas:
             self._done(distributed.all_reduce(gradient, group=self._group, async_op=True))
 
     def compare(self, step: int) -> ReplicaFacts | None:
-        if _has_hook(self._wrapped):  # copies may differ on purpose, until they are averaged
-            return None
         with torch.no_grad(), unrecorded():
             return self._drift.compare(self._wrapped, step)
 
@@ -210,7 +209,3 @@ def updates_alone(optimizer: Optimizer | None) -> bool:
 def reduces(model: nn.Module) -> bool:
     """Return whether a backward of a call of the model now ends with every rank's gradients."""
     return isinstance(model, DistributedDataParallel) and model.require_backward_grad_sync
-
-
-def _has_hook(model: DistributedDataParallel) -> bool:
-    return bool(model._comm_hooks or model._get_ddp_logging_data().get("comm_hook"))

@@ -420,6 +420,7 @@ FIRES = [
     *account_cases.FIRES,
     ("NS607", apart(last_equal=None), "certain"),
     ("NS607", apart(num_updates=(2, 1)), "certain"),
+    ("NS607", apart(num_updates=(3, 3), num_local=1), "possible"),
     ("NS607", apart(option="lr", options=(0.02, 0.03)), "likely"),
     ("NS607", apart(state="step of w"), "likely"),
     ("NS607", apart(arrived_equal=True, consumed_equal=False, is_that_update=True, written_at=(SourceLine(file="a.py", line=3, function="train", text="p.grad *= rank"),)), "certain"),

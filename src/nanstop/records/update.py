@@ -70,7 +70,8 @@ class ReplicaFacts:
     ``weight``: the first that does, of ``num_differ`` among ``num_compared``; ``ranks``: those
     whose copy is not that of most, or of the first one. ``step``: in which that was seen;
     ``last_equal``: in which all were last seen equal, None where they never were.
-    ``num_updates``: how many each rank has come to in between. ``option``: of the optimizer, that
+    ``num_updates``: how many each rank has come to in between, ``num_local`` at most of gradients
+    that were not exchanged. ``option``: of the optimizer, that
     has other ``options`` on each rank; ``state``: of it, that differed when the weights did not.
     """
 
@@ -90,6 +91,7 @@ class ReplicaFacts:
     is_that_update: bool = False
     """Whether that is the very update that parted the copies, and not a later one."""
     num_updates: tuple[int, ...] = ()
+    num_local: int = 0
     option: str = ""
     options: tuple[float, ...] = ()
     state: str = ""

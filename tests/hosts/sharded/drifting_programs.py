@@ -1,5 +1,6 @@
 """Trainings on two ranks whose copies drift apart, or only seem to: no word of nanstop in them."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -93,24 +94,30 @@ def after_backward(fault, net, step):
         net.last.bias.add_(0.5)
 
 
-def drifts(fault, num_steps="8"):
+def drifts(fault):
     dist.init_process_group("gloo")
     net = Personal() if fault == "ignored" else Net()
     model = wrapped(fault, net)
     optimizer = made_optimizer(fault, net)
     losses = []
     torch.manual_seed(RANK)
-    for step in range(int(num_steps)):
+    for step in range(16 if fault in ("local", "averaged") else 8):
         x, y = rows(4, seed=2 * step + RANK)
         optimizer.zero_grad()
-        loss = (model(x + torch.randn(8) * 0.1) - y).square().mean()
-        loss.backward()
+        alone = fault in ("local", "averaged") and step % 2 == 1
+        with model.no_sync() if alone else contextlib.nullcontext():
+            loss = (model(x + torch.randn(8) * 0.1) - y).square().mean()
+            loss.backward()
         losses.append(loss.item())
         after_backward(fault, net, step)
         if fault == "clipped":
             nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         if fault != "skips" or step < 3 or RANK == 0:
             optimizer.step()
+        if fault == "averaged" and alone:
+            for parameter in net.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data /= WORLD
     tell(net, losses)
     dist.destroy_process_group()
 

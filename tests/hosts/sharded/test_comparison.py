@@ -59,6 +59,11 @@ def test_an_update_later_than_that_is_said_to_be():
     assert (found.is_that_update, found.last_equal, found.consumed_equal) == (False, 2, None)
 
 
+def test_updates_of_gradients_that_were_not_exchanged():
+    found = facts(14, 15, now=replace(NOW, num_updates=5, num_local=2))
+    assert (found.is_that_update, found.num_updates, found.num_local) == (False, (3, 3), 2)
+
+
 def test_copies_that_never_were_alike():
     found = facts(14, 15, before=None)
     assert (found.last_equal, found.num_updates, found.is_that_update) == (None, (), False)

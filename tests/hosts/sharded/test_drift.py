@@ -40,6 +40,7 @@ MORE = [
     ("frozen", "frozen.weight", "certain", 0, "at [0, 5]"),
     ("rates", "first.weight", "likely", 1, "`lr` is 0.02 on rank 0, 0.03 on rank 1"),
     ("state", "first.weight", "likely", 1, "`step of first.weight` differed in step 0"),
+    ("local", "first.weight", "possible", 2, "1 update since step 0 took gradients"),
     ("writes", "last.bias", "likely", 2, "in step 1 the update took the same gradient"),
 ]
 
@@ -62,7 +63,10 @@ def test_copies_that_part(tmp_path, fault, weight, confidence, step, cause):
     [
         "none",
         "zero",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("ignored", "clipped", "local_sgd")),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("ignored", "clipped", "local_sgd", "averaged")
+        ),
     ],
 )
 def test_copies_that_are_alike(tmp_path, kind):

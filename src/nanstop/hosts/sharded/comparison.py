@@ -36,7 +36,8 @@ def parted(told: Sequence[Told]) -> ReplicaFacts | None:
     first = names[0]
     before = [one.before for one in told if one.before is not None]
     before = before if len(before) == len(told) else []
-    at_once = bool(before) and before[0].number == now[0].number - 1
+    local = max((c.num_local - e.num_local for c, e in zip(now, before, strict=False)), default=0)
+    at_once = bool(before) and before[0].number == now[0].number - 1 and not local
     seen = before if at_once else now
     option, options = _options(before) if before and _options(before)[0] else _options(now)
     lines = dict.fromkeys(line for copy in seen for line in copy.written_at)
@@ -55,6 +56,7 @@ def parted(told: Sequence[Told]) -> ReplicaFacts | None:
             copy.num_updates - earlier.num_updates
             for copy, earlier in zip(now, before, strict=bool(before))
         ),
+        num_local=local,
         option=option,
         options=options,
         state=_state(before),

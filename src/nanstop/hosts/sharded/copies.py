@@ -26,7 +26,8 @@ class Copy:
     ``exchanged``: whether DistributedDataParallel brings its gradient to all ranks. ``arrived``:
     gradients as the backward left them; ``consumed``: as the update took them, None where it took
     none. ``states``, ``options``: of the optimizer before that update. ``num_updates``: that this
-    rank has come to before it. ``written_at``: lines of the script that have written to gradients
+    rank has come to before it, ``num_local`` of them by an optimizer that had seen no exchange
+    since its last. ``written_at``: lines of the script that have written to gradients
     in between.
     """
 
@@ -40,6 +41,7 @@ class Copy:
     states: tuple[tuple[str, int], ...] = ()
     options: tuple[tuple[str, float], ...] = ()
     num_updates: int = 0
+    num_local: int = 0
     written_at: tuple[SourceLine, ...] = ()
 
     @property
@@ -72,9 +74,9 @@ def parameters_to_compare(model: DistributedDataParallel) -> dict[str, Tensor]:
     return {name: p for name, p in named if name not in ignored and is_plain(p)}
 
 
-def copy_of(model: DistributedDataParallel, number: int, step: int, num_updates: int) -> Copy:
-    """Return this rank's copy after the ``number``-th backward. Reads weights and gradients once;
-    synchronises each device.
+def copy_of(model: DistributedDataParallel, number: int, step: int) -> Copy:
+    """Return this rank's copy after the ``number``-th backward, no update being counted. Reads
+    weights and gradients once; synchronises each device.
     """
     parameters = parameters_to_compare(model)
     known = {id(parameter) for parameter in model._module_parameters}
@@ -87,7 +89,6 @@ def copy_of(model: DistributedDataParallel, number: int, step: int, num_updates:
         exchanged=tuple(id(p) in known for p in parameters.values()),
         weights=tuple(one or 0 for one in weights),
         arrived=arrived,
-        num_updates=num_updates,
     )
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -54,7 +56,9 @@ class Drift:
         self._board: Any = board
         self._rank, self._size = rank, size
         self._number = -1
-        self._num_updates = 0
+        self._num_updates = self._num_local = 0
+        self._updated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """After which backward each optimizer has made its last update."""
         self._copy: Copy | None = None
         """The last that was written down."""
         self._equal: Copy | None = None
@@ -95,6 +99,8 @@ class Drift:
         Synchronises the device then.
         """
         self._num_updates += 1
+        self._num_local += self._updated.get(optimizer) == self._number
+        self._updated[optimizer] = self._number
         copy = self._copy
         if self._is_over or copy is None or copy.number != self._number or copy.consumed:
             return
@@ -115,7 +121,9 @@ class Drift:
         if self._rank == 0 and self._wiped is not None:
             self._board.wipe(*(self._at(kind, self._wiped) for kind in ("digest", "equal", "odd")))
         self._wiped = self._equal
-        self._copy = copy = copy_of(model, self._number, step, self._num_updates)
+        copy = copy_of(model, self._number, step)
+        copy = replace(copy, num_updates=self._num_updates, num_local=self._num_local)
+        self._copy = copy
         alike = self._board.agrees(self._at("digest", copy), copy.digest)
         self._board.add(self._at("equal" if alike else "odd", copy))
         self._next = self._read_counts

@@ -37,7 +37,8 @@ for step in range(3):
    Cost: none.
 3. Keep `init_sync=True`, and load weights before wrapping or the same file on every rank.
    Cost: one broadcast when the run begins.
-4. Go on from a checkpoint: all ranks then load the same copy. Cost: the updates since it was saved.
+4. Leave `no_sync` before the last backward ahead of each update. Cost: the exchange of gradients.
+5. Go on from a checkpoint: all ranks then load the same copy. Cost: the updates since it was saved.
 
 ## Fix safety
 A run whose copies have parted does not train the model that its checkpoint holds. Nothing is
@@ -97,6 +98,11 @@ def _cause(found: ReplicaFacts) -> tuple[Confidence, str]:
         )
     if len(set(found.num_updates)) > 1:
         return "certain", f"the ranks do not make the same updates: {_updates(found)}"
+    if found.num_local:
+        return "possible", (
+            f"{counted(found.num_local, 'update')} since step {found.last_equal} took gradients "
+            "that the ranks had not exchanged (`no_sync`), unless weights are averaged later on"
+        )
     if found.option:
         return "likely", f"the optimizer's {_options(found)}"
     if found.state:

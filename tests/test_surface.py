@@ -125,7 +125,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "8539bfdab02f232f")
+REPORT_FORM = (1, "081366ecf9ff06be")
 
 
 def test_names():

@@ -118,6 +118,7 @@ def test_gradients_that_float16_flushes_are_compared_to_float32(tmp_path):
     assert "NS303" not in found(tmp_path, healthy, optimizer, lambda b: healthy(b["x"]).mean() * 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "is_flushed"), [(1e-7, True), (1.0, False)])
 def test_gradients_that_an_autocast_inside_of_the_model_flushes(tmp_path, size, is_flushed):
     class Inside(Layer):
@@ -127,7 +128,7 @@ def test_gradients_that_an_autocast_inside_of_the_model_flushes(tmp_path, size, 
 
     model = Inside()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    findings = found(tmp_path, model, optimizer, lambda b: model(b["x"]).mean() * size, num_steps=5)
+    findings = found(tmp_path, model, optimizer, lambda b: model(b["x"]).mean() * size, num_steps=9)
     assert ("NS303" in findings) is is_flushed
 
 

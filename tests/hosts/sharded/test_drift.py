@@ -84,16 +84,27 @@ def test_ranks_with_other_numbers_of_batches(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_loop_on_accelerate(tmp_path):
-    is_left_in_peace(tmp_path, "drifting_accelerated", "none")
-    found, told = findings(tmp_path / "ranks", "drifting_accelerated", "skips")
-    assert found == [("NS607", "first.weight", "certain", 2)], told
-    assert "since step 1 it was rank 0 1, rank 1 0" in told
-
-
-@pytest.mark.slow
-def test_a_trainer(tmp_path):
-    is_left_in_peace(tmp_path, "drifting_trainer", "none")
-    found, told = findings(tmp_path / "ranks", "drifting_trainer", "writes")
-    assert found == [("NS607", "last.weight", "likely", 2)], told
-    assert "in step 1 the update took the same gradient" in told
+@pytest.mark.parametrize(
+    ("program", "fault", "weight", "confidence", "said"),
+    [
+        (
+            "drifting_accelerated",
+            "skips",
+            "first.weight",
+            "certain",
+            "since step 1 it was rank 0 1, rank 1 0",
+        ),
+        (
+            "drifting_trainer",
+            "writes",
+            "last.weight",
+            "likely",
+            "in step 1 the update took the same gradient",
+        ),
+    ],
+)
+def test_other_hosts(tmp_path, program, fault, weight, confidence, said):
+    is_left_in_peace(tmp_path, program, "none")
+    found, told = findings(tmp_path / "ranks", program, fault)
+    assert found == [("NS607", weight, confidence, 2)], told
+    assert said in told

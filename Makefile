@@ -4,6 +4,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
+# Hundreds of processes that the tests start import what the first of them has compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all test-lowest smoke-lowest test-newest test-llamafactory test-machines lint format bench architectures foreign forms healthy silent scoreboard scoreboard-peers metamorphic package site test-site changelog clean
 

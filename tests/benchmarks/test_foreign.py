@@ -131,6 +131,7 @@ def test_there_are_100_healthy_programs_that_name_no_tool_and_say_what_they_are(
     assert all(one.path.read_text().startswith('"""') for one in programs)
 
 
+@pytest.mark.slow
 def test_a_program_without_options_is_watched_like_any_other():
     (program,) = scripts(["low_rank_adapters"], BENCHMARKS / "healthy")
     rows = compare([Run(program, "fp32", "none", policy) for policy in ("plain", "repair")])

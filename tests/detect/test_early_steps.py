@@ -118,8 +118,6 @@ def test_gradients_that_float16_flushes_are_compared_to_float32(tmp_path):
     assert "NS303" not in found(tmp_path, healthy, optimizer, lambda b: healthy(b["x"]).mean() * 10)
 
 
-# Holds by itself; after the tests of localize in the same process NS303 is not told: open, why.
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "is_flushed"), [(1e-7, True), (1.0, False)])
 def test_gradients_that_an_autocast_inside_of_the_model_flushes(tmp_path, size, is_flushed):
     class Inside(Layer):

@@ -73,7 +73,7 @@ def in_float32():
     return plain_loop(torch.float32)
 
 
-@pytest.mark.parametrize("kernel", ["fused", "foreach", slow("single")])
+@pytest.mark.parametrize("kernel", ["fused", slow("foreach"), slow("single")])
 def test_a_loop_in_float16_trains_as_in_float32(tmp_path, kernel, in_float32):
     model, losses, watch = watched_loop(tmp_path, torch.float16, **KERNELS[kernel])
     (report,) = watch.incidents
@@ -202,6 +202,7 @@ def test_a_trainer_in_float16_trains_as_in_float32(tmp_path, optim):
     assert {p.dtype for p in model.parameters()} == {torch.float16}
 
 
+@pytest.mark.slow
 def test_a_trainer_whose_only_update_is_bad_loses_none(tmp_path):
     true, _, _ = train(tmp_path / "32", torch.float32, "adamw_torch", watched=False, steps=1)
     model, _, watch = train(tmp_path, torch.float16, "adamw_torch", watched=True, steps=1)

@@ -115,6 +115,7 @@ def test_the_cure_of_the_report_is_proven(failed):
     assert "gone: step 2 passes" in last(ended)
 
 
+@pytest.mark.slow
 def test_a_script_whose_data_comes_otherwise_proves_nothing(failed):
     name = changed(failed, "other.py", ("manual_seed(0)", "manual_seed(1)"), (LOG, STABLE))
     ended = nanstop(failed, "prove", "--json", "incidents", name)
@@ -123,6 +124,7 @@ def test_a_script_whose_data_comes_otherwise_proves_nothing(failed):
     assert (found["verdict"], found["replayed"]["differs"]["step"]) == ("not comparable", 0)
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_otherwise_is_not_cured(failed):
     worse = "return (x[0, 0] / (0.0 * x[0, 0]) if step == 3 else 1.0) * -("
     name = changed(failed, "worse.py", (LOG, STABLE), ("return -(", worse))

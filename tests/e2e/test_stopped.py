@@ -242,6 +242,7 @@ def test_a_stop_in_a_thread_or_at_the_scripts_end_is_one_that_nobody_caught(tmp_
     assert "Traceback" not in found.err
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_it_has_an_exit_code_of_its_own(tmp_path):
     tail = (
         "import nanstop\ntry:\n    train()\nexcept nanstop.TrainingStopped:\n    sys.exit({code})"

@@ -117,6 +117,7 @@ def test_the_run_after_a_death_names_the_operation(start, tmp_path):
     assert not (tmp_path / "out" / "record-next-run").exists()
 
 
+@pytest.mark.slow
 def test_recorded_operations_have_modules_and_phases(start, tmp_path):
     """Killed in the middle of a backward, between the second module's part and the first's."""
     head, _, _ = TRAINING.partition("handle =")
@@ -133,6 +134,7 @@ def test_recorded_operations_have_modules_and_phases(start, tmp_path):
     assert seen[-1] == ("backward", "Linear")
 
 
+@pytest.mark.slow
 def test_a_launcher_reports_the_death_of_its_child(start):
     shell = ("bash", "-c", f"{shlex.quote(sys.executable)} train.py; exit 3")
     code, summary, report, _ = start("signal.raise_signal(signal.SIGFPE)", command=shell)
@@ -150,6 +152,7 @@ def test_torchrun_reports_the_death_of_a_rank(start):
     assert summary.incidents[0].step == 5
 
 
+@pytest.mark.slow
 def test_want_of_memory_is_told(start):
     code, summary, report, err = start("torch.empty(2**58)")
     assert (code, summary.ended) == (1, "out_of_memory")

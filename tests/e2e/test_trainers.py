@@ -127,9 +127,7 @@ OVERFLOWING = [
     pytest.param(
         kind,
         checkpointing,
-        marks=[pytest.mark.slow]
-        if kind in ("reward", "rloo") or (kind, checkpointing) in (("dpo", True), ("dpo", None))
-        else [],
+        marks=[] if (kind, checkpointing) in (("sft", True), ("grpo", None)) else [pytest.mark.slow],
     )
     for kind in ("sft", "dpo", "reward", "grpo", "rloo")
     for checkpointing in (None, *((True, False) if kind in ("sft", "dpo") else ()))

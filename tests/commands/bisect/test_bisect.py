@@ -124,6 +124,7 @@ def test_a_hang_is_a_failure_like_any_other(bisect_it):
     assert all(row.seconds < 10 for row in result.trials)
 
 
+@pytest.mark.slow
 def test_a_mixture_that_hangs_is_given_up_without_any_timeout(bisect_it, monkeypatch):
     monkeypatch.setattr("nanstop.commands.bisect.bisect._LEAST_SECONDS", 0.5)
     ending = FPE + "if config['k0'] and not config['b']: time.sleep(600)\n"
@@ -163,6 +164,7 @@ def test_swapped_configurations_are_said_to_be_and_their_trials_are_kept(bisect_
 HEAVY = "import numpy\n"
 
 
+@pytest.mark.slow
 def test_mixtures_are_forked_and_what_confirms_is_not(bisect_it):
     result = bisect_it(HEAVY + FPE)
     plain = bisect_it(HEAVY + FPE + "# spawned\n", where="spawn")

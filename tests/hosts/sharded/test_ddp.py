@@ -50,7 +50,7 @@ def is_healthy(folder, *what):
     assert rows == [], told
 
 
-@pytest.mark.parametrize("accumulate", ["1", "2"])
+@pytest.mark.parametrize("accumulate", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_healthy_run_is_bitwise_equal(tmp_path, accumulate):
     is_healthy(tmp_path, "loop", "none", accumulate)
 
@@ -79,6 +79,7 @@ def test_gradients_that_are_views_of_what_is_exchanged(tmp_path):
     assert [one["digest"] for one in views] == [one["digest"] for one in results]
 
 
+@pytest.mark.slow
 def test_no_sync(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", "2", **ALLOWED)
     results, _ = together(tmp_path / "ranks", "loop", "data", "2", **ALLOWED)
@@ -128,6 +129,7 @@ def test_all_ranks_go_back_together(tmp_path, program):
     assert report["audit"][-1]["outcome"] == "done"
 
 
+@pytest.mark.slow
 def test_what_ranks_only_look_at_together(tmp_path):
     """A collective whose result no loss depends on: the data is left out as without it."""
     plain, _ = together(tmp_path / "plain", "loop", "data", **ALLOWED)
@@ -138,6 +140,7 @@ def test_what_ranks_only_look_at_together(tmp_path):
     assert report["incident"]["born_on"] == [1]
 
 
+@pytest.mark.slow
 def test_what_a_collective_brings(tmp_path):
     """All ranks have a bad loss, one of them by its own data."""
     results, _ = together(tmp_path / "ranks", "loop", "centred", **ALLOWED)
@@ -167,6 +170,7 @@ def test_four_ranks(tmp_path):
     assert report["incident"]["born_on"] == [3]
 
 
+@pytest.mark.slow
 @needs("torch", "2.8", "fully_shard on a CPU")
 def test_sharded_weights_are_observed(tmp_path):
     plain, _ = together(tmp_path / "plain", "sharded", "data", watched=False)
@@ -185,10 +189,12 @@ def test_a_rank_that_dies_in_a_trial(tmp_path):
     assert "Connection closed by peer" in told
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_early(tmp_path):
     together(tmp_path / "ranks", "loop", "early", codes=(1, 0))
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_agree_observe(tmp_path):
     results, told = together(tmp_path / "ranks", "loop", "policies")
     assert "ranks 0 and 1 have different policies" in told

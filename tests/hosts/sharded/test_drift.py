@@ -62,10 +62,9 @@ def test_copies_that_part(tmp_path, fault, weight, confidence, step, cause):
     "kind",
     [
         "none",
-        "zero",
         *(
             pytest.param(one, marks=pytest.mark.slow)
-            for one in ("ignored", "clipped", "local_sgd", "averaged")
+            for one in ("zero", "ignored", "clipped", "local_sgd", "averaged")
         ),
     ],
 )

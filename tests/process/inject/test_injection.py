@@ -104,6 +104,7 @@ def test_a_warning_inside_an_op_is_shown_at_the_scripts_line(folder):
     assert err.startswith(alone.stderr)
 
 
+@pytest.mark.slow
 def test_a_module_is_watched_as_well(folder):
     code, out, _, rows = run("-m", "loop", "bad")
     assert (code, out, len(rows["incidents"])) == (0, "finite True\n", 1)

@@ -60,8 +60,8 @@ def pytest_sessionfinish():
 
 def pytest_runtest_setup():
     """A test's training arguments must not decide on the precision of the next one's: those of
-    transformers 4 write it here, and read it where none is asked for. Nor does what it compiled keep
-    the looks away from the models of all tests after it.
+    transformers 4 write it here, and read it where none is asked for. Nor must what it compiled
+    keep the looks away from the models of all tests after it.
     """
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     if "torch._dynamo.utils" in sys.modules:

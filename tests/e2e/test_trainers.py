@@ -123,11 +123,12 @@ def assert_finite(trainer):
 # ---- number formats, repaired
 
 
+QUICK = [("sft", True), ("grpo", None)]
 OVERFLOWING = [
     pytest.param(
         kind,
         checkpointing,
-        marks=[] if (kind, checkpointing) in (("sft", True), ("grpo", None)) else [pytest.mark.slow],
+        marks=[] if (kind, checkpointing) in QUICK else [pytest.mark.slow],
     )
     for kind in ("sft", "dpo", "reward", "grpo", "rloo")
     for checkpointing in (None, *((True, False) if kind in ("sft", "dpo") else ()))

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanstop.decide.policy import Losses, Policy, PolicyState, begun, completed, decide
+from nanstop.decide.policy import (
+    RAISED,
+    REWRITTEN,
+    Losses,
+    Policy,
+    PolicyState,
+    begun,
+    completed,
+    decide,
+)
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, FailureKey, Proof
 from nanstop.records.remedies import REMEDIES, safety_of
@@ -251,7 +260,7 @@ def test_what_does_not_come_back_is_run_again_as_it_is():
 
 
 def test_gradients_that_a_script_writes_to_are_not_made_anew():
-    written = {"at_step": 3, "may_redo": False}
+    written = {"at_step": 3, "no_redo": REWRITTEN}
     action, state = act(Policy(), found=proof(ISLAND), **written)
     assert (action.kind, action.atoms, state.adopted) == ("adopt", (ISLAND,), (ISLAND,))
     assert state.losses(0).num == 1  # this update is left out all the same
@@ -261,6 +270,17 @@ def test_gradients_that_a_script_writes_to_are_not_made_anew():
     assert "those made anew would lack" in action.reason
     assert "needs allow" in act(Policy(), found=dropped, **written)[0].reason
     assert act(Policy(), found=None, replays_clean=True, **written)[0].kind == "skip"
+
+
+def test_of_an_exception_of_the_script_nothing_is_left_out():
+    raised = {"at_step": 3, "no_redo": RAISED, "is_past": True}
+    action, state = act(Policy(), found=proof(ISLAND), **raised)
+    assert (action.kind, action.atoms, state.adopted) == ("adopt", (ISLAND,), (ISLAND,))
+    assert action.reason == f"{RAISED}; from now on the proven remedy is in force"
+    action, state = act(Policy(), found=proof(verdict="none_found"), **raised)
+    assert (action.kind, action.atoms, state.lost) == ("continue", (), ())
+    assert action.reason == f"{RAISED}; no remedy was found"
+    assert act(Policy(on_failure="skip"), found=None, **raised)[0].reason == RAISED
 
 
 def test_an_update_that_was_held_back_is_made_anew_or_left_out():

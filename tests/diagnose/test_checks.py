@@ -248,7 +248,7 @@ FIRES = [
     ("NS109", setup(head=replace(SCORE, pads=False), task="sequence_classification", batch_shape=(4,)), "likely"),
     ("NS109", setup(task="causal_lm", adapter=lora(task_type="SEQ_CLS")), "possible"),
     ("NS112", setup(host="loop", scaler=1024.0, sinks=("clip", "unscale"), clip=1.0), "certain"),
-    ("NS112", setup(host="loop", scaler=1024.0, sinks=("clip",)), "certain"),
+    ("NS112", setup(host="loop", scaler=1024.0, sinks=("clip", "update")), "certain"),
     ("NS112", setup(host="loop", scaler=1024.0, sinks=("update",)), "certain"),
     ("NS112", evidence(UPDATE, RunFacts(host="loop", scaler=1024.0, sinks=("update",))), "certain"),
     ("NS112", setup(host="loop", autocast="float16", param_groups=(TRAINED,)), "likely"),

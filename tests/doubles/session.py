@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 from nanstop.decide.decision import Decision
@@ -107,6 +107,7 @@ class ScriptedSession(OffSession):
         self.adopted = atoms
 
     def learned(self, *, at=None, **facts):
+        self.facts = replace(self.facts, **facts)
         self.learnt.append(facts)
 
     def raised(self, at, error):

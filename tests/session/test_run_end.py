@@ -83,6 +83,11 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
     )
 
 
+def test_a_run_that_lost_every_update_says_that_nothing_was_trained():
+    line = ended(steps={1: 15}, failures={"0000": 15}, codes=("NS204",), lost={1: 15})
+    assert "all 15 updates left out: nothing was trained by them" in line
+
+
 @pytest.mark.parametrize("times", [1, 2, 9, 10, 11, 20, 100, 110, 1000])
 def test_an_incident_that_comes_again_is_told_at_powers_of_ten(times):
     assert bool(said_again(report("0003"), times)) == (times in (10, 100, 1000))

@@ -146,7 +146,8 @@ def decide(  # noqa: PLR0913 - called once, by name
     update_pending: bool = False,
     replays_clean: bool = False,
     harmless: bool = False,
-    may_redo: bool = True,
+    no_redo: str = "",
+    is_past: bool = False,
 ) -> tuple[Action, PolicyState]:
     """Return what to do about this failure, and the state after it.
 
@@ -157,10 +158,10 @@ def decide(  # noqa: PLR0913 - called once, by name
     ``update_pending``: the update that would break them has not been applied: it and those before
     it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not
     come back, so that "repair" needs no remedy. ``harmless``: all that the update is made of is
-    finite, so that nothing but it would be lost. ``may_redo``: gradients made anew are those that
-    the update would have had; else a proven remedy stays on from the next update on, and this one
-    is left out. Several ranks, or an update that cannot be held back, leave "observe"; "stop" on
-    one rank needs no veto.
+    finite, so that nothing but it would be lost. ``no_redo``: why gradients made anew would not be
+    those of this update, empty where they would: a proven remedy then stays on from the next update
+    on, and this one is left out; ``is_past``: the script has had its way with it. Several ranks, or
+    an update that cannot be held back, leave "observe"; "stop" on one rank needs no veto.
     """
     known = state.occurrence(key)
     cure = known.cure if proof is None else _permitted(policy, proof)
@@ -172,24 +173,24 @@ def decide(  # noqa: PLR0913 - called once, by name
     if policy.on_failure == "stop":
         return Action(kind="stop", reason="the policy is to stop at the first failure"), state
     repairs, goes_back = policy.on_failure == "repair", weights_broken or update_pending
-    can_redo = may_redo or goes_back
-    if repairs and cure and not can_redo and not _is_for_data(cure):
-        state = _left_out(_adopt(state, cure), state.losses(optimizer))
-        how = Action(kind="adopt", atoms=cure, reason=_FROM_NOW_ON, proof=proof and proof.incident)
-        return how, state
+    stays = () if not repairs or _is_for_data(cure) else cure
+    can_redo = not no_redo or goes_back
+    if (is_past and not weights_broken) or (stays and not can_redo):
+        state = state if is_past else _left_out(state, state.losses(optimizer))
+        return _for_later(policy, stays, proof, no_redo, is_past=is_past), _adopt(state, stays)
     if repairs and cure and can_redo:
         before = completed(state, optimizer)
         kind, state = _repair(before, cure, now.count, at_step=at_step, goes_back=goes_back)
         why = _PENDING if update_pending else _why(kind, now.count, cure)
         return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
-    if repairs and replays_clean and may_redo and not weights_broken:
+    if repairs and replays_clean and not no_redo and not weights_broken:
         return Action(kind="redo", reason=_BY_CHANCE), completed(state, optimizer)
     if weights_broken:
         return Action(kind="stop", reason=_BROKEN), state
     if harmless:
         return Action(kind="continue", reason=_HARMLESS), state
     is_held_back = repairs and not can_redo and (cure or replays_clean)
-    why = REWRITTEN if is_held_back else _why_not_repaired(policy, proof)
+    why = no_redo if is_held_back else _why_not_repaired(policy, proof)
     return _without_it(policy, state, key, why, optimizer=optimizer, num_updates=at_step)
 
 
@@ -213,7 +214,9 @@ _BY_CHANCE = "the failure does not always come back: the step is run again as it
 _BROKEN = "the weights themselves are not finite: leaving updates out cannot help"
 _HARMLESS = "the loss is not finite, but every gradient is: the update is applied"
 REWRITTEN = "the script writes to its gradients, and those made anew would lack that"
-_FROM_NOW_ON = f"the proven remedy stays on; this update is left out: {REWRITTEN}"
+IN_USE = "the script has used its gradients already"
+RAISED = "the exception goes on to the script"
+GIVEN_UP = "the script leaves this micro-batch out by itself"
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 
@@ -331,6 +334,19 @@ def _why(kind: ActionKind, count: int, cure: tuple[Atom, ...]) -> str:
         "adopt": f"{occasion}: the proven remedy stays on",
         "redo": "the step is run again under the proven remedy",
     }[kind]
+
+
+def _for_later(
+    policy: Policy, cure: tuple[Atom, ...], proof: Proof | None, why: str, *, is_past: bool
+) -> Action:
+    """Return what is done where this update is beyond repair: a cure is in force from the next."""
+    why = why if is_past else f"this update is left out: {why}"
+    if cure:
+        why = f"{why}; from now on the proven remedy is in force"
+        return Action(kind="adopt", atoms=cure, reason=why, proof=proof and proof.incident)
+    if policy.on_failure == "repair":
+        why = f"{why}; {_why_not_repaired(policy, proof)}"
+    return Action(kind="continue", reason=why)
 
 
 def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:

@@ -24,7 +24,7 @@ class Alarm:
     forward. ``harmless``: all that the step leaves is finite, its gradients and buffers, so that an
     infinite constant in the loss may be all there is. ``rewritten_at``: lines of the script that
     have written to the gradients since their backward, as far as they are known; None where none
-    has.
+    has. ``no_redo``, ``is_past``: see ``decide``.
     """
 
     signals: tuple[Signal, ...]
@@ -34,6 +34,8 @@ class Alarm:
     bad_state: tuple[str, ...] = ()
     harmless: bool = False
     rewritten_at: tuple[SourceLine, ...] | None = None
+    no_redo: str = ""
+    is_past: bool = False
 
 
 def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from nanstop.decide.agreement import ONE_RANK, Ranks, on_every_rank
 from nanstop.decide.decision import Decision
-from nanstop.decide.policy import REWRITTEN
+from nanstop.decide.policy import IN_USE, REWRITTEN
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import Reading
 from nanstop.detect.signals import Alarm, alarm_of_exception, alarm_of_weights, arrived
@@ -35,7 +35,6 @@ __tracebackhide__ = passes_through
 _MAX_ROUNDS = 3
 """How often a window is run again: a redo that fails again is a new incident."""
 _AGAIN = "failed: the window fails again"
-_IN_USE = "its gradients are in use already"
 _log = logging.getLogger("nanstop")
 
 
@@ -146,7 +145,9 @@ class WindowEnds:
         self._tell_redone(_AGAIN)
         ending.failed = True
         rewind = self.way_back()
-        decision = self.ask(step, replace(alarm, rewritten_at=step.rewritten_at()))
+        written = step.rewritten_at()
+        no_redo = REWRITTEN if written is not None else "" if can_redo else IN_USE
+        decision = self.ask(step, replace(alarm, rewritten_at=written, no_redo=no_redo))
         if decision is None or decision.kind == "proceed":
             return False
         at = alarm.signals[0].at
@@ -154,12 +155,12 @@ class WindowEnds:
         before = shown(step, ending.reading, micro)
         if alarm.error is not None:
             before = type(alarm.error).__name__
-        if decision.kind in ("redo", "rollback") and step.rewritten_at() is not None:
+        if decision.kind in ("redo", "rollback") and written is not None:
             ending.apply = False
             self._tell(decision, f"left out: {REWRITTEN}", before)
             return True
         if decision.kind in ("redo", "rollback"):
-            problem = self._made_anew(step, decision, rewind, "" if can_redo else _IN_USE)
+            problem = self._made_anew(step, decision, rewind, "" if can_redo else IN_USE)
             ending.redone = not problem
             ending.apply = ending.redone and self._leaves_some(step)
             if ending.apply:

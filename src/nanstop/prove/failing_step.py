@@ -40,8 +40,7 @@ class Rewind(Protocol):
 class FailurePoint:
     """Where a failure was met. ``step``: None where nothing can be run again;
     ``can_skip``: an update is at stake; ``agreed``: several ranks act on it as one; ``harmless``:
-    all that the update is made of is finite; ``rewritten``: the script itself has written to its
-    gradients since their backward.
+    all that the update is made of is finite; ``no_redo``, ``is_past``: see ``decide``.
     """
 
     at: StepId
@@ -49,7 +48,8 @@ class FailurePoint:
     can_skip: bool
     agreed: bool = False
     harmless: bool = False
-    rewritten: bool = False
+    no_redo: str = ""
+    is_past: bool = False
 
     @property
     def optimizer(self) -> int:
@@ -65,11 +65,12 @@ class FailurePoint:
         can_skip: bool,
         agreed: bool = False,
         harmless: bool = False,
-        rewritten: bool = False,
+        no_redo: str = "",
+        is_past: bool = False,
     ) -> FailurePoint:
         """Return the occasion of a step, or else of what the signals say of it."""
         if step is not None:
-            return cls(step.id, step, True, agreed, harmless, rewritten)
+            return cls(step.id, step, True, agreed, harmless, no_redo, is_past)
         at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))
         return cls(at, None, can_skip)
 

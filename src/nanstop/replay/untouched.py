@@ -17,6 +17,21 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
+class Versions:
+    """The versions that tensors have now. No device work."""
+
+    def __init__(self, tensors: Iterable[Tensor | None]) -> None:
+        # One at a time: the form that every torch since 2.6 takes.
+        unique = {id(tensor): tensor for tensor in tensors if tensor is not None}
+        known = (tensor for tensor in unique.values() if not tensor.is_inference())
+        self._kept = [_unsafe_preserve_version_counter(tensor) for tensor in known]
+
+    def put_back(self) -> None:
+        """Have the tensors at these versions again, whatever wrote them meanwhile."""
+        for one in self._kept:
+            one.__exit__(None, None, None)
+
+
 @contextmanager
 def versions_kept(tensors: Iterable[Tensor | None]) -> Iterator[None]:
     """Have every tensor at the same version on exit as on entry, whatever wrote it meanwhile.
@@ -24,14 +39,11 @@ def versions_kept(tensors: Iterable[Tensor | None]) -> Iterator[None]:
 
     Whoever puts values back, or writes what the script's own run would have left, does it inside.
     """
-    # One at a time: the form that every torch since 2.6 takes.
-    unique = {id(tensor): tensor for tensor in tensors if tensor is not None}
-    kept = [_unsafe_preserve_version_counter(t) for t in unique.values() if not t.is_inference()]
+    versions = Versions(tensors)
     try:
         yield
     finally:
-        for one in kept:
-            one.__exit__(None, None, None)
+        versions.put_back()
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ class Failures:
             can_skip=can_skip,
             agreed=meeting.agreed,
             harmless=alarm.harmless,
-            rewritten=alarm.rewritten_at is not None,
+            no_redo=alarm.no_redo,
+            is_past=alarm.is_past,
         )
         known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
@@ -344,7 +345,8 @@ class Failures:
             update_pending=failing is not None and failing.pending,
             replays_clean=replays_clean,
             harmless=now.harmless,
-            may_redo=not now.rewritten,
+            no_redo=now.no_redo,
+            is_past=now.is_past,
         )
         if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":
             return replace(action, reason="there is no step to run again: observed only")

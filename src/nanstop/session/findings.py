@@ -21,6 +21,7 @@ class Findings:
 
     def __init__(self, tell: Callable[[Diagnosis], None]) -> None:
         self.all: list[Diagnosis] = []
+        self._in_full: set[str] = set()
         self._tell = tell
 
     @property
@@ -59,3 +60,13 @@ class Findings:
             self.all.append(finding)
             self.all.sort(key=lambda one: by_weight(finding_row(one)))
             self._tell(finding)
+
+    def with_the_help_of(self, finding: Diagnosis) -> str:
+        """Return the code of the finding that was told with the help that this one has, its own
+        where none was: then it is to be told with its help.
+        """
+        full = (one for one in self.all if one.remedies and one.code in self._in_full)
+        like = next((one.code for one in full if one.remedies == finding.remedies), finding.code)
+        if like == finding.code:
+            self._in_full.add(like)
+        return like

@@ -375,14 +375,13 @@ class Session(WatchedRun):
         self._told.examine_setup(known)
 
     def _tell(self, finding: Diagnosis) -> None:
-        others = [one for one in self.findings if one is not finding and one.remedies]
-        like = next((one for one in others if one.remedies == finding.remedies), None)
-        if like is None:
+        like = self._told.with_the_help_of(finding)
+        if like == finding.code:
             self.announce(finding)
         else:
             place = f" at `{finding.where}`" if finding.where else ""
             told = f"{finding.code}, {finding.title}{place}"
-            self.announce(f"also {told}: {finding.cause}; the help of {like.code} mends it too")
+            self.announce(f"also {told}: {finding.cause}; the help of {like} mends it too")
         self._write_summary()
 
     def _write_summary(self) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from doubles.session import ScriptedSession
 from loop_scripts import ReplayingSession, run_script, same, weights
+from nanstop.decide.policy import IN_USE
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.script import autowatch, tape_budget
 
@@ -371,7 +372,11 @@ BY_HAND = "[p.grad.div_(scaler.get_scale()) for p in net.parameters()]"
         ),
         (
             "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0); scaler.step(optimizer)",
-            ("clip",),
+            ("clip", "unscale"),
+        ),
+        (
+            "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0); optimizer.step()",
+            ("clip", "update"),
         ),
     ],
 )
@@ -426,6 +431,28 @@ def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(scri
     )
     script(own, session, SCALE=2.0**120, UNSCALE=False)
     assert session.steps
+
+
+def test_a_scaler_that_no_loss_has_come_to_yet_is_known(script):
+    session = ReplayingSession()
+    refusing = SCALED.replace(
+        "logits = net(ids)", "logits = net(ids).masked_fill(ids[..., None] == 0, -1e9)"
+    )
+    with pytest.raises(RuntimeError, match="without overflow"):
+        script(refusing, session, SCALE=512.0, UNSCALE=False)
+    assert session.facts.scaler == 512.0
+
+
+def test_an_overflow_that_was_clipped_is_not_the_scalers_own_where_it_does_not_take_the_step(
+    script,
+):
+    session = ReplayingSession("skip")
+    clipped = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0); optimizer.step()"
+    own = SCALED.replace("scaler.step(optimizer)", clipped).replace("scaler.update()", "pass")
+    ending = script(own, session, SCALE=2.0**120, UNSCALE=False)
+    assert session.steps
+    assert all(w.isfinite().all() for w in weights(ending))
+    assert {one.no_redo for one in session.failures} == {IN_USE}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -756,6 +783,25 @@ for step in range(4):
     script(HEAD + source, session, BAD="", KIND=kind, INSIDE=inside)
     assert session.steps == [2]
     assert session.found[0].op == "aten.log.default"
+
+
+def test_a_closure_that_reads_its_weights_outside_of_any_module_is_played_again(script):
+    source = """
+scale = nn.Parameter(torch.tensor(1.0))
+optimizer = torch.optim.LBFGS([scale], lr=1.0, max_iter=4)
+def closure():
+    optimizer.zero_grad()
+    loss = torch.sqrt(scale)
+    loss.backward()
+    return loss
+for step in range(4):
+    optimizer.step(closure)
+"""
+    session = ReplayingSession()
+    script(HEAD + source, session, BAD="")
+    assert session.steps
+    assert not session.refusals
+    assert session.found[0].line == "loss = torch.sqrt(scale)"
 
 
 def test_gradients_made_without_backward_are_held_back_and_recorded(script):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.decide.decision import STOPPED, Decision
+from nanstop.decide.policy import GIVEN_UP, RAISED
 from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading
@@ -114,8 +115,13 @@ class LoopController:
 
     def _note_hook_writes(self) -> None:
         if self._hooks is not None and self.session is not None and self._hooks.seen():
-            self.facts = replace(self.facts, veto=HOOKED)
-            self.session.learned(veto=HOOKED)
+            self.learned(veto=HOOKED)
+
+    def learned(self, **facts: Any) -> None:
+        """Have the set-up looked at once more: these fields of the facts are others now."""
+        self.facts = replace(self.facts, **facts)
+        if self.session is not None:
+            self.session.learned(**facts)
 
     def raised(self, step: LoopStep, error: Exception, phase: Phase | None = None) -> None:
         """Report an exception that says that a number was bad; ``phase``: what was under way, by
@@ -124,7 +130,8 @@ class LoopController:
         The caller raises it again unchanged.
         """
         at = self.step_id(len(step.micros) - 1)
-        self.ends.ask(step, alarm_of_exception(step.view, at, error, phase or phase_of(error)))
+        found = alarm_of_exception(step.view, at, error, phase or phase_of(error))
+        self.ends.ask(step, replace(found, no_redo=RAISED, is_past=True))
 
     def given_up(self, step: LoopStep) -> None:
         """Report a micro-batch, the last of ``step``, that the script left out because its loss is
@@ -137,7 +144,8 @@ class LoopController:
         signal = Signal(
             source="loss", name="loss", value=value, message="left out by the script", at=at
         )
-        self.ends.ask(step, alarm(step.view, at, (signal,), "forward"))
+        found = alarm(step.view, at, (signal,), "forward")
+        self.ends.ask(step, replace(found, no_redo=GIVEN_UP, is_past=True))
 
     def evaluated(self, step: LoopStep, value: float) -> bool:
         """Report a model call without gradients, the only micro-batch of ``step``, if it fails when

@@ -8,7 +8,8 @@ it; and gradients that are taken away then would leave the weights where the sea
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from nanstop.hosts.script.window import Held, ScriptWindow
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.trained import held_by
 from nanstop.replay.snapshot import Snapshot, Trainable
-from nanstop.replay.untouched import address, holds
+from nanstop.replay.untouched import Versions, address, holds
 
 MEMORY_SHARE = 0.25
 """Of the memory that is free, what a copy may take."""
@@ -31,12 +32,20 @@ _log = logging.getLogger("nanstop")
 @dataclass(frozen=True, slots=True)
 class FailedEvaluation:
     """An evaluation whose loss or gradients are not finite. ``there``: the weights and the state
-    that it was made with.
+    that it was made with; ``versions``: those of the weights then.
     """
 
     window: ScriptWindow
     norm: Tensor | None
     there: Snapshot
+    versions: Versions
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Be at those weights inside, as the evaluation has read them, and back after it."""
+        with self.there.loaded():
+            self.versions.put_back()
+            yield
 
 
 class OpenUpdate:
@@ -63,7 +72,8 @@ class OpenUpdate:
         """Remember an evaluation that has failed, with a copy of what it was made with."""
         if self.failed is None:
             there = Snapshot(_trainable(self.optimizer), device=None)
-            self.failed = FailedEvaluation(window, norm, there)
+            versions = Versions(there.trainable.parameters.values())
+            self.failed = FailedEvaluation(window, norm, there, versions)
 
     def has_recovered(self) -> bool:
         """Return whether weights and state are finite now, whatever an evaluation was.

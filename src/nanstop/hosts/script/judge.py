@@ -83,6 +83,23 @@ class Judge:
         window.vetoed |= not ending.apply
         return ending
 
+    def judge_again(
+        self, parameters: Sequence[Tensor], norm: Tensor | None, optimizer: Optimizer
+    ) -> None:
+        """Judge gradients that were clipped and are not to be unscaled: what was left to the
+        scaler there is the script's own. Errors: ``TrainingStopped``.
+        """
+        self._state.window.judged.difference_update(map(id, parameters))
+        self.came_to_another_sink()
+        self.judge(parameters, norm, optimizer, can_redo=False)
+
+    def came_to_another_sink(self) -> None:
+        """Have the set-up looked at anew if gradients were clipped in the first window before they
+        came to what has noted itself last in ``sinks``.
+        """
+        with self._looking("the set-up was not read"):
+            self._steps.add_sinks(self._state.window)
+
     @property
     def may_leave_out(self) -> bool:
         """Whether an update that fails may be left out, as far as is known by now."""
@@ -122,7 +139,7 @@ class Judge:
                 return
             window = self._state.window = failed.window
             try:
-                with failed.there.loaded():
+                with failed.loaded():
                     self.judge(held_by(optimizer), failed.norm, optimizer, can_redo=False)
             finally:
                 if window.vetoed:

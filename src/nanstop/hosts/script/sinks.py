@@ -133,6 +133,7 @@ class Sinks:
             return
         self._state.window.scaler = scaler
         self._state.window.note("unscale")
+        self._judge.came_to_another_sink()
         found = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
         if self._judge.judge(held_by(optimizer), None, optimizer, found).redone:
             scaler._per_optimizer_states.pop(id(optimizer))
@@ -182,14 +183,14 @@ class Sinks:
             return args, {**kwargs, "closure": watched}
         if outer is not None and outer.failed is not None:
             return None
-        window = self._state.window
-        if not self._in_scaler:
-            window.let_go_of_scaler(held_by(optimizer))
-        unseen = [p for p in held_by(optimizer) if id(p) not in self._state.window.judged]
-        if self._state.window.closed or any(p.grad is not None for p in unseen):
+        window, held = self._state.window, held_by(optimizer)
+        if not self._in_scaler and window.let_go_of_scaler(held) and window.judged:
+            self._judge.judge_again(held, norm_of(held), optimizer)
+        unseen = [p for p in held if id(p) not in window.judged]
+        if window.closed or any(p.grad is not None for p in unseen):
             self._judge.judge(unseen, norm_of(unseen), optimizer)
         if window.vetoed or self._judge.is_settled(optimizer):
-            update.held.take(held_by(optimizer))
+            update.held.take(held)
         elif not window.failed:
             self._state.account(self._state.accounts.updating, optimizer, user_line())
         return None

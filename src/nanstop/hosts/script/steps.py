@@ -4,10 +4,13 @@ to open.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -131,8 +134,15 @@ class Steps:
             **restored,
             **({"veto": INSIDE} if window.updated_inside else {}),
             **({"veto": BY_HAND} if window.by_hand else {}),
-            **({"scaler": window.applied_scale} if window.applied_scale is not None else {}),
+            **_scale_to_come(window),
         )
+
+    def add_sinks(self, window: ScriptWindow) -> None:
+        """Add to the facts what the gradients of the first window have come to after their clip."""
+        is_first = self.controller.session is not None and self.controller.facts.sinks == ("clip",)
+        if is_first and window.sinks[:1] == ["clip"]:
+            scaled = {} if window.applied_scale is None else {"scaler": window.applied_scale}
+            self.controller.learned(sinks=tuple(window.sinks), **scaled)
 
     def _optimizer_of(self, window: ScriptWindow, parameters: Sequence[Tensor]) -> Optimizer | None:
         called = parameters or [p for root in window.roots.values() for p in root.parameters()]
@@ -152,3 +162,17 @@ class Steps:
         if key not in self._views:
             self._views = {key: PlainView(one_root(roots, parameters), optimizer, window.scaler)}
         return self._views[key]
+
+
+def _scale_to_come(window: ScriptWindow) -> dict[str, float]:
+    """Return the fact of a loss scale that is not in the view: one that was left on gradients, or
+    of a scaler that no loss has come to yet, for the first forward has failed.
+    """
+    if window.applied_scale is not None:
+        return {"scaler": window.applied_scale}
+    taped = [micro.loss for micro in window.micros if isinstance(micro, TapedMicro)]
+    if window.scaler is not None or not taped or any(loss is not None for loss in taped):
+        return {}
+    made: Any = (one for one in gc.get_objects() if issubclass(type(one), torch.amp.GradScaler))
+    scales = [float(one.get_scale()) for one in made if one.is_enabled()]
+    return {"scaler": scales[0]} if scales else {}

@@ -130,20 +130,24 @@ class ScriptWindow:
         """Return whether the gradients of ``parameters`` are as the backward of a scaled loss has
         left them.
         """
-        if self.scaler is None or self.sinks or self.is_rewritten:
+        if self.scaler is None or "unscale" in self.sinks or self.is_rewritten:
             return False
         return any(self.gradients or ()) and any(p.grad is not None for p in parameters)
 
-    def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> None:
-        """Forget the scaler where an update takes gradients that are still scaled.
+    def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> bool:
+        """Forget the scaler where an update takes gradients that are still scaled; return whether
+        it does.
 
         It has no part in that.
 
-        It leaves out none, and a replay must not go through it.
+        It leaves out none, and a replay must not go through it. What a clip has looked at before is
+        to be judged anew: an overflow was left to the scaler.
         """
-        if self.is_still_scaled(parameters):
-            self.note("update")
-            self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
+        if not self.is_still_scaled(parameters):
+            return False
+        self.note("update")
+        self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
+        return True
 
     def note_clip(self, parameters: Sequence[Tensor], clip: Callable[[], object]) -> None:
         """Note that gradients are clipped, and as a sink unless the script had unscaled them by

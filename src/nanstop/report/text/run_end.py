@@ -89,7 +89,10 @@ def _lost(run: RunEnd) -> list[str]:
     for optimizer, num in run.lost.items():
         of = run.steps.get(optimizer, max(run.steps.values(), default=num))
         whose = " of one optimizer" if several else ""
-        said.append(f"{num} of {max(of, num)} updates{whose} left out")
+        if 1 < of <= num:
+            said.append(f"all {num} updates{whose} left out: nothing was trained by them")
+        else:
+            said.append(f"{num} of {max(of, num)} updates{whose} left out")
     return said
 
 

@@ -88,17 +88,22 @@ def check(evidence: Evidence) -> Diagnosis | None:
     names = tuple(name for group in groups for name in group.examples)
     shown = listed(names, of=num_tensors)
     confidence, cause = _harm(facts, formats)
+    # A set-up is read anew in mid-run where a scaler does not take the gradients of these.
+    is_refused = "param_groups" in evidence.learned and "float16" in formats
+    lines = (f"{counted(num_tensors, 'tensor')}: {shown}",) if names else ()
+    if is_refused:
+        lines = (cause, *lines)
+        confidence = "certain"
+        cause = "the loss scaler has refused their gradients, as it does those of float16"
     return Diagnosis(
         code="NS102",
         title=f"trainable parameters stored in {' and '.join(formats)}",
         cause=cause,
         confidence=confidence,
-        lines=(f"{counted(num_tensors, 'tensor')}: {shown}",) if names else (),
+        lines=lines,
         remedies=fp32_trainables(facts),
         where=names[0] if names else "",
-        # A set-up is read anew in mid-run where a scaler does not take the gradients of such
-        # parameters.
-        seen=sighting(evidence, "optimizer") if "param_groups" in evidence.learned else None,
+        seen=sighting(evidence, "optimizer") if is_refused else None,
     )
 
 

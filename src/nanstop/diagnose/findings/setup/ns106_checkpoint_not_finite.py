@@ -74,9 +74,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
             f"only infinities, in float16: a merge or a cast exceeded {limit('float16')}, as its "
             "end is"
         )
+    when = "as they were loaded" if evidence.checkpoint is not None else "when the run began"
     return Diagnosis(
         code="NS106",
-        title=f"weights not finite as they were loaded: {listed(names)}",
+        title=f"weights not finite {when}: {listed(names)}",
         cause=f"{counted(len(bad), 'tensor')} with NaN or Inf before any step",
         confidence="certain",
         lines=tuple(lines),

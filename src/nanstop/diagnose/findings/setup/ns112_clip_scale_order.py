@@ -153,17 +153,19 @@ def _is_whole(factor: float | None) -> bool:
 
 
 def _applied_scaled(facts: RunFacts) -> Reason | None:
-    if not facts.scaler or facts.scaler == 1.0 or facts.sinks[:1] != ("update",):
+    if not facts.scaler or facts.scaler == 1.0 or "update" not in facts.sinks:
         return None
-    cause = (
-        f"the optimizer's step is its own: updates come from gradients {number(facts.scaler)} "
-        "times too large"
-    )
-    return "certain", "scaled gradients are applied", cause, "scaler.step(optimizer)"
+    by = f"gradients {number(facts.scaler)} times too large"
+    fix = "scaler.step(optimizer)"
+    if "clip" in facts.sinks:
+        by = f"{by}, clipped as they were"
+        fix = f"scaler.unscale_(optimizer) before clipping, and {fix}"
+    cause = f"the optimizer's step is its own: updates come from {by}"
+    return "certain", "scaled gradients are applied", cause, fix
 
 
 def _clipped_scaled(facts: RunFacts) -> Reason | None:
-    if facts.scaler is None or not facts.sinks or facts.sinks[0] != "clip":
+    if facts.scaler is None or facts.sinks != ("clip", "unscale"):
         return None
     cause = (
         f"in the first window clipping came before `unscale_`, at a scale of {number(facts.scaler)}"

@@ -53,14 +53,13 @@ def tell(net, losses):
 
 
 def wrapped(fault, net):
-    options = {"init_sync": False} if fault in ("initial", "frozen") else {}
-    options |= {"broadcast_buffers": False} if fault == "local_statistics" else {}
-    if fault == "initial":
+    options = {"broadcast_buffers": False} if fault == "local_statistics" else {}
+    model = nn.parallel.DistributedDataParallel(net, **options)
+    if fault == "initial":  # as with `init_sync=False`, which not every torch has
         torch.manual_seed(RANK)
         net.last.reset_parameters()
     if fault == "frozen" and RANK == 1:
         net.frozen.weight.data[0, 5] += 0.25
-    model = nn.parallel.DistributedDataParallel(net, **options)
     if fault == "late":
         net.late = nn.Parameter(torch.zeros(()))
     if fault == "local_sgd":

@@ -102,7 +102,7 @@ def test_a_forked_child_is_as_a_spawned_one_in_every_way_to_end(script, parents,
     command = [sys.executable, "scripts/train.py", "--lr", "1"]
     for name, ending in ENDINGS.items():
         script(ending)
-        limits = {"timeout": 1.0} if name == "deaf" else {"timeout": 30.0}
+        limits = {"timeout": 3.0} if name == "deaf" else {"timeout": 30.0}
         limits |= {"memory_bytes": 700 * 2**20} if name == "memory" else {}
         (end, out, errors), (other, other_out, other_errors) = both(
             parent, command, tmp_path / name, **limits

@@ -125,7 +125,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "081366ecf9ff06be")
+REPORT_FORM = (1, "49b8ea4753361c6a")
 
 
 def test_names():

@@ -435,3 +435,24 @@ def objective(step, x, y):
     report = told(tmp_path, HEAD + once + STEPS)
     assert report.replay is None
     assert any("cannot be called again (IndexError" in line for line in report.failures)
+
+
+@pytest.mark.parametrize(
+    "hide",
+    ["scores[:, 3:] = float('-inf')", "scores = scores.masked_fill(arange > 2, float('-inf'))"],
+)
+def test_an_infinity_that_spoils_a_product_is_followed_to_the_line_that_writes_it(tmp_path, hide):
+    body = f"""
+arange = torch.arange(4)
+def objective(step, x, y):
+    scores, weights = net(x), torch.ones(6, 4)
+    if step == 2:
+        {hide}
+        weights[:, 3:] = 0.0
+    return (torch.log_softmax(scores, -1) * weights).sum()
+"""
+    _, news = investigated(tmp_path / "script.py", HEAD + body + STEPS)
+    (report,) = (one for one in news if hasattr(one, "diagnoses"))
+    (found,) = (one for one in report.diagnoses if one.code == "NS204")
+    (line,) = (one for one in found.lines if "the program writes" in one)
+    assert line.endswith(f": `{hide}`")

@@ -7,7 +7,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
-from nanstop.localize.slicing import Births, is_placed, range_of, reaching, writers
+from nanstop.localize.slicing import (
+    Births,
+    is_placed,
+    range_of,
+    reaching,
+    trace_back,
+    writers,
+)
 from nanstop.numerics.tensors import format_name
 from nanstop.records import op_kind
 from nanstop.records.formats import vanishes
@@ -159,6 +166,19 @@ def turned_over(trace: Trace, births: Births, born: int | None) -> int | None:
         return born
     computed = (i for i in births.inf if i < born and not is_placed(trace.ops[i]))
     return min((i for i in computed if _is_turned_over(trace, i)), default=born)
+
+
+def fills(trace: Trace, index: int) -> tuple[int, ...]:
+    """Return the fills that wrote all infinities of which op ``index`` made NaN, the last first; ()
+    where an operation computed one of them.
+    """
+    op = trace.ops[index]
+    read = [value for value in op.inputs if value.slot >= 0 and range_of(trace, value).has_inf]
+    if not read or not any(range_of(trace, o).has_nan for o in op.outputs if o.slot >= 0):
+        return ()
+    births = trace_back(trace, read)
+    written = all(is_placed(trace.ops[one]) for one in births.inf) and not births.external
+    return births.inf[::-1] if written else ()
 
 
 def _is_turned_over(trace: Trace, index: int) -> bool:

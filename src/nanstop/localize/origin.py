@@ -212,6 +212,7 @@ class FailureOrigin:
             positions=self._positions(index),
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
+            filled=next(map(self.event, dataflow.fills(self._trace, index)), None),
             counted=self._counted(event),
         )
 

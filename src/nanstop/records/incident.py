@@ -142,6 +142,8 @@ class Localization:
     """The operation that should have kept a divisor from 0, by a number that its format rounds to
     0; or that has rounded to 0 what a logarithm is taken of.
     """
+    filled: OpEvent | None = None
+    """The fill by which the program wrote the infinity that the first bad op made NaN of."""
     counted: tuple[str, ...] = ()
     """Entries of the batch that the first bad op's divisor was made of, where that is a count."""
     weighs_choices: bool = False

@@ -88,7 +88,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS204",
         title=_title(evidence, event, written),
         cause=f"born here: {_made(event, output, written)}, {tested}",
-        lines=_writing_line(evidence),
+        lines=(*_fill(evidence), *_writing_line(evidence)),
         confidence="likely" if untested else "certain",
         remedies=at_the_line(evidence),
         where=event.module,
@@ -123,6 +123,15 @@ def _is_brought_in(evidence: Evidence) -> bool:
     """Return whether a line brings in what was computed before it, where no operation is seen."""
     found = evidence.localization
     return found is not None and found.made is not None and not found.is_written
+
+
+def _fill(evidence: Evidence) -> tuple[str, ...]:
+    """Return the fill that wrote the infinity which was read."""
+    filled = evidence.localization.filled if evidence.localization is not None else None
+    source = filled.source if filled is not None else None
+    if source is None:
+        return ()
+    return (f"the Inf is one that the program writes at {source.short}: `{source.text}`",)
 
 
 def _writing_line(evidence: Evidence) -> tuple[str, ...]:

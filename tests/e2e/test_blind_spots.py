@@ -456,3 +456,24 @@ def objective(step, x, y):
     (found,) = (one for one in report.diagnoses if one.code == "NS204")
     (line,) = (one for one in found.lines if "the program writes" in one)
     assert line.endswith(f": `{hide}`")
+
+
+@pytest.mark.parametrize("layer", ["nn.LayerNorm(8, eps=0.0)", "nn.GroupNorm(2, 8, eps=0.0)"])
+def test_a_layer_that_divides_by_a_deviation_of_0_is_one_by_a_norm(tmp_path, layer):
+    source = f"""
+norm, head = {layer}, nn.Linear(8, 2)
+optimizer = torch.optim.SGD([*norm.parameters(), *head.parameters()], 1e-2)
+for step in range(4):
+    x = torch.randn(6, 8)
+    if step == 2:
+        x[:] = 0.5
+    loss = head(norm(x)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    _, news = investigated(tmp_path / "script.py", HEAD + source)
+    (report,) = (one for one in news if hasattr(one, "diagnoses"))
+    assert report.diagnoses[0].code == "NS206"
+    assert "its eps is 0" in report.diagnoses[0].cause
+    assert report.diagnoses[0].confirmed

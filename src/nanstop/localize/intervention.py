@@ -97,9 +97,17 @@ def _supervise(tensor: Tensor, value: float) -> Tensor | None:
     return changed
 
 
+def _vary(tensor: Tensor, value: float) -> Tensor | None:
+    if not tensor.is_floating_point():
+        return None
+    ramp = torch.linspace(0.0, value, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return tensor + ramp.view(tensor.shape)
+
+
 _CHANGES: Mapping[ChangeKind, Callable[[Tensor, float], Tensor | None]] = {
     "raise_zeros": _raise_zeros,
     "bound": _bound,
     "unmask": _unmask,
     "supervise": _supervise,
+    "vary": _vary,
 }

@@ -67,7 +67,8 @@ class Change:
 
     ``operand``: its place among the operation's inputs. "raise_zeros": what is 0 becomes ``value``;
     "bound": magnitudes end at ``value``; "unmask": of rows that hide everything, one entry does no
-    longer; "supervise": of labels that are all ignored, one becomes class ``value``.
+    longer; "supervise": of labels that are all ignored, one becomes class ``value``; "vary": a ramp
+    from 0 to ``value`` is added.
     """
 
     kind: ChangeKind

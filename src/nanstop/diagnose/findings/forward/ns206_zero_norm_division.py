@@ -8,7 +8,8 @@ the norm, the scale or the maximum of rows of which some are 0.
 x / |x| for x = 0 is 0 / 0 = NaN. Rows of zeros are common: padded tokens, new tokens (NS103),
 pruned channels. DoRA divides its magnitude by the norm of each row of W + BA, and B starts at 0: a
 zero row of W is 0 / 0 before the first step. A float8 scale of 448 / max(|row|) is 448 / 0 = Inf.
-One zero row among 32000 is enough.
+One zero row among 32000 is enough. A layer norm or batch norm whose eps is 0 does the same with a
+row that does not vary.
 
 ## Example
 ```python
@@ -60,6 +61,11 @@ from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
 from nanstop.wording import counted, number
 
+_LAYERS = frozenset(
+    {"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"}
+    | {"_fused_rms_norm"}
+)
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op divides by a norm, deviation or range of 0."""
@@ -67,12 +73,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if event is None or output is None or event.wider == "finite":
         return None
     divisor = zero_divisor(event)
-    if divisor is None or not divisor.is_a("norm", "extreme", "magnitude", "square"):
+    if divisor is not None and divisor.is_a("norm", "extreme", "magnitude", "square"):
+        cause = _cause(event, divisor)
+    elif _is_layer_without_eps(event):
+        cause = (
+            f"`{op_name(event.op)}` divides by the deviation of what does not vary, or is all zero,"
+            f" and its eps is {number(event.scalars[-1])}: 1e-5 keeps it from 0"
+        )
+    else:
         return None
     return Diagnosis(
         code="NS206",
         title="division by a norm of 0",
-        cause=_cause(event, divisor),
+        cause=cause,
         confidence="certain",
         lines=_lost_eps(evidence),
         remedies=(
@@ -85,9 +98,22 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def confirm(evidence: Evidence) -> Change | None:
-    """Return the norm of 1 that the division must be finite with."""
+    """Return the norm of 1 that the division must be finite with, or a variation that leaves no
+    deviation of 0.
+    """
     event, _ = first_bad(evidence, WRITTEN)
+    if event is not None and _is_layer_without_eps(event):
+        return Change(kind="vary", operand=0)
     return without_zeros(event) if event is not None else None
+
+
+def _is_layer_without_eps(event: OpEvent) -> bool:
+    """Return whether a layer norm, batch norm or the like has made the inverse of a deviation of 0,
+    its last result.
+    """
+    finite = all(stats.finite for stats in event.inputs)
+    is_layer = event.name in _LAYERS and len(event.outputs) > 1 and bool(event.scalars)
+    return finite and is_layer and event.outputs[-1].posinf > 0
 
 
 def _cause(event: OpEvent, divisor: Operand) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.script import autowatch
-from nanstop.process.inject.dry_run import planned
+from nanstop.process.inject.dry_run import current_dry_run
 from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.report.announce import announcer
 from nanstop.store.incidents import Store, load_report
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nanstop.commands.plan.plan import Applied, Plan
     from nanstop.report.run_report import RunReport
     from nanstop.session.session import Session
-    from nanstop.session.telling.numbers import Log
+    from nanstop.session.telling.numbers import TrackerLog
 
 __tracebackhide__ = passes_through
 _log = logging.getLogger("nanstop")
@@ -181,7 +181,7 @@ def watch(
     out: str | os.PathLike[str] | None = None,
     accumulation: int | None = None,
     plan: Plan | PrecisionPlan | str | os.PathLike[str] | None = None,
-    log: Log | None = None,
+    log: TrackerLog | None = None,
 ) -> Watch:
     """Watch a transformers/TRL trainer (call ``trainer.train()`` as ever), or a model and its
     optimizer.
@@ -202,7 +202,7 @@ def watch(
 
         if optimizer is not None:
             raise NanstopError("watch(trainer) takes no optimizer: the trainer has its own")
-        job = planned()  # which stands in for the training
+        job = current_dry_run()  # which stands in for the training
         if switched_off() or (job is not None and not job.keeps_watch):
             return Watch(_Off(), Store(incident_folder(out)))
         known, record = vars(target).get("_nanstop_watch"), _planned(plan)
@@ -274,7 +274,7 @@ def _watch_loop(
         applied = Plan(plan).apply(model, optimizer)
     store = run_store(out)
     # A job that stands in for the training has its own way to open a loop.
-    open_session = autowatch.opener() if planned() is not None else None
+    open_session = autowatch.opener() if current_dry_run() is not None else None
     if open_session is None:
         open_session = opener(policy, store, announcer(store.folder), opened=opened)
     inner = watch_loop(

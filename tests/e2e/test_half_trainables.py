@@ -11,7 +11,7 @@ from torch import nn
 import nanstop
 import tiny
 from loop_scripts import same
-from nanstop.hosts.loop.watch import FunctionMicro
+from nanstop.hosts.loop.function_micro import FunctionMicro
 
 KERNELS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "single": {"foreach": False}}
 STEPS, LR = 6, 1e-4

@@ -37,9 +37,10 @@ def bisect(  # noqa: PLR0913, PLR0917 - one for each option
 
     Both are run, and mixtures of the two.
     """
-    from nanstop.commands.bisect.bisect import Limits, run_bisect
+    from nanstop.commands.bisect.bisect import run_bisect
     from nanstop.commands.bisect.configs import read_pair
     from nanstop.commands.bisect.result import render
+    from nanstop.commands.bisect.trials import Limits
 
     memory_bytes = None if memory is None else int(memory * 2**20)
     limits = Limits(timeout=timeout, memory_bytes=memory_bytes, jobs=jobs, trials=limit)

@@ -17,9 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nanstop.commands.bisect.bisect import Limits, run_bisect
+from nanstop.commands.bisect.bisect import run_bisect
 from nanstop.commands.bisect.configs import read_pair
 from nanstop.commands.bisect.result import BisectResult
+from nanstop.commands.bisect.trials import Limits
 from nanstop.demo.quiet import OFFLINE
 from nanstop.demo.scenario import Scenario
 from nanstop.diagnose.diagnose import diagnose_anew

@@ -20,7 +20,7 @@ from nanstop.records import AuditEntry, Evidence, Report, RunFacts, Series, Sour
 from nanstop.records.remedies import describe
 
 Echo = Callable[[str], None]
-Log = dict[str, Any]
+LogEntry = dict[str, Any]
 
 SHOWN = ("step", "loss", "grad_norm", "rewards/chosen", "rewards/margins", "mean_reward")
 """What is shown of a log line."""
@@ -28,7 +28,7 @@ LOSES_STEP = ("skip", "stop", "observe")
 """Actions after which this step's update did not happen, or happened with bad gradients."""
 
 
-def run(scenario: Scenario, *, variant: str | None = None, echo: Echo | None = None) -> Log:
+def run(scenario: Scenario, *, variant: str | None = None, echo: Echo | None = None) -> LogEntry:
     """Return what ``nanstop demo --json`` prints: plain JSON values, non-finite numbers as strings.
 
     Of a scenario with variants and none chosen: ``variants`` holds the result of each, ``verdict``
@@ -48,7 +48,7 @@ def run(scenario: Scenario, *, variant: str | None = None, echo: Echo | None = N
     }
 
 
-def _run_one(scenario: Scenario, variant: str | None, echo: Echo) -> Log:
+def _run_one(scenario: Scenario, variant: str | None, echo: Echo) -> LogEntry:
     label = f"{scenario.name} {variant}" if variant else scenario.name
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def _run_one(scenario: Scenario, variant: str | None, echo: Echo) -> Log:
 
 
 @quiet()
-def _symptom(scenario: Scenario, setup: Setup) -> tuple[list[Log], list[str]]:
+def _symptom(scenario: Scenario, setup: Setup) -> tuple[list[LogEntry], list[str]]:
     """Train a few steps as published;
     return the logs and what their misleading numbers really were.
     """
@@ -90,7 +90,7 @@ def _symptom(scenario: Scenario, setup: Setup) -> tuple[list[Log], list[str]]:
     return logs, _decoded(facts, logs)
 
 
-def _decoded(facts: RunFacts, logs: Sequence[Log]) -> list[str]:
+def _decoded(facts: RunFacts, logs: Sequence[LogEntry]) -> list[str]:
     """Return one line for the first log that the filter has falsified."""
     for count in range(1, len(logs) + 1):
         seen = logs[:count]
@@ -107,7 +107,7 @@ def _decoded(facts: RunFacts, logs: Sequence[Log]) -> list[str]:
 
 
 @quiet()
-def _watched(scenario: Scenario, setup: Setup) -> Log:
+def _watched(scenario: Scenario, setup: Setup) -> LogEntry:
     """Train to the end under ``nanstop.watch``, save, and return what was found and what became
     of the run.
     """
@@ -148,7 +148,7 @@ def _reference(scenario: Scenario, setup: Setup) -> float:
     return final_loss(_losses(trainer))
 
 
-def _incident(reports: Sequence[Report], folder: Path) -> Log:
+def _incident(reports: Sequence[Report], folder: Path) -> LogEntry:
     """Return what the first incident says, with the folder of its full record."""
     if not reports:
         nothing = ("code", "module", "op", "source", "phase", "verdict", "remedy", "action")
@@ -180,11 +180,11 @@ def _lost_steps(reports: Sequence[Report], planned: int, reached: int) -> int:
     return len({step for step in lost if step < reached}) + planned - reached
 
 
-def _losses(trainer: Any) -> list[Log]:
+def _losses(trainer: Any) -> list[LogEntry]:
     return [log for log in trainer.state.log_history if "loss" in log]
 
 
-def final_loss(logs: Sequence[Log]) -> float:
+def final_loss(logs: Sequence[LogEntry]) -> float:
     """Return the mean logged training loss of the last third of a run, of one log at least;
     NaN for a bad one.
     """
@@ -244,7 +244,7 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _plain(log: Mapping[str, Any]) -> Log:
+def _plain(log: Mapping[str, Any]) -> LogEntry:
     return {
         name: _number(value) if isinstance(value, float) else value for name, value in log.items()
     }

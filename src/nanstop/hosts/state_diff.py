@@ -33,7 +33,7 @@ data, not books that are kept.
 _MAX_NUMEL = 4096
 
 Notes = dict[str, Any]
-Table = MutableMapping[str, Any]
+Attributes = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _Tensor:
 _KINDS = (_Mapping, _Sequence, _Set, _Long, _Tensor)
 
 
-def note(table: Table, since: Notes | None = None) -> Notes:
+def note(table: Attributes, since: Notes | None = None) -> Notes:
     """Return the present entries of ``table``, the attributes of an object mostly.
 
     Small tensors are copied on their device, nothing synchronises. ``since``: an earlier note, of
@@ -124,7 +124,7 @@ def changed(before: Notes, after: Notes) -> set[str]:
     return {n for n in names if not _same(before.get(n, _ABSENT), after.get(n, _ABSENT))}
 
 
-def restore(table: Table, notes: Notes, names: Iterable[str]) -> None:
+def restore(table: Attributes, notes: Notes, names: Iterable[str]) -> None:
     """Put the named entries back, containers and tensors in place."""
     for name in names:
         if name in notes:
@@ -134,7 +134,7 @@ def restore(table: Table, notes: Notes, names: Iterable[str]) -> None:
 
 
 @contextmanager
-def kept(tables: Iterable[Table], *, but: Collection[str] = ()) -> Iterator[None]:
+def kept(tables: Iterable[Attributes], *, but: Collection[str] = ()) -> Iterator[None]:
     """Undo on exit what changes in the tables inside, versions of their tensors included.
 
     Not the entries ``but``.
@@ -149,7 +149,7 @@ def kept(tables: Iterable[Table], *, but: Collection[str] = ()) -> Iterator[None
                 restore(table, before, names)
 
 
-def advance(table: Table, before: Notes, after: Notes, names: Iterable[str]) -> None:
+def advance(table: Attributes, before: Notes, after: Notes, names: Iterable[str]) -> None:
     """Do to the named entries what happened to them between two notes, starting from what they
     are now.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from nanstop.localize import slicing
-from nanstop.localize.origin import FailureOrigin, Samples
+from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
 from nanstop.numerics.tensors import is_plain
 from nanstop.records import Confidence, Localization, Phase
@@ -114,7 +114,7 @@ def _explained(
         recording.reaches,
         absorbed,
         error=type(recording.error).__name__ if recording.error is not None else "",
-        samples=Samples(grid=_grid(scene), rows=_rows(scene), masks=_masks(scene)),
+        samples=BatchLayout(grid=_grid(scene), rows=_rows(scene), masks=_masks(scene)),
     )
 
 

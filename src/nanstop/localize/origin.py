@@ -25,7 +25,7 @@ from nanstop.records import (
     Position,
     TensorStats,
 )
-from nanstop.records.vocabulary import Descent
+from nanstop.records.vocabulary import NOT_FINITE, Descent
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.op_patches import Spot
 from nanstop.tracing.places import source_line
@@ -38,7 +38,7 @@ _MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class BatchLayout:
     """``rows``: how many there are. ``masks``: entries of the batch that hold 0 and 1 alone."""
 
     grid: Grid | None = None
@@ -62,7 +62,7 @@ class FailureOrigin:
         absorbed: tuple[int, ...],
         *,
         error: str = "",
-        samples: Samples = Samples(),
+        samples: BatchLayout = BatchLayout(),
     ) -> None:
         self.reaches = reaches
         self._trace = trace
@@ -295,8 +295,7 @@ class FailureOrigin:
         if not any(counts):
             bad = self._bad_outputs(event.index)
             return _kind_of(range_of(self._trace, bad[0])) if bad else "nan"
-        kinds: tuple[FailureKind, ...] = ("nan", "+inf", "-inf")
-        return kinds[counts.index(max(counts))]
+        return NOT_FINITE[counts.index(max(counts))]
 
     def event(self, index: int) -> OpEvent:
         """Return the record of an op, with full statistics where details were kept."""

@@ -68,7 +68,7 @@ _STAY_WHOLE = (KEEPS - {"native_dropout"}) | _SUMS - {"mean"} | _PRODUCTS | _MIX
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OpInputs:
     """An operation with what it reads: its values, and what each of them is by descent."""
 
     base: str
@@ -77,7 +77,7 @@ class Reading:
     kinds: tuple[Kinds, ...]
 
     @classmethod
-    def of(cls, op: Op, kinds: Sequence[Kinds]) -> Reading:
+    def of(cls, op: Op, kinds: Sequence[Kinds]) -> OpInputs:
         """Return what an op of a trace is and reads;
         in place (``add_``) or not is the same kind.
         """
@@ -93,7 +93,7 @@ def descents(trace: Trace, masks: Collection[str] = ()) -> tuple[Kinds, ...]:
     for op in trace.ops:
         read = [kinds_of(trace, made, value, masks) for value in op.inputs]
         sources = NOTHING.union(*read) & SOURCES
-        reading = Reading.of(op, read)
+        reading = OpInputs.of(op, read)
         meaning = _meaning(reading) - SOURCES - _CONSTANT - _WHOLE
         if meaning & (_MASK | _COUNT) and _is_whole(reading):
             meaning |= _WHOLE
@@ -133,7 +133,7 @@ def _agreed(kinds: Iterable[Kinds]) -> Kinds:
     return meaning | (sources or _CONSTANT)
 
 
-def _meaning(op: Reading) -> Kinds:
+def _meaning(op: OpInputs) -> Kinds:
     """Return what an op makes of its operands, the sources left out of account."""
     for names, made in _RULES.items():
         if op.base in names:
@@ -141,7 +141,7 @@ def _meaning(op: Reading) -> Kinds:
     return NOTHING
 
 
-def _is_whole(op: Reading) -> bool:
+def _is_whole(op: OpInputs) -> bool:
     """Return whether masks and counts are whole numbers still: weights and shares are none."""
     if op.base in _ZERO_OR_ONE or op.base in _COUNTS:
         return True
@@ -153,15 +153,15 @@ def _is_whole(op: Reading) -> bool:
     )
 
 
-def _fixed(*kinds: Descent) -> Callable[[Reading], Kinds]:
+def _fixed(*kinds: Descent) -> Callable[[OpInputs], Kinds]:
     return lambda _: frozenset(kinds)
 
 
-def _filled(op: Reading) -> Kinds:
+def _filled(op: OpInputs) -> Kinds:
     return _MASK if op.scalars and op.scalars[-1] in (0.0, 1.0) else NOTHING
 
 
-def _floats(op: Reading) -> Iterator[Kinds]:
+def _floats(op: OpInputs) -> Iterator[Kinds]:
     """Yield what the operands are that carry values: ids and masks beside floats only choose."""
     floating = [value.dtype.is_floating_point for value in op.values]
     for kinds, is_float in zip(op.kinds, floating, strict=True):
@@ -169,18 +169,18 @@ def _floats(op: Reading) -> Iterator[Kinds]:
             yield kinds
 
 
-def _kept(op: Reading) -> Kinds:
+def _kept(op: OpInputs) -> Kinds:
     return _agreed(_floats(op))
 
 
-def _picked(op: Reading) -> Kinds:
+def _picked(op: OpInputs) -> Kinds:
     """Return what is picked by ids: of log-probabilities, those of what was chosen."""
     kinds = _kept(op)
     each = op.base != "index" or len(op.kinds) > 2
     return kinds | _CHOSEN if each and "log_probability" in kinds else kinds
 
 
-def _summed(op: Reading) -> Kinds:
+def _summed(op: OpInputs) -> Kinds:
     kinds = _kept(op)
     counts = "mask" in kinds or all(value.dtype in _INTEGERS for value in op.values)
     if counts and op.values:
@@ -190,7 +190,7 @@ def _summed(op: Reading) -> Kinds:
     return kinds | _TOTAL
 
 
-def _multiplied(op: Reading) -> Kinds:
+def _multiplied(op: OpInputs) -> Kinds:
     """Return what a product is: a square, a masked value, or what it was times a constant."""
     if len(op.kinds) == 2 and all("mask" in kinds for kinds in op.kinds):
         return _MASK
@@ -207,21 +207,21 @@ def _scaled(read: Sequence[Kinds]) -> Kinds:
     return frozenset.intersection(*rest) & both if rest else _agreed(read)
 
 
-def _contracted(op: Reading) -> Kinds:
+def _contracted(op: OpInputs) -> Kinds:
     if len(op.kinds) >= 2 and all("mask" in kinds for kinds in op.kinds):
         return _COUNT
     with_itself = len(op.values) == 2 and op.values[0].storage is op.values[1].storage
     return _NORM if with_itself else NOTHING
 
 
-def _divided(op: Reading) -> Kinds:
+def _divided(op: OpInputs) -> Kinds:
     """Return what a quotient is: a mean of what was summed, a share of probabilities."""
     if len(op.kinds) == 2 and "count" in op.kinds[1] and "mask" not in op.kinds[1]:
         return op.kinds[0]
     return (_scaled(op.kinds) | op.kinds[0] & {"square"}) if op.kinds else NOTHING
 
 
-def _powered(op: Reading) -> Kinds:
+def _powered(op: OpInputs) -> Kinds:
     exponent = op.scalars[-1] if op.scalars else None
     kinds = op.kinds[0] if op.kinds else NOTHING
     if exponent == 2.0:
@@ -229,32 +229,32 @@ def _powered(op: Reading) -> Kinds:
     return kinds if exponent in (-1.0, 0.5, -0.5) else NOTHING
 
 
-def _rooted(op: Reading) -> Kinds:
+def _rooted(op: OpInputs) -> Kinds:
     kinds = _kept(op)
     return kinds & {"norm", "count", "total", "extreme", "probability", "magnitude"}
 
 
-def _extreme(op: Reading) -> Kinds:
+def _extreme(op: OpInputs) -> Kinds:
     kinds = _kept(op)
     if "magnitude" in kinds:
         return _NORM
     return kinds if kinds & {"count", "norm"} else kinds - _MASK | _EXTREME
 
 
-def _logarithm(op: Reading) -> Kinds:
+def _logarithm(op: OpInputs) -> Kinds:
     kinds = _kept(op)
     made: Kinds = frozenset({"logarithm"})
     return made | _LOG_PROBABILITY if "probability" in kinds else made
 
 
-def _exponential(op: Reading) -> Kinds:
+def _exponential(op: OpInputs) -> Kinds:
     kinds = _kept(op)
     if "log_ratio" in kinds:
         return frozenset({"ratio"})
     return frozenset({"probability"}) if "log_probability" in kinds else NOTHING
 
 
-def _mixed(op: Reading) -> Kinds:
+def _mixed(op: OpInputs) -> Kinds:
     """Return what a sum or difference is; numbers that the program adds do not change it."""
     if len(op.kinds) == 2 and op.base in ("sub", "rsub"):
         found = _difference(op)
@@ -267,7 +267,7 @@ def _mixed(op: Reading) -> Kinds:
     return frozenset.intersection(*telling) if telling else _agreed(op.kinds)
 
 
-def _difference(op: Reading) -> Kinds:
+def _difference(op: OpInputs) -> Kinds:
     """Return what a difference of two tensors is: of two log-probabilities, their log-ratio.
 
     What is noted of an earlier policy comes with the batch, or from outside the step.
@@ -294,7 +294,7 @@ def _same(first: Value, second: Value) -> bool:
     )
 
 
-_RULES: Mapping[frozenset[str], Callable[[Reading], Kinds]] = {
+_RULES: Mapping[frozenset[str], Callable[[OpInputs], Kinds]] = {
     _COMPARES | _ZEROS_AND_ONES: _fixed("mask"),
     _FILLS: _filled,
     _SUMS: _summed,

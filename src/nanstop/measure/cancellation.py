@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanstop.records import CancelledRow, op_name
+from nanstop.tracing import operators
 from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
@@ -32,7 +33,6 @@ LEAST_CHANGE = 0.01
 LEAST_LOSS = 0.01
 """Losses below this (of an objective that adds up to 0) have no relative change."""
 MOST_TRIED = 4
-_DIFFERENCES = frozenset({"sub", "sub_", "add", "add_", "rsub"})
 
 
 class Cancellations:
@@ -44,7 +44,7 @@ class Cancellations:
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if op_name(str(func)) not in _DIFFERENCES or len(args) < 2:
+        if op_name(str(func)) not in operators.ADDITIVE or len(args) < 2:
             return None
         first, second = args[:2]
         if not _is_float32(first) or not _is_float32(second) or first.shape != second.shape:

@@ -18,7 +18,7 @@ from nanstop.records import SourceLine
 from nanstop.tracing.hook_lines import hook_lines
 
 Take = Callable[[Tensor], Tensor]
-Look = Callable[[Tensor], None]
+OnTensor = Callable[[Tensor], None]
 Hooks = dict[Any, Callable[..., Any]]
 
 
@@ -75,7 +75,7 @@ class _Station:
         is_moved = version(self.parameter) != self._version
         return None if self._is_lost or is_moved else self._computed
 
-    def _probed(self, hooks: Hooks, first: Look, gradient_of: Callable[[Tensor], Any]) -> Hooks:
+    def _probed(self, hooks: Hooks, first: OnTensor, gradient_of: Callable[[Tensor], Any]) -> Hooks:
         probed: Hooks = {object(): partial(self._probe, first, gradient_of)} if hooks else {}
         for key, hook in hooks.items():
             probed[key] = hook
@@ -83,7 +83,7 @@ class _Station:
             probed[object()] = partial(self._probe, leaves, gradient_of)
         return probed
 
-    def _probe(self, look: Look, gradient_of: Callable[[Tensor], Any], given: Tensor) -> None:
+    def _probe(self, look: OnTensor, gradient_of: Callable[[Tensor], Any], given: Tensor) -> None:
         """Have nothing that a look fails at reach the backward."""
         try:
             with torch.no_grad(), by_torch_alone():

@@ -28,7 +28,7 @@ _NUM_SAMPLES = 4096
 _MASK = 1e30
 _MOST_ROWS = 8
 
-Samples = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+OpSamples = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 def drift_rows(
@@ -57,7 +57,7 @@ def _computes(op: Op) -> bool:
     return bool(op.outputs) and not cast and op.phase in ("forward", "loss")
 
 
-def _sampled(step: Step, micro: int, under: Under) -> dict[Any, tuple[Op, Samples]]:
+def _sampled(step: Step, micro: int, under: Under) -> dict[Any, tuple[Op, OpSamples]]:
     look = _Look()
     trace = record(step, micro, under=under, look=look).whole_trace()
     return {
@@ -69,7 +69,7 @@ class _Look:
     """Called with each op before it runs and then with its result; keeps samples of both."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, Samples] = {}
+        self.seen: dict[int, OpSamples] = {}
 
     def __call__(
         self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
@@ -97,7 +97,7 @@ def _sample(values: Tensor) -> Tensor:
     return in_float64(flat[places.to(flat.device)])
 
 
-def _compared(op: Op, own: Samples, wide: Samples) -> DriftRow | None:
+def _compared(op: Op, own: OpSamples, wide: OpSamples) -> DriftRow | None:
     read, made = (_distance(a, b) for a, b in zip(own, wide, strict=True))
     dtype = op.outputs[0].dtype
     if not dtype.is_floating_point or not made >= LEAST:

@@ -18,12 +18,12 @@ from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt, attempt
-from nanstop.replay.rewind import Rewind as SnapshotRewind
+from nanstop.replay.rewind import Rewind
 from nanstop.replay.snapshot import Snapshot
 from nanstop.replay.step import Batch, Step, trainable_of
 
 
-class Rewind(Protocol):
+class WayBack(Protocol):
     """The way back to a snapshot. ``steps``: windows whose updates were applied since it, oldest
     first.
     """
@@ -111,7 +111,7 @@ class FailingStep:
     micros: tuple[int, ...]
     phase: Phase = "forward"
     update: bool = False
-    rewind: Rewind | None = None
+    rewind: WayBack | None = None
     before: tuple[Step, ...] = ()
     pending: bool = False
     in_float32: Mapping[str, float] | None = None
@@ -239,7 +239,7 @@ def failing_step(
     return FailingStep(step, bad[0] if bad else 0, tuple(bad) or (0,), before=before)
 
 
-def breaking_update(rewind: Rewind) -> FailingStep | None:
+def breaking_update(rewind: WayBack) -> FailingStep | None:
     """Return the failing step of the update that broke the weights, found by running the kept
     windows again; else None.
     """
@@ -262,7 +262,7 @@ def breaking_update(rewind: Rewind) -> FailingStep | None:
     return None
 
 
-def breaking_update_of_all(rewind: Rewind, ranks: Ranks) -> FailingStep | None:
+def breaking_update_of_all(rewind: WayBack, ranks: Ranks) -> FailingStep | None:
     """Return the failing step of the update that broke the weights of all ranks, which make the
     kept windows together again; else None.
 
@@ -280,7 +280,7 @@ def breaking_update_of_all(rewind: Rewind, ranks: Ranks) -> FailingStep | None:
                 apply_update(step)
             if _broken(root):
                 micros = tuple(range(len(step.batches)))
-                at_it = SnapshotRewind(before, (step,))
+                at_it = Rewind(before, (step,))
                 return FailingStep(step, 0, micros, phase="optimizer", update=True, rewind=at_it)
             step.collectives.forget_shared()
     return None
@@ -291,7 +291,7 @@ def _broken(root: nn.Module) -> tuple[str, ...]:
     return nonfinite({name: p for name, p in named if p.requires_grad})
 
 
-def pending_update(step: Step, rewind: Rewind | None) -> FailingStep | None:
+def pending_update(step: Step, rewind: WayBack | None) -> FailingStep | None:
     """Return the failing step of an update that is about to ruin weights, judged by a float32 run
     of it; None if it does not.
 

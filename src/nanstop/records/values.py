@@ -7,7 +7,14 @@ import re
 from pathlib import PurePath
 
 from nanstop.records.record import record
-from nanstop.records.vocabulary import Descent, FailureKind, Finiteness, Phase, SignalSource
+from nanstop.records.vocabulary import (
+    NOT_FINITE,
+    Descent,
+    FailureKind,
+    Finiteness,
+    Phase,
+    SignalSource,
+)
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -20,6 +27,9 @@ FORMAT_MAX: dict[str, float] = {
     "float8_e5m2": 57344.0,
 }
 """The largest finite number of each floating-point format."""
+
+FlightOperand = tuple[str, tuple[int, ...]]
+"""dtype and shape of a tensor that an operation reads, as the flight file has them."""
 
 
 @record
@@ -175,7 +185,7 @@ class FailureKey:
     @property
     def folded(self) -> tuple[str, str, str, str]:
         """(kind class, phase, op family, module without layer numbers); nan and inf are one."""
-        kind = "nonfinite" if self.kind in ("nan", "+inf", "-inf") else self.kind
+        kind = "nonfinite" if self.kind in NOT_FINITE else self.kind
         family = ".".join(self.op.split(".")[:2])
         return kind, self.phase, family, _LAYER_NUMBER.sub("*", self.module)
 

@@ -24,6 +24,10 @@ FailureKind = Literal[
     "timeout",
     "absorbed",
 ]
+NOT_FINITE: tuple[FailureKind, ...] = ("nan", "+inf", "-inf")
+DEATHS: tuple[FailureKind, ...] = ("signal", "oom", "timeout")
+"""Failures of a process, whose last operation stands at the end of ``Localization.growth``."""
+
 SignalSource = Literal[
     "loss", "grad", "logits", "param", "state", "reward", "exception", "exit", "gauge", "scaler"
 ]

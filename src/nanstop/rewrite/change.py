@@ -52,7 +52,7 @@ class FileChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Rewrite:
     """``atoms``: the cure. ``files``: what it changes. ``words``: what is left to be typed.
     ``stale``: files whose recorded line has another text now.
     """
@@ -84,7 +84,7 @@ def cure_of(report: Report) -> tuple[Atom, ...]:
     return offered[0] if offered and proof is None else ()
 
 
-def change_for(report: Report, read: Read) -> Change:
+def change_for(report: Report, read: Read) -> Rewrite:
     """Return the change that the report's cure is in the files that ``read`` gives.
 
     Nothing is written. What is rewritten is the file as it is now; where the line that the report
@@ -207,7 +207,7 @@ class _Work:
             return True
         return source.line(line).strip() == place.text.strip()
 
-    def made(self) -> Change:
+    def made(self) -> Rewrite:
         files = [
             FileChange(file, self.texts[file], edited(self.texts[file], edits))
             for file, edits in self.edits.items()
@@ -216,7 +216,7 @@ class _Work:
         good = tuple(one for one in changed if _is_readable(one))
         if len(good) < len(changed):
             self.words += [said(atom, self.report) for atom in cure_of(self.report)]
-        return Change(files=good, words=tuple(self.words), stale=tuple(self.stale))
+        return Rewrite(files=good, words=tuple(self.words), stale=tuple(self.stale))
 
 
 def _is_form_at(atom: Atom, target: str) -> bool:

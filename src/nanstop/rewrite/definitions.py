@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import takewhile
 
-from nanstop.rewrite.source import LOOPS, SCOPES, Source
+from nanstop.rewrite.source import LOOPS, SCOPES, Source, block_of
 
 
 def definition(source: Source, name: ast.Name, until: ast.stmt) -> ast.Assign | None:
@@ -40,10 +41,8 @@ def _before(source: Source, use: ast.stmt) -> list[ast.stmt]:
     found: list[ast.stmt] = []
     node: ast.AST = use
     for parent in source.around(use):
-        for block in ("body", "orelse", "finalbody"):
-            inside = getattr(parent, block, None)
-            if isinstance(inside, list) and node in inside:
-                found = [*inside[: inside.index(node)], *found]
+        before = takewhile(lambda one, use=node: one is not use, block_of(parent, node))
+        found = [*before, *found]
         if isinstance(parent, SCOPES):
             break
         node = parent

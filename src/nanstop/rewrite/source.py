@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
+
+N = TypeVar("N", bound=ast.AST)
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -160,9 +163,7 @@ class Source:
     def statement_at(self, line: int) -> ast.stmt | None:
         """Return the innermost statement that a line belongs to."""
         found: ast.stmt | None = None
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
-                continue
+        for node in nodes_around(self.tree, line, ast.stmt):
             if found is None or node.lineno >= found.lineno:
                 found = node
         return found
@@ -191,7 +192,7 @@ class Source:
         make of it.
         """
         names, after = _bound(statement), False
-        for other in _block_of(self.parents[statement], statement):
+        for other in block_of(self.parents[statement], statement):
             if after and names & {n.id for n in ast.walk(other) if isinstance(n, ast.Name)}:
                 yield other
                 names |= _bound(other)
@@ -211,7 +212,19 @@ def _bound(statement: ast.stmt) -> set[str]:
     return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def _block_of(parent: ast.AST, statement: ast.stmt) -> list[ast.stmt]:
+def nodes_around(tree: ast.AST, line: int, *kinds: type[N]) -> list[N]:
+    """Return the statements and expressions of some kinds that a line of a file lies in."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+        and isinstance(node, ast.stmt | ast.expr)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+
+
+def block_of(parent: ast.AST, statement: ast.AST) -> list[ast.stmt]:
+    """Return the statements that one stands among in ``parent``, none where it is in no block."""
     blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
     return next((one for one in blocks if isinstance(one, list) and statement in one), [])
 

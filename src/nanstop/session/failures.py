@@ -19,7 +19,7 @@ from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import (
     FailingStep,
     FailurePoint,
-    Rewind,
+    WayBack,
     breaking_update,
     failing_step,
     pending_update,
@@ -91,7 +91,7 @@ class Failures:
         step: Step | None,
         alarm: Alarm,
         *,
-        rewind: Rewind | None,
+        rewind: WayBack | None,
         can_skip: bool,
     ) -> Conclusion | None:
         """Return what a failure comes to, on each of the ``ranks`` that have met over it: one of
@@ -121,7 +121,7 @@ class Failures:
         step: Step | None,
         alarm: Alarm,
         *,
-        rewind: Rewind | None,
+        rewind: WayBack | None,
         can_skip: bool,
         meeting: Meeting = ALONE,
     ) -> Conclusion | None:
@@ -169,7 +169,7 @@ class Failures:
     def foreseen(
         self,
         step: Step,
-        rewind: Rewind | None,
+        rewind: WayBack | None,
         expected: Sequence[Signal],
         lost_moments: tuple[StateRow, ...] = (),
     ) -> Conclusion | tuple[str, ...]:
@@ -239,7 +239,7 @@ class Failures:
         return self._decide(found, now, failing)
 
     def _captured(
-        self, found: Investigation, step: Step | None, rewind: Rewind | None, meeting: Meeting
+        self, found: Investigation, step: Step | None, rewind: WayBack | None, meeting: Meeting
     ) -> FailingStep | None:
         if step is None:
             return None

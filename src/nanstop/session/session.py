@@ -47,7 +47,7 @@ from nanstop.store.summary import Summary, finding_row, summary_row
 
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
-    from nanstop.prove.failing_step import Rewind
+    from nanstop.prove.failing_step import WayBack
     from nanstop.remedies.saved_models import SavedModels
     from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.run_report import RunReport
@@ -147,7 +147,7 @@ class Session(WatchedRun):
         step: Step | None,
         alarm: Alarm,
         *,
-        rewind: Rewind | None = None,
+        rewind: WayBack | None = None,
         can_skip: bool = False,
         ranks: Ranks = ONE_RANK,
     ) -> Decision:
@@ -243,7 +243,7 @@ class Session(WatchedRun):
     def accounted(self, account: GradientAccount) -> None:
         self._looks.accounted(account)
 
-    def foresee(self, step: Step, rewind: Callable[[], Rewind | None]) -> Decision | None:
+    def foresee(self, step: Step, rewind: Callable[[], WayBack | None]) -> Decision | None:
         if self.facts.world_size > 1 or self.facts.veto != "yes":
             return None
         ruinous = self._foresight.ruinous(step)

@@ -24,7 +24,7 @@ from nanstop.session.history import History
 
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
-    from nanstop.prove.failing_step import Rewind
+    from nanstop.prove.failing_step import WayBack
     from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.run_report import RunReport
 
@@ -84,7 +84,7 @@ class WatchedRun(Protocol):
         step: Step | None,
         alarm: Alarm,
         *,
-        rewind: Rewind | None = None,
+        rewind: WayBack | None = None,
         can_skip: bool = False,
         ranks: Ranks = ONE_RANK,
     ) -> Decision:
@@ -135,7 +135,7 @@ class WatchedRun(Protocol):
         No device work.
         """
 
-    def foresee(self, step: Step, rewind: Callable[[], Rewind | None]) -> Decision | None:
+    def foresee(self, step: Step, rewind: Callable[[], WayBack | None]) -> Decision | None:
         """Return what to do about an update of a healthy window that will ruin weights, None for
         any other.
 

@@ -27,6 +27,7 @@ _INSTEAD = {"float16": "bf16 or fp32", "bfloat16": "fp32"}
 MAX_PLAN_BYTES = 2**20
 
 _KEYS = tuple(one.name for one in fields(PrecisionPlan))
+_ATOM_KEYS = tuple(one.name for one in fields(Atom))
 _FORMATS = ("dtype", "trainables", "logits", "loss")
 _UNUSED = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 """What plans of nanstop 0.2 say of every loss scale, as torch has it anyway."""
@@ -83,7 +84,7 @@ def _read(file: Path, plan: dict[str, Any]) -> PrecisionPlan:
 
 
 def _rows(atoms: Sequence[Atom]) -> list[dict[str, str]]:
-    return [{"remedy": one.remedy, "target": one.target, "value": one.value} for one in atoms]
+    return [{key: getattr(one, key) for key in _ATOM_KEYS} for one in atoms]
 
 
 def _check_format(what: str, given: str) -> None:
@@ -103,9 +104,9 @@ def _atom(file: Path, index: int, row: object) -> Atom:
     if not isinstance(row, dict):
         raise NanstopError(f"{where}: expected the keys remedy, target and value")
     for name in row:
-        if name not in ("remedy", "target", "value"):
-            raise unknown(f"key in {where}", name, ("remedy", "target", "value"))
-    remedy, target, value = (row.get(name, "") for name in ("remedy", "target", "value"))
+        if name not in _ATOM_KEYS:
+            raise unknown(f"key in {where}", name, _ATOM_KEYS)
+    remedy, target, value = (row.get(name, "") for name in _ATOM_KEYS)
     if str(remedy) not in REMEDIES:
         raise unknown(f"remedy in {where}", remedy, sorted(REMEDIES))
     return Atom(remedy=remedy, target=str(target), value=str(value))

@@ -9,10 +9,7 @@ from typing import Any
 from nanstop.records import SCHEMA, Diagnosis, Report, Series
 from nanstop.records.record import record
 from nanstop.records.remedies import describe
-from nanstop.records.vocabulary import RANK
-
-DEATHS = ("signal", "oom", "timeout")
-"""Failures of a process, whose last operation stands at the end of ``localization.growth``."""
+from nanstop.records.vocabulary import DEATHS, RANK
 
 
 @record

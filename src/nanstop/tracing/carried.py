@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from nanstop.numerics.tensors import has_bad
 from nanstop.records import SourceLine
-from nanstop.tracing.holders import Held, Holder, held_in, script_frames, tree_of
+from nanstop.rewrite.source import LOOPS, nodes_around
+from nanstop.tracing.holders import HeldVariable, Holder, held_in, script_frames, tree_of
 
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _APART = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 """What lies in a loop and runs at another time."""
@@ -30,10 +30,10 @@ def carried_into(line: SourceLine | None) -> Holder | None:
     tree = tree_of(line.file) if line is not None else None
     if line is None or tree is None:
         return None
-    around = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and _contains(n, line.line)]
-    if not around:
+    statements = nodes_around(tree, line.line, ast.stmt)
+    if not statements:
         return None
-    *outer, statement = sorted(around, key=lambda n: (n.lineno, n.col_offset))
+    *outer, statement = sorted(statements, key=lambda n: (n.lineno, n.col_offset))
     found: dict[str, int] = {}
     for scope in reversed(outer):
         for name in _read_by(statement) - found.keys():
@@ -53,7 +53,7 @@ def carried_into(line: SourceLine | None) -> Holder | None:
     return Holder(held.name, made, before=True)
 
 
-def _held_now(name: str, file: str) -> Held | None:
+def _held_now(name: str, file: str) -> HeldVariable | None:
     """Return what a variable of a file, or an attribute of the classes in it, holds by now."""
     variable = name.rpartition(".")[2]
     for frame, _ in script_frames():
@@ -62,10 +62,6 @@ def _held_now(name: str, file: str) -> Held | None:
             if (place.file, place.variable, place.attribute) == (file, variable, "." in name):
                 return held
     return None
-
-
-def _contains(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _read_by(statement: ast.stmt) -> set[str]:
@@ -89,7 +85,7 @@ def _given_in(scope: ast.stmt, name: str) -> Iterator[int]:
         shared = [n for n in _within(scope) if isinstance(n, ast.Global | ast.Nonlocal)]
         if "." not in name and not any(name in one.names for one in shared):
             return
-    elif not isinstance(scope, _LOOPS):
+    elif not isinstance(scope, LOOPS):
         return
     for node in _within(scope):
         target = node

@@ -17,12 +17,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from nanstop.records.values import FlightOperand
 from nanstop.tracing import operators
 from nanstop.tracing.places import Place, Places
 from nanstop.tracing.recorder import Recorder, is_counted
 
-Operand = tuple[str, tuple[int, ...]]
-Write = Callable[[str, str, str, str, Sequence[Operand]], int]
+Write = Callable[[str, str, str, str, Sequence[FlightOperand]], int]
 """Called with (phase, op, module, "file:line function", operands) before an op runs;
 returns its place.
 """

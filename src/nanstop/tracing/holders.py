@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nanstop.numerics.tensors import is_in_place, version
 from nanstop.records import SourceLine
 from nanstop.replay.untouched import address
+from nanstop.rewrite.source import nodes_around
 from nanstop.tracing.own_code import is_library, is_own
 
 _MAX_LOOKED_AT = 20_000
@@ -48,7 +49,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Assignment:
     """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
 
     ``attribute``: whether it is one of ``self``.
@@ -61,7 +62,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldVariable:
     """A tensor that a variable of the script holds by ``name``.
 
     ``is_local``: whether the variable is one of the function's own.
@@ -69,7 +70,7 @@ class Held:
 
     name: str
     tensor: Tensor
-    place: Place
+    place: Assignment
     is_local: bool
 
 
@@ -118,7 +119,7 @@ def _file_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__file__", ""))
 
 
-def held_in(frame: FrameType) -> Iterator[Held]:
+def held_in(frame: FrameType) -> Iterator[HeldVariable]:
     """Yield the tensors that a frame's variables hold, what is nearest first."""
     code, file = frame.f_code, frame.f_code.co_filename
     own = dict(frame.f_locals)
@@ -126,15 +127,15 @@ def held_in(frame: FrameType) -> Iterator[Held]:
         frame.f_locals.clear()  # a copy that the frame keeps would hold the step's graph (PEP 667)
     every = {k: v for k, v in frame.f_globals.items() if k not in own} | own
     fresh = code.co_varnames if code.co_flags & CO_OPTIMIZED else tuple(own)
-    queue: deque[tuple[str, Any, Place, str, int]] = deque()
+    queue: deque[tuple[str, Any, Assignment, str, int]] = deque()
     for variable in sorted(every, key=lambda name: name not in own):
-        place = Place(file, frame.f_lineno, variable)
+        place = Assignment(file, frame.f_lineno, variable)
         queue.append((variable, every[variable], place, variable, 0))
     seen: set[int] = set()
     while queue and len(seen) < _MAX_LOOKED_AT:
         name, value, place, root, depth = queue.popleft()
         if isinstance(value, Tensor):
-            yield Held(name, value, place, root in fresh)
+            yield HeldVariable(name, value, place, root in fresh)
             continue
         if isinstance(value, _NO_OWNERS) or id(value) in seen or root.startswith("__"):
             continue
@@ -143,7 +144,7 @@ def held_in(frame: FrameType) -> Iterator[Held]:
             queue.extend((*part, root, depth + 1) for part in _parts(name, value, place))
 
 
-def _parts(name: str, value: Any, place: Place) -> Iterator[tuple[str, Any, Place]]:
+def _parts(name: str, value: Any, place: Assignment) -> Iterator[tuple[str, Any, Assignment]]:
     """Yield what an object holds, by the name that a script would write for it."""
     if isinstance(value, Mapping):
         entries = value.items() if type(value) is dict else ()
@@ -160,7 +161,7 @@ def _parts(name: str, value: Any, place: Place) -> Iterator[tuple[str, Any, Plac
         yield from _attributes(name, value, place)
 
 
-def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any, Place]]:
+def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any, Assignment]]:
     code = function.__code__
     if is_library(code.co_filename):
         return
@@ -169,13 +170,13 @@ def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any, Place]
             value = cell.cell_contents
         except ValueError:  # without a value yet
             continue
-        yield variable, value, Place(code.co_filename, code.co_firstlineno, variable)
+        yield variable, value, Assignment(code.co_filename, code.co_firstlineno, variable)
     names = code.co_varnames[: code.co_argcount][::-1]
     for variable, value in zip(names, (function.__defaults__ or ())[::-1], strict=False):
-        yield variable, value, Place(code.co_filename, code.co_firstlineno, "")
+        yield variable, value, Assignment(code.co_filename, code.co_firstlineno, "")
 
 
-def _attributes(name: str, value: Any, place: Place) -> Iterator[tuple[str, Any, Place]]:
+def _attributes(name: str, value: Any, place: Assignment) -> Iterator[tuple[str, Any, Assignment]]:
     held = getattr(value, "__dict__", None)
     if type(held) is not dict:
         return
@@ -185,16 +186,16 @@ def _attributes(name: str, value: Any, place: Place) -> Iterator[tuple[str, Any,
     entries += [e for e in held.items() if e[0] not in ("_parameters", *tables)]
     for attribute, entry in entries:
         # A library's attribute has no line of its own, only the variable that holds its owner.
-        made = Place(place.file, place.at, "") if place.attribute else place
+        made = Assignment(place.file, place.at, "") if place.attribute else place
         if code is not None and not is_library(code.co_filename):
-            made = Place(code.co_filename, code.co_firstlineno, attribute, attribute=True)
+            made = Assignment(code.co_filename, code.co_firstlineno, attribute, attribute=True)
         yield f"{name}.{attribute}", entry, made
 
 
 # ---- the source
 
 
-def _line_of(place: Place, *, is_written: bool = False) -> SourceLine | None:
+def _line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | None:
     """Return the line that gave a variable its value: the last one in its scope, before the line
     that runs if there is one. Of an attribute that of the constructor, where no other line gives it
     one; or where ``is_written`` the only one that has written to it since.
@@ -223,37 +224,33 @@ def _function_at(tree: ast.AST, line: int) -> str:
 
 def _functions(tree: ast.AST, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return the functions that a line lies in."""
-    every = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return [f for f in every if f.lineno <= line <= (f.end_lineno or 0)]
+    return nodes_around(tree, line, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _is_set_up_alone(place: Place) -> bool:
+def _is_set_up_alone(place: Assignment) -> bool:
     """Return whether nothing but a constructor gives an attribute a value."""
     tree = tree_of(place.file)
     lines = list(_bindings(tree, place)) if tree is not None else []
     return all(_function_at(tree, line) == "__init__" for line in lines if tree is not None)
 
 
-def _is_bound(place: Place) -> bool:
+def _is_bound(place: Assignment) -> bool:
     """Return whether the source gives a variable a value anywhere."""
     tree = tree_of(place.file)
     return tree is not None and any(_bindings(tree, place))
 
 
-def _bound_in_loop(place: Place, at: int) -> bool:
+def _bound_in_loop(place: Assignment, at: int) -> bool:
     """Return whether the innermost loop around line ``at`` gives the variable a value."""
     tree = tree_of(place.file)
-    loops = (
-        [] if tree is None else [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While)]
-    )
-    around = [n for n in loops if n.lineno <= at <= (n.end_lineno or 0)]
-    if tree is None or not around:
+    loops = [] if tree is None else nodes_around(tree, at, ast.For, ast.While)
+    if tree is None or not loops:
         return False
-    inner = max(around, key=lambda n: n.lineno)
+    inner = max(loops, key=lambda n: n.lineno)
     return any(inner.lineno <= line <= (inner.end_lineno or 0) for line in _bindings(tree, place))
 
 
-def _bindings(tree: ast.AST, place: Place) -> Iterator[int]:
+def _bindings(tree: ast.AST, place: Assignment) -> Iterator[int]:
     """Yield the lines that give a variable, or elements of it, a value in the innermost scope that
     does so.
     """
@@ -269,7 +266,7 @@ def _bindings(tree: ast.AST, place: Place) -> Iterator[int]:
     yield from sorted(found[max(found)]) if found else ()
 
 
-def _binds(node: ast.AST, place: Place) -> bool:
+def _binds(node: ast.AST, place: Assignment) -> bool:
     target = _written_by_call(node) or node
     if place.attribute and target is node and isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""

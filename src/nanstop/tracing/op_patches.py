@@ -74,7 +74,7 @@ def displace(values: Tensor, places: Any) -> None:
     values[places] += (far * each).to(values.dtype)
 
 
-Masks = tuple[Tensor | None, ...]
+ElementMasks = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Spot:
     """
 
     op: str
-    bad: Masks
-    read: Masks = ()
+    bad: ElementMasks
+    read: ElementMasks = ()
 
 
 class Patch:
@@ -124,7 +124,7 @@ class Patch:
 
 
 @torch.no_grad()
-def _brought(func: Any, args: Any, kwargs: Mapping[str, Any], usual: Masks) -> Masks:
+def _brought(func: Any, args: Any, kwargs: Mapping[str, Any], usual: ElementMasks) -> ElementMasks:
     """Return which elements of each output are bad because of what the op reads, beyond what is
     ``usual``.
 
@@ -153,7 +153,7 @@ def _brought(func: Any, args: Any, kwargs: Mapping[str, Any], usual: Masks) -> M
     )
 
 
-def _bad_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Masks:
+def _bad_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> ElementMasks:
     with rng_kept():
         outputs = outputs_of(func, args, kwargs, func(*args, **kwargs))
     return tuple(bad_mask(output) if is_measurable(output) else None for output in outputs)

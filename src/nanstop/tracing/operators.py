@@ -33,7 +33,7 @@ FILLS = frozenset(
 NAN_DROPS = frozenset({"nansum", "nanmedian"})
 """Ops that leave NaN out of what they compute."""
 ADDITIVE = frozenset({"add", "add_", "sub", "sub_", "rsub"})
-"""Ops by which a mask meets the scores it masks."""
+"""Ops that add or subtract: by one of them a mask meets the scores it masks."""
 SCALES = frozenset({"mul", "mul_", "div", "div_"})
 """Ops by which a temperature meets scores that are masked by now."""
 CASTS = frozenset({"_to_copy", "copy_"})

@@ -55,7 +55,7 @@ NOWHERE = Place("", None, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class BackwardLine:
     """A line of the script that runs within a backward: of a forward run ``anew``, of a hook, else
     of a custom backward.
     """
@@ -150,7 +150,7 @@ class Places:
         self._made.setdefault((task, _sequence_nr() - 1), place)
         return place
 
-    def backward(self, node: Any, written: Written) -> Place:
+    def backward(self, node: Any, written: BackwardLine) -> Place:
         """Return the place of the forward op whose gradient ``node`` computes, or of the custom
         function; what a hook asked for is no op's gradient.
         """
@@ -191,7 +191,7 @@ class Places:
             frame = frame.f_back
         return None
 
-    def line_in_backward(self) -> Written:
+    def line_in_backward(self) -> BackwardLine:
         """Return the line within a running backward, and what runs it.
 
         Between the op and the engine stand only frames of a custom backward or of a hook, if any; a
@@ -208,7 +208,7 @@ class Places:
             if found is None and not is_wrapper(code.co_filename):
                 found = code, frame.f_lineno
             frame = frame.f_back
-        return Written(found, anew, found is not None and not applied)
+        return BackwardLine(found, anew, found is not None and not applied)
 
 
 def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from nanstop.numerics.tensors import dense_parts, is_measurable
 from nanstop.records import Phase
 from nanstop.tracing import operators
-from nanstop.tracing.places import Place, Places, Written, current_node, graph_task
+from nanstop.tracing.places import BackwardLine, Place, Places, current_node, graph_task
 
 UNMEASURED = -1
 
@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
         phase: Phase = "recompute" if anew else "loss" if outside else "forward"
         return Op(index, name, self._named(phase), place.module, line, None, None)
 
-    def _place_in_backward(self, node: Any, written: Written) -> Place:
+    def _place_in_backward(self, node: Any, written: BackwardLine) -> Place:
         variable = getattr(node, "variable", None)
         if variable is None:
             return self._places.backward(node, written)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanstop.records import SourceLine
+from nanstop.rewrite.source import nodes_around
 from nanstop.tracing.holders import tree_of
 
 
@@ -21,23 +22,16 @@ def writes_down(line: SourceLine, *, is_nan: bool) -> bool:
     by its own text: a constant, or one that a module has under a name that the file imports.
     """
     tree = tree_of(line.file)
-    around = [] if tree is None else [n for n in ast.walk(tree) if _is_around(n, line.line)]
-    if tree is None or not around:
+    code = [] if tree is None else nodes_around(tree, line.line, ast.stmt, ast.Lambda)
+    if tree is None or not code:
         return False
     imported = _imported(tree)
-    held = ast.walk(min(around, key=_length))
+    held = ast.walk(min(code, key=_length))
     numbers = (value for node in held if (value := _number(node, imported)) is not None)
     return any(math.isnan(value) if is_nan else math.isinf(value) for value in numbers)
 
 
-def _is_around(node: ast.AST, line: int) -> bool:
-    if not isinstance(node, ast.stmt | ast.Lambda):
-        return False
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _length(node: ast.AST) -> tuple[int, int]:
-    assert isinstance(node, ast.stmt | ast.Lambda)
+def _length(node: ast.stmt | ast.expr) -> tuple[int, int]:
     return (node.end_lineno or 0) - node.lineno, isinstance(node, ast.stmt)
 
 

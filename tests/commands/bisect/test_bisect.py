@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nanstop.commands.bisect.bisect import Limits, run_bisect
+from nanstop.commands.bisect.bisect import run_bisect
 from nanstop.commands.bisect.configs import read_pair
 from nanstop.commands.bisect.result import BisectResult, render
 from nanstop.commands.bisect.trial_store import Failure, Finished
+from nanstop.commands.bisect.trials import Limits
 from nanstop.errors import NanstopError
 from nanstop.process.children.isolate import End
 from nanstop.records.codec import from_json, to_json
@@ -126,7 +127,7 @@ def test_a_hang_is_a_failure_like_any_other(bisect_it):
 
 @pytest.mark.slow
 def test_a_mixture_that_hangs_is_given_up_without_any_timeout(bisect_it, monkeypatch):
-    monkeypatch.setattr("nanstop.commands.bisect.bisect._LEAST_SECONDS", 0.5)
+    monkeypatch.setattr("nanstop.commands.bisect.trials._LEAST_SECONDS", 0.5)
     ending = FPE + "if config['k0'] and not config['b']: time.sleep(600)\n"
     result = bisect_it(ending, bad={**BAD, "seconds": 0.1})
     assert (result.status, result.minimal) == ("found", ("a", "b"))
@@ -268,7 +269,8 @@ def test_a_limit_keeps_what_it_found_and_more_trials_go_on_from_there(bisect_it)
 
 
 BISECT = """
-from nanstop.commands.bisect.bisect import Limits, run_bisect
+from nanstop.commands.bisect.bisect import run_bisect
+from nanstop.commands.bisect.trials import Limits
 from nanstop.commands.bisect.configs import read_pair
 pair = read_pair("bad.json", "good.json", "train.py")
 result = run_bisect(pair, limits=Limits(jobs=2), announce=lambda line: print(line, flush=True))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from incident_records import report
 from nanstop import cli
-from nanstop.commands.compare.compare import Comparison, Run, compare, load_run, render
+from nanstop.commands.compare.compare import ComparedRun, RunComparison, compare, load_run, render
 from nanstop.errors import NanstopError
 from nanstop.records import Localization, OpEvent, Series, StepId, TensorStats
 from nanstop.records.codec import from_json, to_json
@@ -38,7 +38,7 @@ for step in range(605):
 
 def run(**series):
     """A run with one value a step in each series."""
-    return Run(
+    return ComparedRun(
         "r", {name: {i: [v] for i, v in enumerate(values)} for name, values in series.items()}
     )
 
@@ -112,8 +112,8 @@ def test_what_one_run_alone_has_is_said():
 
 
 def test_each_micro_batch_of_a_step_is_compared():
-    first = Run("a", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 4.0]}})
-    second = Run("b", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 5.0]}})
+    first = ComparedRun("a", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 4.0]}})
+    second = ComparedRun("b", {"loss_raw": {0: [1.0, 2.0], 1: [3.0, 5.0]}})
     (row,) = compare(first, second).rows
     assert (row.first_divergence, row.a, row.b, row.num_steps) == (1, 4.0, 5.0, 2)
 
@@ -136,7 +136,7 @@ def test_incidents_bring_their_histories_and_name_the_layer(tmp_path):
     assert not found.agrees
     assert len(found.incidents_a) == 2
     assert "layer: `aten.mm.default` in `layers.1`, step 2" in render(found)
-    assert from_json(Comparison, to_json(found)) == found
+    assert from_json(RunComparison, to_json(found)) == found
 
 
 def test_an_incident_of_one_run_only_is_where_its_layers_part(tmp_path):
@@ -227,7 +227,7 @@ def test_healthy_runs_are_told_apart_by_the_first_layer_that_parts(tmp_path, cap
     assert found.range_steps == (0, 1, 2, 4, 8, 16)
     assert {row.name for row in found.rows} == {"grad_norm", "loss_raw", "lr"}
     assert "layer: `2`, step 16: max " in render(found)
-    assert from_json(Comparison, to_json(found)) == found
+    assert from_json(RunComparison, to_json(found)) == found
     assert cli.main(["compare", "a", "a"]) == 0
     assert "no range of a module differs by more (steps 0, 1, 2" in capfd.readouterr().out
 
@@ -239,7 +239,8 @@ def test_the_earliest_layer_counts_whatever_told_of_it():
         ranges = {"x": {0: [1.0], step: [1.0]}, "only_a": {0: [1.0]}}
         changed = {"x": {0: [1.0], step: [2.0]}}
         found = compare(
-            Run("a", ranges=ranges, reports=(place,)), Run("b", ranges=changed, reports=(other,))
+            ComparedRun("a", ranges=ranges, reports=(place,)),
+            ComparedRun("b", ranges=changed, reports=(other,)),
         )
         assert found.layer.module == module
 

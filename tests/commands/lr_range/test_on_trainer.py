@@ -15,7 +15,7 @@ from nanstop.commands.lr_range.curve import rates
 from nanstop.commands.lr_range.result import Sweep
 from nanstop.hosts.patch_table import Table
 from nanstop.process.inject import dry_run_child
-from nanstop.process.inject.dry_run import DryPlan
+from nanstop.process.inject.dry_run import DryRun
 from nanstop.records.codec import from_json
 
 
@@ -48,7 +48,7 @@ def swept(tmp_path, monkeypatch):
     torch.set_num_threads(1)
 
     def run(low, high, steps, train=Trainer.train, **options):
-        plan = DryPlan(
+        dry_run = DryRun(
             job=job.__name__,
             options={"low": low, "high": high, "steps": steps},
             out=str(tmp_path / "answer.json"),
@@ -57,7 +57,7 @@ def swept(tmp_path, monkeypatch):
         trainer = Trainer(model=tiny.llama(), args=args, train_dataset=tiny.TokenRows())
         trainer.add_callback(seen := Seen())
         table = Table()
-        dry_run_child.install(table, Trainer, plan)
+        dry_run_child.install(table, Trainer, dry_run)
         monkeypatch.setattr(dry_run_child, "end", ended)
         try:
             with pytest.raises(EndedError):

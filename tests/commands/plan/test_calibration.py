@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from nanstop.commands.plan.calibration import ScaledStep, padded_copy
+from nanstop.commands.plan.calibration import WindowCalibration, padded_copy
 from nanstop.hosts.model.view import PlainView
 from nanstop.records import RunFacts, StepId
 
@@ -43,7 +43,7 @@ class Window:
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_the_loss_of_any_window_is_scaled_once(backward, reentrant):
     window = Window(backward, reentrant=reentrant)
-    step = ScaledStep(window)
+    step = WindowCalibration(window)
     step.scale = 8.0
     step.run(0)
     assert window.layer.weight.grad.tolist() == [[8.0, 8.0, 8.0]]

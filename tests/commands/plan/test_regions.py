@@ -5,7 +5,7 @@ found, minimal, and verified even where more is not better.
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanstop.commands.plan.regions import Look, ModuleGroups, smallest_region
+from nanstop.commands.plan.regions import ModuleGroups, RegionTrial, smallest_region
 from nanstop.prove.bench import Budget
 
 ITEMS = tuple(f"{block}.{part}" for block in "abcd" for part in ("norm", "attn", "mlp"))
@@ -31,7 +31,7 @@ def covered(needed, items):
 def test_the_region_is_what_is_needed_and_no_more(needed, told):
     def look(items):
         missing = tuple(one for one in needed if not covered((one,), items))
-        return Look(not missing, missing[:1] if told else ())
+        return RegionTrial(not missing, missing[:1] if told else ())
 
     found = smallest_region(look, TERRAIN)
     assert found is not None
@@ -45,7 +45,7 @@ def test_suspects_lead_there_in_few_trials():
 
     def look(items):
         missing = tuple(sorted(needed - set(items)))
-        return Look(not missing, missing)
+        return RegionTrial(not missing, missing)
 
     found = smallest_region(look, TERRAIN)
     assert set(found.items) == needed
@@ -53,26 +53,28 @@ def test_suspects_lead_there_in_few_trials():
 
 
 def test_a_block_gives_way_to_a_run_of_its_parts():
-    found = smallest_region(lambda items: Look(covered(("b.attn.k",), items)), TERRAIN)
+    found = smallest_region(lambda items: RegionTrial(covered(("b.attn.k",), items)), TERRAIN)
     assert found.items == ("b.attn.k",)
 
 
 def test_parts_that_do_not_lie_together_stay_one_block():
     needed = ("b.attn.q", "b.attn.v")
-    found = smallest_region(lambda items: Look(covered(needed, items)), TERRAIN)
+    found = smallest_region(lambda items: RegionTrial(covered(needed, items)), TERRAIN)
     assert found.items == ("b.attn",)
 
 
 def test_what_is_suspected_itself_is_kept_whole():
     def look(items):
-        return Look(covered(("b.attn.k",), items), ("b.attn",))
+        return RegionTrial(covered(("b.attn.k",), items), ("b.attn",))
 
     assert smallest_region(look, TERRAIN).items == ("b.attn",)
 
 
 def test_nothing_works():
-    assert smallest_region(lambda _: Look(passes=False), TERRAIN) is None
-    assert smallest_region(lambda items: Look(False, ITEMS[: len(items) + 1]), TERRAIN) is None
+    assert smallest_region(lambda _: RegionTrial(passes=False), TERRAIN) is None
+    assert (
+        smallest_region(lambda items: RegionTrial(False, ITEMS[: len(items) + 1]), TERRAIN) is None
+    )
 
 
 @settings(max_examples=60)
@@ -81,7 +83,7 @@ def test_what_is_returned_was_tried_and_fails_without_any_one_item(passing):
     """More is not better here: only the sets drawn pass, and everything together."""
 
     def look(items):
-        return Look(frozenset(items) in passing or set(items) == set(ITEMS))
+        return RegionTrial(frozenset(items) in passing or set(items) == set(ITEMS))
 
     found = smallest_region(look, ModuleGroups(groups=GROUPS, inside=inside, parts=lambda _: ()))
     assert look(found.items).passes
@@ -95,7 +97,7 @@ def test_a_budget_that_ends_gives_what_passed():
     def look(items):
         asked.append(items)
         missing = tuple(one for one in ("a.norm", "b.norm") if one not in items)
-        return Look(not missing, ITEMS)
+        return RegionTrial(not missing, ITEMS)
 
     found = smallest_region(look, TERRAIN, budget=Budget(trials=2))
     assert found.items == ITEMS

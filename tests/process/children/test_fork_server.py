@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nanstop.process.children.fork_server import CannotForkError, WarmParent
-from nanstop.process.children.isolate import ERRORS, OUTPUT, Job, spawn
+from nanstop.process.children.isolate import ERRORS, OUTPUT, BoundedCommand, spawn
 from nanstop.process.children.script_imports import Imports, imports_of
 
 SCRIPT = """
@@ -83,7 +83,7 @@ def parents():
 
 
 def job(folder, command, environment=os.environ, **bounds):
-    return Job(command=command, folder=folder, environment=dict(environment), **bounds)
+    return BoundedCommand(command=command, folder=folder, environment=dict(environment), **bounds)
 
 
 def both(parent, command, folder, **bounds):
@@ -199,10 +199,10 @@ import os, sys, time
 from pathlib import Path
 from nanstop.process.children.script_imports import imports_of
 from nanstop.process.children.fork_server import WarmParent
-from nanstop.process.children.isolate import Job
+from nanstop.process.children.isolate import BoundedCommand
 parent = WarmParent(imports_of(Path(sys.argv[1])), environment=os.environ)
 words = [sys.executable, sys.argv[1]]
-job = Job(command=words, folder=Path(sys.argv[2]), environment=os.environ)
+job = BoundedCommand(command=words, folder=Path(sys.argv[2]), environment=os.environ)
 child = parent.fork(job)
 print(child.pid, parent._server.pid, flush=True)
 time.sleep(600)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nanstop.errors import NanstopError
-from nanstop.process.children.isolate import ERRORS, OUTPUT, Job, end_of, spawn
+from nanstop.process.children.isolate import ERRORS, OUTPUT, BoundedCommand, end_of, spawn
 from processes import commands_with
 
 OUT_OF_MEMORY = """
@@ -21,7 +21,9 @@ raise OutOfMemoryError("CUDA out of memory.")
 
 def start(folder, code, **options):
     command = [sys.executable, "-c", code]
-    return spawn(Job(command=command, folder=folder, environment=dict(os.environ), **options))
+    return spawn(
+        BoundedCommand(command=command, folder=folder, environment=dict(os.environ), **options)
+    )
 
 
 def finish(child):
@@ -161,16 +163,16 @@ def test_the_last_line_before_a_signal_counts_only_if_it_tells_something():
 
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(NanstopError, match="cannot start /no/such/program"):
-        spawn(Job(command=["/no/such/program"], folder=tmp_path, environment={}))
+        spawn(BoundedCommand(command=["/no/such/program"], folder=tmp_path, environment={}))
 
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from nanstop.process.children.isolate import Job, spawn
+from nanstop.process.children.isolate import BoundedCommand, spawn
 import os
 words = [sys.executable, "-c", sys.argv[2]]
-child = spawn(Job(command=words, folder=Path(sys.argv[1]), environment=dict(os.environ)))
+child = spawn(BoundedCommand(command=words, folder=Path(sys.argv[1]), environment=dict(os.environ)))
 print(child.pid, flush=True)
 while child.poll() is None:
     time.sleep(0.01)

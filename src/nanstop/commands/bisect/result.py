@@ -9,7 +9,7 @@ from nanstop.commands.bisect.search import Status
 from nanstop.commands.bisect.trial_store import Failure
 from nanstop.records.record import record
 
-Outcome = Literal["pass", "same_failure", "other_failure", "invalid"]
+TrialOutcome = Literal["pass", "same_failure", "other_failure", "invalid"]
 
 _WORDS = {
     "pass": "passes",
@@ -33,7 +33,7 @@ class TrialRow:
     number: int
     keys: tuple[str, ...]
     attempt: int
-    outcome: Outcome
+    outcome: TrialOutcome
     failure: Failure | None
     end: str
     code: int
@@ -46,7 +46,7 @@ class TrialRow:
 
 
 @record
-class Difference:
+class KeyDifference:
     """A key and what it is in BAD and in GOOD, as text."""
 
     key: str
@@ -72,7 +72,7 @@ class BisectResult:
     inseparable: tuple[str, ...] = ()
     failure: Failure | None = None
     flaky: tuple[tuple[str, ...], ...] = ()
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[KeyDifference, ...] = ()
     trials: tuple[TrialRow, ...] = ()
     seconds: float = 0.0
     folder: str = ""
@@ -133,7 +133,7 @@ def render(result: BisectResult) -> str:
 
 
 def _rows(
-    title: str, keys: Sequence[str], values: dict[str, Difference], *, fix: bool = False
+    title: str, keys: Sequence[str], values: dict[str, KeyDifference], *, fix: bool = False
 ) -> list[str]:
     pairs = [(values[key].bad, values[key].good) for key in keys]
     shown = [(good, bad) if fix else (bad, good) for bad, good in pairs]

@@ -22,6 +22,7 @@ from nanstop.process.crash.crash_report import fatal_op
 from nanstop.process.crash.process_end import collect
 from nanstop.records import SCHEMA, FailureKey, Phase, Report, codec
 from nanstop.records.record import record
+from nanstop.records.vocabulary import DEATHS
 from nanstop.session.machine import environment
 from nanstop.store.files import load_record, write_whole
 from nanstop.store.incidents import load_report, load_summary
@@ -178,7 +179,7 @@ def read_end(place: Path, end: End) -> Finished:
     death = _death(end, place / LIVE)
     if death is None:
         failures = incidents
-    elif death.kind in ("signal", "oom", "timeout"):
+    elif death.kind in DEATHS:
         failures = (death, *incidents)
     else:
         failures = (*incidents, death)

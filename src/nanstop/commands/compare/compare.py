@@ -61,7 +61,7 @@ class SeriesRow:
 
 
 @record
-class Comparison:
+class RunComparison:
     """Two runs.
 
     ``step`` and ``series``: the first divergence; None where they agree within ``tolerance``.
@@ -90,7 +90,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ComparedRun:
     """What is recorded of one run. ``ranges``: of its modules, in the order of the forward."""
 
     path: str
@@ -99,7 +99,7 @@ class Run:
     reports: tuple[Report, ...] = ()
 
 
-def load_run(path: str | Path) -> Run:
+def load_run(path: str | Path) -> ComparedRun:
     """Return what a folder, an incident or a ``trainer_state.json`` holds of a run.
 
     Of several checkpoints the last one counts. Errors:
@@ -126,10 +126,10 @@ def load_run(path: str | Path) -> Run:
     if state is not None:
         for name, values in _logged(state).items():
             _add(series, name, values)
-    return Run(str(given), series, ranges, reports)
+    return ComparedRun(str(given), series, ranges, reports)
 
 
-def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
+def compare(first: ComparedRun, second: ComparedRun, *, tolerance: float = 0.01) -> RunComparison:
     """Return where two runs part.
 
     Values within ``tolerance`` of each other, relative to the larger, agree.
@@ -155,7 +155,7 @@ def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
         layer_of_ranges(first.ranges, second.ranges, tolerance),
         layer_of_incidents(first.reports, second.reports, tolerance),
     )
-    return Comparison(
+    return RunComparison(
         a=first.path,
         b=second.path,
         tolerance=tolerance,
@@ -171,7 +171,7 @@ def compare(first: Run, second: Run, *, tolerance: float = 0.01) -> Comparison:
     )
 
 
-def render(found: Comparison) -> str:
+def render(found: RunComparison) -> str:
     """Return the comparison as text.
 
     The first divergence, the layer, each series, what one run alone has.

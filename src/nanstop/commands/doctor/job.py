@@ -9,7 +9,7 @@ from nanstop.commands.doctor.doctor import Audit
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat
 from nanstop.hosts.patch_table import Table
-from nanstop.process.inject.dry_run import DryPlan
+from nanstop.process.inject.dry_run import DryRun
 from nanstop.process.inject.dry_run_child import Target
 
 
@@ -29,11 +29,11 @@ def run(target: Target, _options: Mapping[str, Any]) -> Audit:
     return TrainerAudit(target.trainer).run()
 
 
-def open_loop(plan: DryPlan, table: Table) -> None:
+def open_loop(dry_run: DryRun, table: Table) -> None:
     """Audit the loop that the script runs.
 
     It goes on by itself, and no session is opened for it.
     """
     from nanstop.commands.doctor import on_loop
 
-    on_loop.install(table, plan)
+    on_loop.install(table, dry_run)

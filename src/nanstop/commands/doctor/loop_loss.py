@@ -17,7 +17,7 @@ from nanstop.tracing.own_code import lies_in
 
 _UPDATERS = ("torch.optim", "torch.amp.grad_scaler")
 
-Key = tuple[str, str, int]
+CallKey = tuple[str, str, int]
 """A call: function, caller's line, and how often it came before in this micro-batch."""
 
 
@@ -34,8 +34,8 @@ class LoopMode(Reads):
         super().__init__()
         self.on = False
         self._planted = planted
-        self._place: Key | None = None
-        self._scalars: dict[int, tuple[Tensor, Key, tuple[int, ...]]] = {}
+        self._place: CallKey | None = None
+        self._scalars: dict[int, tuple[Tensor, CallKey, tuple[int, ...]]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._entered = False
         self.between: Callable[[], None] | None = None
@@ -76,7 +76,7 @@ class LoopMode(Reads):
         if not _is_loss(result) or os.getpid() != self._process:
             return result
         call = getattr(func, "__name__", ""), _caller(caller)
-        key: Key = (*call, self._counts[call])
+        key: CallKey = (*call, self._counts[call])
         self._counts[call] += 1
         if key == self._place:
             self._counts.clear()

@@ -37,7 +37,7 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script import autowatch
 from nanstop.numerics.trained import held_by
 from nanstop.process.inject import dry_run_child
-from nanstop.process.inject.dry_run import DryPlan, answered
+from nanstop.process.inject.dry_run import DryRun, answered
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.records.codec import from_json, to_json
 from nanstop.replay.snapshot import Snapshot, Trainable
@@ -49,24 +49,24 @@ one to learn where the loss is made, one to compare with.
 """
 
 
-def install(table: Table, plan: DryPlan) -> None:
+def install(table: Table, dry_run: DryRun) -> None:
     """Audit the loop of the first optimizer that is made, unless a trainer begins to train
     before it steps.
     """
-    table.replace(torch.optim.Optimizer, "__init__", _First(table, plan))
+    table.replace(torch.optim.Optimizer, "__init__", _First(table, dry_run))
 
 
 class _First:
     """Stands in for ``Optimizer.__init__``."""
 
-    def __init__(self, table: Table, plan: DryPlan) -> None:
-        self._table, self._plan = table, plan
+    def __init__(self, table: Table, dry_run: DryRun) -> None:
+        self._table, self._dry_run = table, dry_run
         self._audit: LoopAudit | None = None
 
     def __call__(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if self._audit is None and not autowatch.is_paused():
-            self._audit = LoopAudit(self._table, self._plan)
+            self._audit = LoopAudit(self._table, self._dry_run)
 
 
 class LoopAudit:
@@ -74,9 +74,9 @@ class LoopAudit:
     is, or the script ends.
     """
 
-    def __init__(self, table: Table, plan: DryPlan) -> None:
-        self._out = Path(plan.out)
-        known = from_json(Audit, read_text(Path(plan.options["known"]), MAX_JSON_BYTES))
+    def __init__(self, table: Table, dry_run: DryRun) -> None:
+        self._out = Path(dry_run.out)
+        known = from_json(Audit, read_text(Path(dry_run.options["known"]), MAX_JSON_BYTES))
         self._guards, self._trials = list(known.guards), list(known.trials)
         self._num_updates, self._num_new = 0, 0
         self._optimizer: Optimizer | None = None
@@ -86,7 +86,7 @@ class LoopAudit:
         self._target: Tensor | None = None
         self._snapshot: Snapshot | None = None
         self._healthy = 0.0
-        self._trial: _Trial | None = None
+        self._trial: _GuardTrial | None = None
         self._settling = self._in_backward = False
         self._scope = ExitStack()
         self._voices = Voices()
@@ -241,7 +241,7 @@ class LoopAudit:
         setting = settings[0]
         assert self._snapshot is not None
         self._snapshot.restore()
-        self._trial, self._settling = _Trial(setting), False
+        self._trial, self._settling = _GuardTrial(setting), False
         self._mode.begin(setting.removed)
         self._scope.enter_context(clipping(any(n.startswith(CLIP) for n in setting.removed), []))
         if SCALER in setting.removed:
@@ -269,7 +269,7 @@ class LoopAudit:
         if self._num_updates:
             self._write()
 
-    def _is_certain(self, trial: _Trial) -> bool:
+    def _is_certain(self, trial: _GuardTrial) -> bool:
         """Return whether the trial has ended the script.
 
         It is the first one, or this failure was seen to end it.
@@ -308,7 +308,7 @@ class LoopAudit:
         return {name: kept.copy for name, kept in self._snapshot.parameters.items()}
 
 
-class _Trial:
+class _GuardTrial:
     """A trial under way.
 
     ``took``: the failure has come about; ``updated``: an update has come after it.

@@ -34,7 +34,7 @@ from nanstop.commands.doctor.planted import (
     state_tensors,
 )
 from nanstop.commands.doctor.result import Guard, GuardTrial, Injected
-from nanstop.commands.doctor.trainer_reruns import Stage
+from nanstop.commands.doctor.trainer_reruns import TrainerReruns
 from nanstop.errors import NanstopError
 
 NUM_STEPS, FAILING = 3, 1
@@ -45,7 +45,7 @@ class TrainerAudit:
     """Lets a trainer train again and again, from where it stands."""
 
     def __init__(self, trainer: Any) -> None:
-        self.stage = Stage(trainer)
+        self.stage = TrainerReruns(trainer)
         self.trials: list[GuardTrial] = []
         self.guards: tuple[Guard, ...] = ()
         self._healthy: _Seen | None = None
@@ -134,7 +134,7 @@ class TrainerAudit:
 class _Seen:
     """Observes one training."""
 
-    def __init__(self, stage: Stage, setting: Setting | None) -> None:
+    def __init__(self, stage: TrainerReruns, setting: Setting | None) -> None:
         self.took = self.has_scaler = False
         self.error: BaseException | None = None
         self.bad_weights = self.bad_state = self.bad_gradients = self.zero_gradients = 0

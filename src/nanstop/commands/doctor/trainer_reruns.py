@@ -41,7 +41,7 @@ _EVENTS = (
 Plant = Callable[[], float | None]
 
 
-class Stage:
+class TrainerReruns:
     """A trainer and the way back. ``parameters``: those that train; ``before``: copies of them.
 
     ``callbacks``: the user's own by name.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanstop.commands.export.inputs import Inputs, inputs_for
 from nanstop.commands.export.result import Export, FormatTrial
-from nanstop.commands.export.trial import Batch, distance, tried
+from nanstop.commands.export.trial import ModelInput, distance, tried
 from nanstop.commands.export.write import write
 from nanstop.commands.scan.checkpoint_files import Checkpoint, open_checkpoint
 from nanstop.errors import NanstopError, unknown
@@ -189,7 +189,7 @@ def _written(
     found: Export,
     opened: Checkpoint,
     dtype: str,
-    batches: Sequence[Batch],
+    batches: Sequence[ModelInput],
     logits: Sequence[Tensor],
 ) -> Export:
     def check(place: Path) -> None:

@@ -19,7 +19,7 @@ from nanstop.numerics.tensors import format_name, tensors
 from nanstop.records import FORMAT_MAX, PrecisionPlan
 from nanstop.remedies.plan import planned
 
-Batch = dict[str, Tensor]
+ModelInput = dict[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ def _observed(model: nn.Module, seen: _Seen) -> Iterator[None]:
 def tried(
     folder: Path,
     dtype: torch.dtype,
-    batches: Sequence[Batch],
+    batches: Sequence[ModelInput],
     *,
     device: str,
     plan: PrecisionPlan | None = None,
@@ -90,7 +90,7 @@ def tried(
     return replace(trial, finite=finite, largest=seen.largest, first_bad=where), logits
 
 
-def _logits(model: nn.Module, batch: Batch, device: str) -> Tensor:
+def _logits(model: nn.Module, batch: ModelInput, device: str) -> Tensor:
     """Return what a model says of each token that is not padding, on the CPU."""
     output = model(**{name: value.to(device) for name, value in batch.items()})
     found = getattr(output, "logits", None)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nanstop.commands.fix.result import Fix, FixedFile, Override, Status
+from nanstop.commands.fix.result import Fix, FixedFile, FixStatus, Override
 from nanstop.errors import NanstopError
 from nanstop.records import Report
 from nanstop.records.remedies import describe, remedy_of
-from nanstop.rewrite.change import Change, FileChange, change_for, unified
+from nanstop.rewrite.change import FileChange, Rewrite, change_for, unified
 from nanstop.rewrite.files import encoding_of, is_of_project, read
 from nanstop.rewrite.override import override
 from nanstop.session.factory import incident_folder
@@ -46,7 +46,7 @@ def fix(folder: Path | None = None, *, apply: bool = False) -> Fix:
         )
     own = [one for one in change.files if is_own(one.file)]
     if not (apply and own):
-        status: Status = "shown" if own or change.words or change.files else "already applied"
+        status: FixStatus = "shown" if own or change.words or change.files else "already applied"
         return _said(report, change, incident, "not known" if apply and not own else status)
     written = [_bytes(one) for one in own]
     write_whole(patch, b"".join(_diff(one, *data) for one, data in zip(own, written, strict=True)))
@@ -55,7 +55,9 @@ def fix(folder: Path | None = None, *, apply: bool = False) -> Fix:
     return _said(report, change, incident, "applied", undo=_undo(patch))
 
 
-def _said(report: Report, change: Change, incident: Path, status: Status, undo: str = "") -> Fix:
+def _said(
+    report: Report, change: Rewrite, incident: Path, status: FixStatus, undo: str = ""
+) -> Fix:
     done = status == "already applied"
     own = [one for one in change.files if is_own(one.file) and not done]
     others = [one for one in change.files if not is_own(one.file) and not done]
@@ -80,7 +82,7 @@ def _said(report: Report, change: Change, incident: Path, status: Status, undo: 
     )
 
 
-def _proof(report: Report, change: Change) -> str:
+def _proof(report: Report, change: Rewrite) -> str:
     """Return how far what is typed was tried: another form than the cure's passed, no more."""
     if report.proof is None:
         return "not tried"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["shown", "applied", "already applied", "not known", "no cure"]
+FixStatus = Literal["shown", "applied", "already applied", "not known", "no cure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Fix:
     """
 
     incident: str
-    status: Status
+    status: FixStatus
     cure: str = ""
     proof: str = ""
     allow: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from nanstop.commands.lr_range.recorder import LrRecorder
 from nanstop.commands.lr_range.result import Sweep
 from nanstop.errors import NanstopError
 from nanstop.hosts.patch_table import Table
-from nanstop.process.inject.dry_run import DryPlan
+from nanstop.process.inject.dry_run import DryRun
 from nanstop.process.inject.dry_run_child import Target
 
 ON_EVERY_RANK = True
@@ -37,8 +37,8 @@ def run(target: Target, options: Mapping[str, Any]) -> Sweep:
     return recorder.measured()
 
 
-def open_loop(plan: DryPlan, table: Table) -> Callable[[Any, Any], Any]:
+def open_loop(dry_run: DryRun, table: Table) -> Callable[[Any, Any], Any]:
     """Return what raw loops open as their session: every optimizer step gets its planned rate."""
     from nanstop.commands.lr_range import on_loop
 
-    return on_loop.install(table, plan, LrRecorder(**plan.options))
+    return on_loop.install(table, dry_run, LrRecorder(**dry_run.options))

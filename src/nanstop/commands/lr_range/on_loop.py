@@ -16,7 +16,7 @@ from nanstop.commands.lr_range.recorder import LrRecorder
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script import autowatch
 from nanstop.process.inject import dry_run_child
-from nanstop.process.inject.dry_run import DryPlan, answered
+from nanstop.process.inject.dry_run import DryRun, answered
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.ranks import is_first
 from nanstop.records import RunFacts
@@ -36,12 +36,12 @@ _UNSEEN = (
 )
 
 
-def install(table: Table, plan: DryPlan, recorder: LrRecorder) -> OpenSession:
+def install(table: Table, dry_run: DryRun, recorder: LrRecorder) -> OpenSession:
     """Have every optimizer step of a loop get its planned rate.
 
     Return what loops open as their session.
     """
-    sweep = LoopSweep(recorder, Path(plan.out), table)
+    sweep = LoopSweep(recorder, Path(dry_run.out), table)
 
     def before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if sweep.is_open or not autowatch.is_paused():

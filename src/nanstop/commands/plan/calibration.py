@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.errors import NanstopError
+from nanstop.hosts.loop.function_micro import named_batch
 from nanstop.hosts.loop.step import LoopStep
-from nanstop.hosts.loop.watch import named_batch
 from nanstop.hosts.model.view import PlainView
 from nanstop.measure.followed import Line
 from nanstop.records import Atom, RunFacts, StepId
@@ -31,7 +31,7 @@ Loss = Callable[[Any], Tensor]
 
 
 @dataclass(slots=True)
-class Objective:
+class ScaledLoss:
     """What is minimized: ``loss`` of a batch, times ``scale`` before the backward.
 
     Nothing is dropped out meanwhile.
@@ -55,7 +55,7 @@ class CalibrationMicro:
     """See ``hosts.loop.step.Micro``."""
 
     given: Any
-    objective: Objective
+    objective: ScaledLoss
     batch: Batch
     loss: Tensor | None = None
     rng: RngState = field(default_factory=note_rng)
@@ -78,7 +78,7 @@ class CalibrationMicro:
 class CalibrationStep(LoopStep):
     """A window of calibration batches; see ``commands.plan.trials.ScaledStep``."""
 
-    objective: Objective
+    objective: ScaledLoss
 
     @property
     def scale(self) -> float:
@@ -89,7 +89,7 @@ class CalibrationStep(LoopStep):
         self.objective.scale = scale
 
 
-class ScaledStep:
+class WindowCalibration:
     """The window of a trainer or a script as a calibration.
 
     Its own loss, times ``scale``; nothing is dropped out.
@@ -165,7 +165,7 @@ def calibration_step(
         raise NanstopError("every parameter of the model is frozen: there is nothing to train")
     optimizer = optimizer or torch.optim.AdamW(trainable, lr=lr)
     view = PlainView(model, optimizer)
-    objective = Objective(model, loss or model_loss(model))
+    objective = ScaledLoss(model, loss or model_loss(model))
     buffers = BufferNotes(model)
     step = CalibrationStep(
         id=StepId(run="calibration", step=0),

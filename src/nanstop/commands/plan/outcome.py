@@ -33,7 +33,7 @@ _TINY_LOSS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PlanOutcome:
     """What the trial of a plan showed, the worst of all batches.
 
     ``pressed``: what is too large for the plan's format, or would leave it after two doublings;
@@ -92,7 +92,7 @@ def exact_of(run: Recording) -> Exact:
 
 def outcome_of(
     run: Recording, values: tuple[Narrow, ...], exact: Exact, dtype: torch.dtype, scale: float
-) -> Outcome:
+) -> PlanOutcome:
     """Return what a recorded run under a plan showed.
 
     ``values``: what it held in ``dtype``, loss not scaled.
@@ -107,7 +107,7 @@ def outcome_of(
     near = cosine(run.grads, exact.grads) if not bad and run.error is None else -1.0
     why = _wrong(run, gap, near, bad)
     tight = _tight(worst, name) if worst is not None else ""
-    return Outcome(
+    return PlanOutcome(
         why="; ".join(filter(None, (tight, why))),
         loss_gap=gap,
         cosine=near,
@@ -123,7 +123,7 @@ def outcome_of(
     )
 
 
-def worse(first: Outcome, second: Outcome) -> Outcome:
+def worse(first: PlanOutcome, second: PlanOutcome) -> PlanOutcome:
     """Return both at once.
 
     The larger distances, the smaller headroom, everything that is pressed.

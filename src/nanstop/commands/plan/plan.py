@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.commands.plan.calibration import (
-    ScaledStep,
+    WindowCalibration,
     calibration_step,
     model_loss,
     num_tokens,
@@ -237,7 +237,7 @@ def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:
         data="the first window of the training",
         lr=float(max(rates)),
     )
-    return search(ScaledStep(step), calibration=calibration)
+    return search(WindowCalibration(step), calibration=calibration)
 
 
 def format_named(dtype: str | torch.dtype) -> str:

@@ -18,7 +18,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Look(Generic[Item]):
+class RegionTrial(Generic[Item]):
     """What a trial of a region showed.
 
     ``suspects``: items that would have to join it, as far as that can be told.
@@ -60,16 +60,16 @@ class _SpentError(Exception):
 
 
 @dataclass(slots=True)
-class _Trials(Generic[Item]):
+class _RegionTrials(Generic[Item]):
     """Runs each trial once, within the budget, and remembers the smallest region that passed."""
 
-    run: Callable[[tuple[Item, ...]], Look[Item]]
+    run: Callable[[tuple[Item, ...]], RegionTrial[Item]]
     budget: Budget
-    done: dict[frozenset[Item], Look[Item]] = field(default_factory=dict)
+    done: dict[frozenset[Item], RegionTrial[Item]] = field(default_factory=dict)
     best: tuple[Item, ...] | None = None
     start: float = 0.0
 
-    def look(self, items: tuple[Item, ...]) -> Look[Item]:
+    def look(self, items: tuple[Item, ...]) -> RegionTrial[Item]:
         """Return what a trial of these items gave, run at most once.
 
         Errors: ``_SpentError`` where the budget of trials or seconds is spent.
@@ -90,7 +90,7 @@ class _Trials(Generic[Item]):
 
 
 def smallest_region(
-    run: Callable[[tuple[Item, ...]], Look[Item]],
+    run: Callable[[tuple[Item, ...]], RegionTrial[Item]],
     modules: ModuleGroups[Item],
     *,
     budget: Budget | None = None,
@@ -103,7 +103,7 @@ def smallest_region(
     passed is returned as it is.
     """
     limits = budget or Budget()
-    trials = _Trials(run, limits, start=limits.clock())
+    trials = _RegionTrials(run, limits, start=limits.clock())
     try:
         grown, passing = _grown(trials, modules)
         region = grown if passing else _among_kinds(trials, modules, grown)
@@ -120,7 +120,9 @@ def smallest_region(
     return Found(region, minimal=True, trials=len(trials.done))
 
 
-def _grown(trials: _Trials[Item], modules: ModuleGroups[Item]) -> tuple[tuple[Item, ...], bool]:
+def _grown(
+    trials: _RegionTrials[Item], modules: ModuleGroups[Item]
+) -> tuple[tuple[Item, ...], bool]:
     """Return the region that suspicion leads to, and whether it passes."""
     region: tuple[Item, ...] = ()
     look = trials.look(region)
@@ -134,7 +136,7 @@ def _grown(trials: _Trials[Item], modules: ModuleGroups[Item]) -> tuple[tuple[It
 
 
 def _among_kinds(
-    trials: _Trials[Item], modules: ModuleGroups[Item], grown: tuple[Item, ...]
+    trials: _RegionTrials[Item], modules: ModuleGroups[Item], grown: tuple[Item, ...]
 ) -> tuple[Item, ...] | None:
     groups = ((grown,) if grown else ()) + tuple(modules.groups)
 
@@ -157,7 +159,7 @@ def _outermost(items: tuple[Item, ...], modules: ModuleGroups[Item]) -> tuple[It
 
 
 def _narrowed(
-    trials: _Trials[Item],
+    trials: _RegionTrials[Item],
     modules: ModuleGroups[Item],
     region: tuple[Item, ...],
     *,

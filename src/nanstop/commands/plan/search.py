@@ -13,8 +13,8 @@ import torch
 
 from nanstop.commands.plan.modules import Layout, layout_of
 from nanstop.commands.plan.narrow_values import Narrow
-from nanstop.commands.plan.outcome import Outcome
-from nanstop.commands.plan.regions import Found, Look, smallest_region
+from nanstop.commands.plan.outcome import PlanOutcome
+from nanstop.commands.plan.regions import Found, RegionTrial, smallest_region
 from nanstop.commands.plan.trials import PlanTrials, ScaledStep
 from nanstop.numerics.tensors import HALF
 from nanstop.prove.bench import Budget
@@ -160,16 +160,16 @@ class _Search:
         return self.trials.look(plan).why or self.trials.along_updates(plan).why
 
     def _region(self, *, thorough: bool = False) -> Found[str] | None:
-        def run(items: tuple[str, ...]) -> Look[str]:
+        def run(items: tuple[str, ...]) -> RegionTrial[str]:
             plan = self._with(items)
             outcome = self.trials.look(plan)
             passes = outcome.passes and not (thorough and self.trials.along_updates(plan).why)
-            return Look(passes, self._suspects(outcome, items))
+            return RegionTrial(passes, self._suspects(outcome, items))
 
         left = Budget(trials=_TRIALS, seconds=max(self.end - self.clock(), 0.0), clock=self.clock)
         return smallest_region(run, self.layout.groups, budget=left)
 
-    def _suspects(self, outcome: Outcome, items: tuple[str, ...]) -> tuple[str, ...]:
+    def _suspects(self, outcome: PlanOutcome, items: tuple[str, ...]) -> tuple[str, ...]:
         found: dict[str, None] = {}
         for narrow in outcome.pressed:
             places = [narrow.module]

@@ -14,7 +14,14 @@ from typing import Protocol
 import torch
 
 from nanstop.commands.plan.narrow_values import Key, measured, narrow_values
-from nanstop.commands.plan.outcome import MIN_HEADROOM, Exact, Outcome, exact_of, outcome_of, worse
+from nanstop.commands.plan.outcome import (
+    MIN_HEADROOM,
+    Exact,
+    PlanOutcome,
+    exact_of,
+    outcome_of,
+    worse,
+)
 from nanstop.commands.plan.updates import UpdateTrial, UpdateTrials
 from nanstop.measure.ranges import headroom_bits
 from nanstop.numerics.tensors import format_name
@@ -58,8 +65,8 @@ class PlanTrials:
         self.base = PrecisionPlan()
         self.num_looks = 0
         self.scales = dtype is torch.float16
-        self._outcomes: dict[PrecisionPlan, Outcome] = {}
-        self._trials: dict[tuple[PrecisionPlan, int, float], Outcome] = {}
+        self._outcomes: dict[PrecisionPlan, PlanOutcome] = {}
+        self._trials: dict[tuple[PrecisionPlan, int, float], PlanOutcome] = {}
         self._seen_along: dict[tuple[PrecisionPlan, float], UpdateTrial] = {}
         self._wide: dict[str, dict[Key, tuple[float, ...]]] = {}
         self._exact = self._exact_runs(made_up)
@@ -93,7 +100,7 @@ class PlanTrials:
         """Return the modules that compute, in the order of their first operation."""
         return self._order
 
-    def look(self, plan: PrecisionPlan) -> Outcome:
+    def look(self, plan: PrecisionPlan) -> PlanOutcome:
         """Return what a plan does to loss, gradients and headroom on the batches that plans are
         tried on.
         """
@@ -124,7 +131,7 @@ class PlanTrials:
                 return False
         return True
 
-    def settle(self, plan: PrecisionPlan) -> Outcome:
+    def settle(self, plan: PrecisionPlan) -> PlanOutcome:
         """Return what a plan that passes shows on all batches, at the largest loss scale that
         its gradients have room for.
         """
@@ -187,9 +194,9 @@ class PlanTrials:
             self.step.scale = self.scale
             yield
 
-    def _tried(self, plan: PrecisionPlan, micros: Iterable[int]) -> Outcome:
+    def _tried(self, plan: PrecisionPlan, micros: Iterable[int]) -> PlanOutcome:
         """Return what a plan shows at the present scale, up to the first batch where it fails."""
-        worst: Outcome | None = None
+        worst: PlanOutcome | None = None
         for micro in micros:
             outcome = self._trial(plan, micro)
             worst = outcome if worst is None else worse(worst, outcome)
@@ -198,7 +205,7 @@ class PlanTrials:
         assert worst is not None
         return worst
 
-    def _trial(self, plan: PrecisionPlan, micro: int) -> Outcome:
+    def _trial(self, plan: PrecisionPlan, micro: int) -> PlanOutcome:
         key = plan, micro, self.scale
         if key not in self._trials:
             with self._scaled():

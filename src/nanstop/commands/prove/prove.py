@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nanstop.commands.prove.result import Proved, Verdict
+from nanstop.commands.prove.result import Proved, ProveVerdict
 from nanstop.commands.replay.replay import replay
 from nanstop.commands.replay.result import Replayed
 from nanstop.decide.policy import DATA_REMEDIES
@@ -38,7 +38,7 @@ def prove(
     return Proved(verdict=_verdict(found), healthy=healthy, cure=atoms, replayed=found)
 
 
-def _verdict(found: Replayed) -> Verdict:
+def _verdict(found: Replayed) -> ProveVerdict:
     if found.met == "nothing":
         return "gone" if found.differs is None else "not comparable"
     return "still there" if found.met == "same" else "another failure"

@@ -8,7 +8,7 @@ from nanstop.commands.replay.result import Replayed
 from nanstop.records import SCHEMA, Atom
 from nanstop.records.record import record
 
-Verdict = Literal["gone", "not comparable", "still there", "another failure"]
+ProveVerdict = Literal["gone", "not comparable", "still there", "another failure"]
 
 
 @record
@@ -18,7 +18,7 @@ class Proved:
     """
 
     schema: int = SCHEMA
-    verdict: Verdict
+    verdict: ProveVerdict
     healthy: int
     cure: tuple[Atom, ...] = ()
     replayed: Replayed

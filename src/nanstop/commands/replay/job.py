@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nanstop.commands.replay.result import Seen
 from nanstop.hosts.patch_table import Table
 from nanstop.process.inject import dry_run_child
-from nanstop.process.inject.dry_run import DryPlan, answered, planned
+from nanstop.process.inject.dry_run import DryRun, answered, current_dry_run
 from nanstop.process.inject.dry_run_child import Target
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.ranks import is_first
@@ -35,10 +35,10 @@ def run(target: Target, options: Mapping[str, Any]) -> Seen:
     """
     from nanstop.hosts.trainer.watch import watch_trainer
 
-    plan = planned()
-    assert plan is not None
+    dry_run = current_dry_run()
+    assert dry_run is not None
     assert target.train is not None
-    training = Training(Path(plan.out), options)
+    training = Training(Path(dry_run.out), options)
     watch_trainer(target.trainer, training.open)
     try:
         target.train()
@@ -48,9 +48,9 @@ def run(target: Target, options: Mapping[str, Any]) -> Seen:
     return training.seen()
 
 
-def open_loop(plan: DryPlan, table: Table) -> OpenSession:
+def open_loop(dry_run: DryRun, table: Table) -> OpenSession:
     """Return what raw loops open as their session: one that ends with the step."""
-    training = Training(Path(plan.out), plan.options)
+    training = Training(Path(dry_run.out), dry_run.options)
 
     def open_session(view: ModelView, facts: RunFacts) -> Any:
         save_nothing(table)

@@ -32,7 +32,7 @@ _HEADERS = {
 }
 
 
-class Board:
+class FollowedRuns:
     """The runs of some folders as parts of a page, looked at once in a second however many ask."""
 
     def __init__(self, folders: Sequence[Path], base: str) -> None:
@@ -80,7 +80,7 @@ class Board:
             yield key, run_parts(now, key, page, is_alone=len(found) == 1)
 
 
-def application(board: Board, base: str, *, is_ending: Callable[[], bool]) -> Any:
+def application(board: FollowedRuns, base: str, *, is_ending: Callable[[], bool]) -> Any:
     """Return the web application. ``base``: the path that holds the token. ``is_ending``: whether
     those that listen are to be let go.
     """

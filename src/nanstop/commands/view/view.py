@@ -35,7 +35,7 @@ def view(
     require_libraries()
     import uvicorn
 
-    from nanstop.commands.view.server import Board, application
+    from nanstop.commands.view.server import FollowedRuns, application
 
     known = _address(folders[0])
     token = known.get("token") or secrets.token_urlsafe(24)
@@ -47,7 +47,7 @@ def view(
         else:  # another view of this folder has the address that is known
             token = secrets.token_urlsafe(24)
         base = f"/{token}"
-        board = Board(folders, base)
+        board = FollowedRuns(folders, base)
         server = uvicorn.Server(
             uvicorn.Config(
                 application(board, base, is_ending=lambda: server.should_exit),

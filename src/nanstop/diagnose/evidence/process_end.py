@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanstop.records import Evidence, FailureKind, OpEvent, Signal, op_name
+from nanstop.records.vocabulary import DEATHS
 
 BESIDE = ("evidence", "frame")
 """Names of "exit" signals that stand beside the one that names the end."""
@@ -26,7 +27,7 @@ def signals_named(evidence: Evidence, name: str) -> tuple[str, ...]:
 def last_op(evidence: Evidence) -> OpEvent | None:
     """Return the operation of a dead process that ran last; None where none was recorded."""
     found = evidence.localization
-    if found is None or found.key.kind not in ("signal", "oom", "timeout") or not found.growth:
+    if found is None or found.key.kind not in DEATHS or not found.growth:
         return None
     return found.growth[-1]
 

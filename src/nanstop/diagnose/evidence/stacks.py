@@ -11,6 +11,7 @@ from typing import Any
 
 from nanstop.diagnose.evidence.process_end import last_op, unnatural_end
 from nanstop.records import Environment, Evidence, OpEvent, RunFacts, op_name
+from nanstop.records.vocabulary import NOT_FINITE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +47,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class FailurePattern:
     """Which failures a defect explains; see the head of ``known_stacks.toml``."""
 
     signals: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class Stack:
     cure: str
     source: str
     where: Where
-    failure: Failure | None = None
+    failure: FailurePattern | None = None
     said_by: str = ""
     """The finding that says the same before a run has failed."""
 
@@ -86,7 +87,7 @@ class Stack:
             event = last_op(evidence)
             return event is None or _op_fits(self.failure, event)
         found = evidence.localization
-        if found is None or found.key.kind not in ("nan", "+inf", "-inf"):
+        if found is None or found.key.kind not in NOT_FINITE:
             return False
         event = found.first_bad
         phase = event.phase if event is not None else found.key.phase
@@ -104,7 +105,7 @@ def stacks() -> tuple[Stack, ...]:
         Stack(
             **{name: row[name] for name in ("id", "title", "cause", "cure", "source")},
             where=Where(**_frozen(row["where"])),
-            failure=Failure(**_frozen(row["failure"])) if "failure" in row else None,
+            failure=FailurePattern(**_frozen(row["failure"])) if "failure" in row else None,
             said_by=row.get("said_by", ""),
         )
         for row in rows
@@ -172,7 +173,7 @@ def _in_run(where: Where, facts: RunFacts) -> bool:
     )
 
 
-def _op_fits(failure: Failure, event: OpEvent) -> bool:
+def _op_fits(failure: FailurePattern, event: OpEvent) -> bool:
     if failure.ops and op_name(event.op) not in failure.ops:
         return False
     operands = [one for one in event.inputs if one.dtype.startswith(("float", "bfloat"))]

@@ -5,8 +5,7 @@ Loops without any call of nanstop are watched by ``hosts.script``.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +17,7 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import total_norm
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
+from nanstop.hosts.loop.function_micro import FunctionMicro
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
@@ -25,16 +25,13 @@ from nanstop.hosts.sharded.ddp import SharedModels, reduces
 from nanstop.hosts.tape.pieces import pieces, program_of_function
 from nanstop.hosts.tape.tensors import autocast_state, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
-from nanstop.measure.followed import Line
 from nanstop.measure.gradient_accounts import GradientAccounts
-from nanstop.numerics.tensors import format_name, tensors, version
+from nanstop.numerics.tensors import format_name
 from nanstop.numerics.trained import held_by
 from nanstop.replay.rng import RngNotes
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
-from nanstop.replay.step import Batch
 from nanstop.session.watched_run import OpenSession
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_of_library
 from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
@@ -42,59 +39,7 @@ __tracebackhide__ = passes_through
 Pause = Callable[[], AbstractContextManager[None]]
 
 
-class FunctionMicro:
-    """See ``hosts.loop.step.Micro``: a call of the user's loss function."""
-
-    def __init__(self, watch: LoopWatch, loss_fn: Callable[[Any], Tensor], batch: Any) -> None:
-        self.loss: Tensor | None = None
-        self.reduced = reduces(watch.view.root)
-        self.rng = watch.rng_notes.note()
-        self.batch = named_batch(batch)
-        self._watch = watch
-        self.loss_fn = loss_fn
-        self._given = batch
-        self._versions = [(t, version(t)) for t in tensors(self.batch)]
-
-    @property
-    def calls_script(self) -> bool:
-        return not is_of_library(self.loss_fn)
-
-    def obstacle(self) -> str:
-        moved = any(version(t) != v for t, v in self._versions)
-        return "the batch was changed in place by the loss function" if moved else ""
-
-    def rerun(self, batch: Batch | None) -> Tensor:
-        given = copy.copy(self._given) if batch is None else _like(self._given, batch)
-        return self._watch.backward(self.loss_fn(given))
-
-    def cuts(self) -> list[Line]:
-        return []
-
-    def leaves(self) -> list[Tensor]:
-        return [t for t in tensors(self.batch) if t.requires_grad and t.is_leaf]
-
-
-def named_batch(batch: Any) -> Batch:
-    """Return a batch by name: a mapping as it is, positions as ``arg0``, ``arg1``, ..."""
-    if isinstance(batch, Mapping):
-        return dict(batch)
-    values = batch if isinstance(batch, (tuple, list)) else (batch,)
-    return {f"arg{i}": value for i, value in enumerate(values)}
-
-
-def _like(given: Any, batch: Batch) -> Any:
-    if isinstance(given, Mapping):
-        replaced: Any = copy.copy(given)
-        for name, value in batch.items():
-            replaced[name] = value
-        return replaced
-    if isinstance(given, (tuple, list)):
-        values = batch.values()
-        return type(given)(*values) if hasattr(given, "_fields") else type(given)(values)
-    return batch["arg0"]
-
-
-class LoopWatch:
+class WatchedLoop:
     """The manual interface: ``step`` for each micro-batch, ``update`` for each optimizer step.
 
     Losses are divided by the number of micro-batches of a window: ``accumulation``, or the number
@@ -134,7 +79,7 @@ class LoopWatch:
         self._marks = WeightMarks()
         self._marked: list[Any] = []
         self._shared = SharedModels("watch")
-        self.rng_notes = RngNotes()
+        self._rng_notes = RngNotes()
 
     @property
     def session(self) -> Any:
@@ -154,7 +99,13 @@ class LoopWatch:
         else:
             self._look_for_writes()
         self.controller.look_at_hooks(self.view.model)
-        micro = FunctionMicro(self, loss_fn, batch)
+        micro = FunctionMicro(
+            loss_fn,
+            batch,
+            backward=self.backward,
+            rng=self._rng_notes.note(),
+            reduced=reduces(self.view.root),
+        )
         self._micros.append(micro)
         self._accounts.guarded(self._accounts.forward)
         with self._pause(), self._first_look(), self._live():
@@ -251,7 +202,7 @@ class LoopWatch:
         """End the watch; the model and the optimizer were never changed by it."""
         self.controller.finish(exit_code)
 
-    def __enter__(self) -> LoopWatch:
+    def __enter__(self) -> WatchedLoop:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -390,11 +341,11 @@ def watch_loop(
     *,
     accumulation: int | None = None,
     pause: Pause = nullcontext,
-) -> LoopWatch:
+) -> WatchedLoop:
     """Return a watch on a raw loop.
 
     ``w.step(loss_fn, batch)`` for each micro-batch, then ``w.update(...)``.
 
     ``pause``: makes a context in which no other watch of this process minds what is trained.
     """
-    return LoopWatch(model, optimizer, open_session, accumulation=accumulation, pause=pause)
+    return WatchedLoop(model, optimizer, open_session, accumulation=accumulation, pause=pause)

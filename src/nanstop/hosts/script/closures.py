@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.hosts import compat
-from nanstop.hosts.script.window import Held, ScriptWindow
+from nanstop.hosts.script.window import HeldGradients, ScriptWindow
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.trained import held_by
 from nanstop.replay.snapshot import Snapshot, Trainable
@@ -58,7 +58,7 @@ class OpenUpdate:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.held = Held()
+        self.held = HeldGradients()
         self.num_evaluations = 0
         self.evaluates = False
         self.moved = False

@@ -64,7 +64,7 @@ class BufferGroup:
             yield
 
 
-class Held:
+class HeldGradients:
     """Gradients that an optimizer's step is not to see."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from nanstop.hosts.tape.tape_calls import Call, Left, left_in
+from nanstop.hosts.tape.tape_calls import Left, TapedCall, left_in
 
 _Place = tuple[weakref.ref[nn.Module], weakref.ref[nn.Module], str, int | None]
 """A called model, one of its modules, an attribute of that, and a place in it if it is a list."""
@@ -27,21 +27,21 @@ class LeftBehind:
         self._num_searches = num_searches
         self._places: list[_Place] = []
 
-    def stand_in(self, tensor: Tensor, calls: Sequence[Call]) -> Left | None:
+    def stand_in(self, tensor: Tensor, calls: Sequence[TapedCall]) -> Left | None:
         """Return what stands for a tensor that the last call of a model may have left behind; None
         where no module holds it. Walks through the models only for a tensor that is not found.
         """
         made = {id(c.function): c for c in calls if c.rng is not None and c.count}
         return self._known(tensor, made) or self._searched(tensor, made)
 
-    def _known(self, tensor: Tensor, made: dict[int, Call]) -> Left | None:
+    def _known(self, tensor: Tensor, made: dict[int, TapedCall]) -> Left | None:
         for model, module, name, place in self._places:
             holder, call = module(), made.get(id(model()))
             if holder is not None and call is not None and left_in(holder, name, place) is tensor:
                 return Left(holder, name, place, call.first, weakref.ref(tensor))
         return None
 
-    def _searched(self, tensor: Tensor, made: dict[int, Call]) -> Left | None:
+    def _searched(self, tensor: Tensor, made: dict[int, TapedCall]) -> Left | None:
         models = [call.function for call in made.values() if isinstance(call.function, nn.Module)]
         if self._num_searches <= 0 or len(self._places) >= _MOST or not models:
             return None

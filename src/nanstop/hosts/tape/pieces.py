@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.tape.tape_calls import Call, Constant, History, Slot
+from nanstop.hosts.tape.tape_calls import Constant, EarlierGraph, Slot, TapedCall
 from nanstop.hosts.tape.taped_micro import TapedMicro
 
 LEAST_ROWS = 4
@@ -111,7 +111,7 @@ class _Reading:
         self._places: dict[int, tuple[int, bool]] = {}
         """Of each result: its place among those of the program, and whether it is one number."""
 
-    def read(self, call: Call) -> None:
+    def read(self, call: TapedCall) -> None:
         if call.outer:
             call.play(self._made, {})
             return
@@ -136,7 +136,7 @@ class _Reading:
             self.is_whole &= not moved
             data = value.tensor if isinstance(value, Constant) else self._made[value.index]
             return self._data(data, weighs=weighs)
-        if isinstance(value, History):
+        if isinstance(value, EarlierGraph):
             self.is_whole = False
         if isinstance(value, tuple | list):
             return tuple(self._of(entry, weighs=weighs) for entry in value)
@@ -154,7 +154,7 @@ class _Reading:
 
 
 def _operands(value: Any) -> Iterator[Any]:
-    if isinstance(value, Slot | Constant | History):
+    if isinstance(value, Slot | Constant | EarlierGraph):
         yield value
     elif isinstance(value, tuple | list | Mapping):
         for entry in value.values() if isinstance(value, Mapping) else value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.tape.left_behind import LeftBehind
+from nanstop.hosts.tape.needed_calls import calls_for
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
-    Call,
     Constant,
-    Left,
     Slot,
+    TapedCall,
     keep_values,
     root_of,
 )
@@ -36,7 +36,7 @@ from nanstop.hosts.tape.tape_functions import (
     PLAIN,
 )
 from nanstop.hosts.tape.tensors import autocast_state
-from nanstop.numerics.tensors import by_torch_alone, has_bad, is_in_place, tensors, version
+from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
@@ -53,7 +53,7 @@ _MAX_HELD_BYTES, _MAX_ALL_BYTES = 2**20, 2**24
 model, say; nor more than this in all.
 """
 
-Operand = tuple[Tensor, int, Slot | None]
+TapedOperand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
 
 
@@ -87,8 +87,8 @@ class Tape(OwnMode):
         self.lingers = False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
         self.losses: list[int] = []
-        self.refused: Call | None = None
-        self.calls: list[Call] = []
+        self.refused: TapedCall | None = None
+        self.calls: list[TapedCall] = []
         self.problem = ""
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
@@ -111,7 +111,7 @@ class Tape(OwnMode):
         self.num_outer += is_early
         if self.lingers or self.problem:
             return func(*args, **kwargs)
-        operands: list[Operand] = []
+        operands: list[TapedOperand] = []
         literal = func in LITERALS and not is_early
         call = self._before(func, args, kwargs, operands, always=literal)
         if call is None:
@@ -184,7 +184,7 @@ class Tape(OwnMode):
         """Return what ``function`` returns and add the call (of ``recorded``, if that is to be
         repeated), ``always`` or only where an op on the same tensors would be recorded.
         """
-        operands: list[Operand] = []
+        operands: list[TapedOperand] = []
         if rng is not None and self._first_of_model is None:
             self._first_of_model = self._count
         # Not `or`: a module may have a length of its own, which is 0 or which raises.
@@ -202,10 +202,10 @@ class Tape(OwnMode):
         function: Any,
         args: Any,
         kwargs: Any,
-        operands: list[Operand],
+        operands: list[TapedOperand],
         *,
         always: bool = False,
-    ) -> Call | None:
+    ) -> TapedCall | None:
         """Note a call that is about to be made.
 
         None for an op that is not recorded, or where that fails.
@@ -221,14 +221,14 @@ class Tape(OwnMode):
             self._give_up(error)
             return None
 
-    def _after(self, call: Call, operands: list[Operand], result: Any) -> None:
+    def _after(self, call: TapedCall, operands: list[TapedOperand], result: Any) -> None:
         try:
             with by_torch_alone():
                 self._end(call, operands, result)
         except Exception as error:  # as above
             self._give_up(error)
 
-    def _looked(self, operand: Operand) -> None:
+    def _looked(self, operand: TapedOperand) -> None:
         with by_torch_alone():
             if operand[0].dim() == 0:
                 self.looked_at = operand[2], operand[0].detach()
@@ -246,7 +246,7 @@ class Tape(OwnMode):
         known = self._slots.get(id(tensor))
         return known[1].index if known is not None and known[0]() is tensor else None
 
-    def _may_hold(self, function: Any, operands: list[Operand]) -> bool:
+    def _may_hold(self, function: Any, operands: list[TapedOperand]) -> bool:
         """Return whether an op on tensors from outside can be repeated, and holds nothing large
         but parameters.
         """
@@ -262,17 +262,19 @@ class Tape(OwnMode):
         self._held.update(data)
         return all(tensor.is_leaf for tensor in outside)
 
-    def _begin(self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool) -> Call:
+    def _begin(
+        self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool
+    ) -> TapedCall:
         grad, line = torch.is_grad_enabled(), user_line()
         state = autocast_state(self.device)
-        call = Call(function, *noted, state, grad, line, None, self._count, outer=outer)
+        call = TapedCall(function, *noted, state, grad, line, None, self._count, outer=outer)
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)  # before the call: one that raises is repeated, too
         else:
             self.problem = f"more than {MAX_CALLS} calls before backward"
         return call
 
-    def _end(self, call: Call, operands: list[Operand], result: Any) -> None:
+    def _end(self, call: TapedCall, operands: list[TapedOperand], result: Any) -> None:
         if call.outer and self._prepares(operands, result):
             self.calls.pop()
             return
@@ -289,7 +291,7 @@ class Tape(OwnMode):
         call.count = self._count - call.first
         call.scalar = isinstance(result, Tensor) and result.dim() == 0
 
-    def _prepares(self, operands: list[Operand], result: Any) -> bool:
+    def _prepares(self, operands: list[TapedOperand], result: Any) -> bool:
         """Return whether an outer op wrote in place or made nothing new.
 
         Its operands are taken as they are later.
@@ -308,7 +310,7 @@ class Tape(OwnMode):
                     del self._slots[key]
         return bool(written) or any(result is tensor for tensor, _, _ in operands)
 
-    def _note(self, value: Any, operands: list[Operand]) -> Any:
+    def _note(self, value: Any, operands: list[TapedOperand]) -> Any:
         """Return ``value`` with its tensors replaced by slots and constants, and append these to
         ``operands``.
         """
@@ -343,38 +345,9 @@ class Tape(OwnMode):
         # A container of another class is kept whole, unless results of the tape are in it.
         return HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
 
-    def needed(self) -> list[Call]:
+    def needed(self) -> list[TapedCall]:
         """Return, in order, the calls that the losses depend on."""
-        wanted = set(self.losses)
-        chosen: list[Call] = []
-        last = len(self.calls) - 1
-        for place in range(last, -1, -1):
-            call = self.calls[place]
-            # A write may reach the loss through a view of its target:
-            # none but foreign ones is left out.
-            if call.keep or call.writes or place == last or wanted.intersection(call.results):
-                chosen.append(call)
-                wanted.update(s.index for s in call.held(Slot))
-                wanted.update(left.slot for left in call.held(Left))
-                wanted.update(self._made_again(call.held(Constant)))
-        return chosen[::-1]
-
-    def _made_again(self, constants: Iterable[Constant]) -> Iterator[int]:
-        """Yield the slots of constants that are not finite, as long as they can be made again
-        from what is left.
-        """
-        for constant in constants:
-            if constant.origin is None or not has_bad(constant.tensor):
-                continue
-            wanted = {constant.origin}
-            early = [call for call in self.calls if call.first < (self._first_of_model or 0)]
-            for call in reversed(early):
-                if wanted.intersection(call.results):
-                    wanted.update(s.index for s in call.held(Slot))
-                    if call.obstacle:
-                        break
-            else:
-                yield constant.origin
+        return calls_for(self.losses, self.calls, self._first_of_model or 0)
 
     def start(self) -> bool:
         """Record ops from here on.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Slot:
     """Stands for the ``index``-th tensor that the calls so far have returned.
 
-    ``outer``: see ``Call``.
+    ``outer``: see ``TapedCall``.
     """
 
     index: int
@@ -58,11 +58,11 @@ class Constant:
         return version(self.tensor) != self.version
 
 
-class History:
+class EarlierGraph:
     """Stands for a tensor whose graph began before the tape."""
 
 
-HISTORY = History()
+HISTORY = EarlierGraph()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Left:
 
 
 @dataclass(slots=True)
-class Call:
+class TapedCall:
     """One call.
 
     ``first`` and ``count``: slots of its results. ``writes``: slots of the operands it changed in
@@ -125,7 +125,7 @@ class Call:
     @property
     def obstacle(self) -> str:
         """Why the call cannot be made again, or ""."""
-        if any(True for _ in self.held(History)):
+        if any(True for _ in self.held(EarlierGraph)):
             return "the loss or an input of the model comes from ops that were not recorded"
         if any(constant.moved for constant in self.held(Constant)):
             return "an input was changed in place after the forward"
@@ -175,7 +175,7 @@ def root_of(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def keep_values(calls: Iterable[Call], written: Tensor) -> None:
+def keep_values(calls: Iterable[TapedCall], written: Tensor) -> None:
     """Have the calls hold copies of what they were given of a tensor that is about to be written
     to, or of views of it.
     """

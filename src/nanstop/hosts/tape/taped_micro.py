@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nanstop.hosts.tape.given_weights import WEIGHTS
 from nanstop.hosts.tape.tape import Tape
-from nanstop.hosts.tape.tape_calls import Call, Constant, Left, Slot, leaves, variable_names
+from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall, leaves, variable_names
 from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
@@ -211,7 +211,7 @@ class TapedMicro:
 
 
 @contextmanager
-def _put_back(calls: Iterable[Call]) -> Iterator[None]:
+def _put_back(calls: Iterable[TapedCall]) -> Iterator[None]:
     """Put back what models had left in their attributes before they are called again."""
     left = [one for call in calls for one in leaves(call.args, call.kwargs, kind=Left)]
     held = [vars(one.module).get(one.name) for one in left]
@@ -228,7 +228,7 @@ def _put_back(calls: Iterable[Call]) -> Iterator[None]:
                 vars(one.module)[one.name] = value
 
 
-def _named(call: Call) -> Iterator[tuple[str, Constant]]:
+def _named(call: TapedCall) -> Iterator[tuple[str, Constant]]:
     entries = zip(_parameter_names(call.function, len(call.args)), call.args, strict=True)
     given = ((name, value) for name, value in call.kwargs.items() if name != WEIGHTS)
     for name, value in (*entries, *given):

@@ -35,7 +35,7 @@ __tracebackhide__ = passes_through
 
 
 @dataclass(slots=True)
-class Micro:
+class TrainerMicro:
     """One call of ``training_step``.
 
     Noted between its ``_prepare_inputs`` and its loss: replays start there.
@@ -75,7 +75,7 @@ class TrainerWindow:
     index: int
     lrs: tuple[float, ...]
     logged: Tensor
-    micros: list[Micro] = field(default_factory=list)
+    micros: list[TrainerMicro] = field(default_factory=list)
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     collectives: Collectives = field(default_factory=Collectives)
     ending: Ending = field(default_factory=Ending)
@@ -121,8 +121,8 @@ class Reentry:
         self.may_tape = False
         """Whether micro-batches are recorded where looks would have to call the script's loss."""
         self._rng = RngNotes()
-        self._recording: Micro | None = None
-        self._replaying: tuple[Micro, Any] | None = None
+        self._recording: TrainerMicro | None = None
+        self._replaying: tuple[TrainerMicro, Any] | None = None
 
     def attach(self) -> None:
         """Take the model that is there now: preparation may have moved or replaced it."""
@@ -150,7 +150,7 @@ class Reentry:
         """Whether a replay is under way: what the trainer calls then is not the host's doing."""
         return self._replaying is not None
 
-    def record(self, micro: Micro) -> Tensor:
+    def record(self, micro: TrainerMicro) -> Tensor:
         """Run a micro-batch for the first time, as the host asked, and note what a replay needs."""
         self._recording = micro
         try:
@@ -181,7 +181,7 @@ class Reentry:
                 micro.taped = self.tape.begin(self.trainer.args.device.type, micro.rng)
         return prepared
 
-    def leave_out(self, micro: Micro) -> Tensor:
+    def leave_out(self, micro: TrainerMicro) -> Tensor:
         """Return the loss of a micro-batch that is not run, or not to its end.
 
         The next one has its own inputs.
@@ -190,7 +190,7 @@ class Reentry:
             compat.advance_position(self.trainer)
         return torch.zeros((), device=self.trainer.args.device)
 
-    def replay(self, micro: Micro, batch: Batch | None) -> Tensor:
+    def replay(self, micro: TrainerMicro, batch: Batch | None) -> Tensor:
         """Run a recorded micro-batch again.
 
         Gradients are added; bookkeeping of the trainer goes on from where it is.
@@ -300,7 +300,7 @@ class HfStep:
         finally:
             state.global_step = present
 
-    def _replay(self, micro: int, noted: Micro, batch: Batch | None) -> Tensor:
+    def _replay(self, micro: int, noted: TrainerMicro, batch: Batch | None) -> Tensor:
         kept, leaves = state_diff.tensors(noted.before), parameters_of(self.view).values()
         with (
             self.remedies.under(self.view, micro),

@@ -38,7 +38,7 @@ from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.objective import Objective, has_own_loss
-from nanstop.hosts.trainer.step import Micro, Reentry, TrainerWindow
+from nanstop.hosts.trainer.step import Reentry, TrainerMicro, TrainerWindow
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.windows import TrainerWindows
 from nanstop.records import RunFacts, SourceLine, StepId
@@ -235,7 +235,7 @@ class TrainerWatch:
         window = self._current_window()
         self._accounts.forward()
         sync = self.trainer.accelerator.gradient_state.sync_gradients
-        micro = Micro(model, inputs, num_items_in_batch, sync)
+        micro = TrainerMicro(model, inputs, num_items_in_batch, sync)
         window.micros.append(micro)
         try:
             self.host.record(micro)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from nanstop.errors import unknown
 from nanstop.process.children.fork_server import CannotForkError, WarmParent
-from nanstop.process.children.isolate import Child, End, EndKind, Job, spawn
+from nanstop.process.children.isolate import BoundedCommand, Child, End, ExitKind, spawn
 from nanstop.process.children.script_imports import Imports, imports_of
 
 _LATE = ("NANSTOP_DIR", "NANSTOP_RUN")
@@ -20,36 +20,36 @@ _LATE = ("NANSTOP_DIR", "NANSTOP_RUN")
 
 
 class Running(Protocol):
-    """A job that was started, as ``isolate.Child`` is."""
+    """A command that was started, as ``isolate.Child`` is."""
 
     folder: Path
     forked: bool
 
     def poll(self) -> End | None:
-        """Return how the job ended, None while it runs."""
+        """Return how the command ended, None while it runs."""
         ...
 
-    def stop(self, kind: EndKind = "stopped") -> End:
-        """End the job with all that it started, and return its end, which is called ``kind``."""
+    def stop(self, kind: ExitKind = "stopped") -> End:
+        """End the command with all that it started. Return its end, called ``kind``."""
         ...
 
 
 class Executor(Protocol):
-    """Starts jobs.
+    """Starts commands.
 
     ``forks``: some of them may be forks; ``why_not`` says why none is, where any could be.
     """
 
     @property
     def forks(self) -> bool:
-        """Whether jobs may be forked from a process that has the imports."""
+        """Whether commands may be forked from a process that has the imports."""
         ...
 
     @property
     def why_not(self) -> str: ...
 
-    def start(self, job: Job) -> Running:
-        """Start a job and return it. Errors: ``NanstopError`` where its command cannot be run."""
+    def start(self, bounded: BoundedCommand) -> Running:
+        """Start a command and return it. Errors: ``NanstopError`` where it cannot be run."""
         ...
 
     def stop_forking(self, why: str) -> None: ...
@@ -58,7 +58,7 @@ class Executor(Protocol):
 
 
 class Local:
-    """Starts jobs on this machine.
+    """Starts commands on this machine.
 
     The first ones by themselves, others as forks as far as their script allows it.
     """
@@ -71,18 +71,18 @@ class Local:
     def forks(self) -> bool:
         return not self.why_not
 
-    def start(self, job: Job) -> Child:
-        """Return the running job. Errors: ``NanstopError`` NS001 as ``spawn``."""
-        parent = self._warm_parent(job)
-        if parent is not None and not job.alone:
+    def start(self, bounded: BoundedCommand) -> Child:
+        """Return the running child. Errors: ``NanstopError`` NS001 as ``spawn``."""
+        parent = self._warm_parent(bounded)
+        if parent is not None and not bounded.alone:
             try:
-                return parent.fork(job)
+                return parent.fork(bounded)
             except CannotForkError as error:
                 self.stop_forking(str(error))
-        return spawn(job)
+        return spawn(bounded)
 
     def stop_forking(self, why: str) -> None:
-        """Start every further job by itself."""
+        """Start every further command by itself."""
         self.why_not = why
         self.close()
 
@@ -92,16 +92,16 @@ class Local:
             self._parent.close()
             self._parent = None
 
-    def _warm_parent(self, job: Job) -> WarmParent | None:
+    def _warm_parent(self, bounded: BoundedCommand) -> WarmParent | None:
         """Return the parent to fork from.
 
-        It begins to import while jobs that have to be alone are running.
+        It begins to import while commands that have to be alone are running.
         """
         if self._parent is None and self.forks:
-            imports = _imports(job.command)
+            imports = _imports(bounded.command)
             self.why_not = imports.problem
             if not imports.problem:
-                self._parent = WarmParent(imports, environment=job.environment, late=_LATE)
+                self._parent = WarmParent(imports, environment=bounded.environment, late=_LATE)
         return self._parent
 
 

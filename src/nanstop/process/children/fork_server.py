@@ -6,7 +6,7 @@ standard streams, limits, ``__main__``.
 
     with WarmParent(imports_of(script), environment=os.environ) as parent:
         words = [sys.executable, "train.py", "--steps", "3"]
-        child = parent.fork(Job(command=words, folder=out, environment=os.environ))
+        child = parent.fork(BoundedCommand(command=words, folder=out, environment=os.environ))
 
 ``child.poll()`` returns how it ended, as that of a spawned one. What holds only for a process that
 was started alone (a library that looks at the command line of its process, a thread that an import
@@ -25,7 +25,7 @@ from select import select
 from typing import Any
 
 from nanstop.process.children import fork_server_process
-from nanstop.process.children.isolate import Child, Job, LostError, require_bounds
+from nanstop.process.children.isolate import BoundedCommand, Child, LostError, require_bounds
 from nanstop.process.children.script_imports import Imports
 
 _SERVER = f"from {fork_server_process.__name__} import main; main()"
@@ -72,17 +72,17 @@ class WarmParent:
             os.close(theirs)
             os.close(ours)
 
-    def fork(self, job: Job) -> Child:
+    def fork(self, bounded: BoundedCommand) -> Child:
         """Return ``[python, SCRIPT, ...]`` as a running child, as ``isolate.spawn`` does.
 
         Waits for the imports. Errors: ``CannotForkError`` where it would not be the same as a
         command that was started by itself.
         """
-        require_bounds(job.memory_bytes)
-        command = list(job.command)
+        require_bounds(bounded.memory_bytes)
+        command = list(bounded.command)
         if len(command) < 2 or command[0] != sys.executable or not command[1].endswith(".py"):
             raise CannotForkError("only a Python script can be forked")
-        differing = job.environment.items() ^ self._environment.items()
+        differing = bounded.environment.items() ^ self._environment.items()
         other = {name for name, _ in differing} - self._late
         if other:
             raise CannotForkError(
@@ -91,15 +91,15 @@ class WarmParent:
         self._wait_for_imports()
         began = {
             "command": command,
-            "folder": str(job.folder.absolute()),
-            "environment": dict(job.environment),
-            "memory_bytes": job.memory_bytes,
+            "folder": str(bounded.folder.absolute()),
+            "environment": dict(bounded.environment),
+            "memory_bytes": bounded.memory_bytes,
         }
         self._send(began)
         answer = self._answer(_ANSWER_SECONDS)
         if "refused" in answer:
             raise CannotForkError(answer["refused"])
-        return Child(_Forked(self, answer["pid"]), job, forked=True)
+        return Child(_Forked(self, answer["pid"]), bounded, forked=True)
 
     def close(self) -> None:
         """End the process, and every child that still runs."""

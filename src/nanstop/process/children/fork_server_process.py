@@ -45,7 +45,7 @@ asking how many there are does not.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ForkRequest:
     """A request: what a child is to be."""
 
     command: list[str]
@@ -63,9 +63,9 @@ def main() -> None:
     # No child looks through what all of them share, which copies it and takes a second when each of
     # them ends.
     gc.freeze()
-    job = _Server(requests, replies).serve()
-    if job is not None:
-        _become(job)
+    request = _Server(requests, replies).serve()
+    if request is not None:
+        _become(request)
 
 
 class _Server:
@@ -76,8 +76,8 @@ class _Server:
         self._children: set[int] = set()
         self._unread = b""
 
-    def serve(self) -> Job | None:
-        """Return the job in a child.
+    def serve(self) -> ForkRequest | None:
+        """Return the request in a child.
 
         None in the parent, when nobody asks any more and all children are ended.
         """
@@ -93,7 +93,7 @@ class _Server:
                 os.setpgid(0, 0)
                 os.close(self._requests)
                 os.close(self._replies)
-                return Job(**request)
+                return ForkRequest(**request)
             with suppress(
                 OSError
             ):  # whichever comes first; the group is there before anybody hears of it
@@ -183,20 +183,20 @@ def _listed(folder: str) -> list[Path]:
     return list(Path(folder).iterdir())
 
 
-def _become(job: Job) -> None:
+def _become(request: ForkRequest) -> None:
     """Be the process of a command: ends like it, by ``SystemExit`` or whatever kills it."""
-    folder = Path(job.folder)
+    folder = Path(request.folder)
     redirect(folder / OUTPUT, folder / ERRORS)
-    bound(job.memory_bytes)
+    bound(request.memory_bytes)
     os.environ.clear()
-    os.environ.update(job.environment)
+    os.environ.update(request.environment)
     if (
         "numpy" in sys.modules
     ):  # Python's own generator is seeded anew by fork itself, torch's is a constant
         sys.modules["numpy"].random.seed()
-    sys.argv, sys.orig_argv = list(job.command[1:]), list(job.command)
+    sys.argv, sys.orig_argv = list(request.command[1:]), list(request.command)
     try:
-        run_as_main(str(Path(job.command[1]).absolute()))
+        run_as_main(str(Path(request.command[1]).absolute()))
     except SystemExit:
         raise
     except BaseException as error:

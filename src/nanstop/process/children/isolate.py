@@ -25,7 +25,7 @@ from nanstop.process.oom import is_out_of_memory, num_oom_kills
 from nanstop.process.signals import signal_name
 from nanstop.records.record import record
 
-EndKind = Literal["clean", "exception", "exit", "signal", "oom", "timeout", "stopped", "lost"]
+ExitKind = Literal["clean", "exception", "exit", "signal", "oom", "timeout", "stopped", "lost"]
 
 OUTPUT, ERRORS = "out.txt", "err.txt"
 
@@ -52,7 +52,7 @@ class End:
     can tell. ``code`` is as a shell says it, 128 + n after signal n.
     """
 
-    kind: EndKind
+    kind: ExitKind
     name: str = ""
     message: str = ""
     code: int = 0
@@ -76,7 +76,7 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BoundedCommand:
     """A command with its folder and bounds, those on memory for each of its processes.
 
     ``alone``: it has to be a process that was started by itself.
@@ -99,13 +99,13 @@ class Child:
     all that it started.
     """
 
-    def __init__(self, process: Process, job: Job, *, forked: bool = False) -> None:
-        self.folder = job.folder
+    def __init__(self, process: Process, bounded: BoundedCommand, *, forked: bool = False) -> None:
+        self.folder = bounded.folder
         self.forked = forked
         self._process = process
         self._ooms = num_oom_kills() or 0
         self._began = time.monotonic()
-        self._deadline = None if job.timeout is None else self._began + job.timeout
+        self._deadline = None if bounded.timeout is None else self._began + bounded.timeout
 
     @property
     def pid(self) -> int:
@@ -120,7 +120,7 @@ class Child:
             return self.stop("timeout")
         return self._end(wait=False)
 
-    def stop(self, kind: EndKind = "stopped") -> End:
+    def stop(self, kind: ExitKind = "stopped") -> End:
         """End the child and everything that it started: politely, then for good."""
         self._signal(signal.SIGTERM)
         give_up = time.monotonic() + _GRACE_SECONDS
@@ -150,17 +150,17 @@ class Child:
         signal_group(self.pid, number)
 
 
-def spawn(job: Job) -> Child:
-    """Return a job as a running child, which is killed with all that it started should this
+def spawn(bounded: BoundedCommand) -> Child:
+    """Return a command as a running child, which is killed with all that it started should this
     process die.
 
     Errors: ``NanstopError`` NS001 where the command cannot be started or memory cannot be bounded.
     """
-    require_bounds(job.memory_bytes)
-    program = job.command[0]
-    if shutil.which(program, path=job.environment.get("PATH")) is None:
+    require_bounds(bounded.memory_bytes)
+    program = bounded.command[0]
+    if shutil.which(program, path=bounded.environment.get("PATH")) is None:
         raise NanstopError(f"cannot start {program}: {os.strerror(errno.ENOENT)}")
-    return Child(_Spawned(job), job)
+    return Child(_Spawned(bounded), bounded)
 
 
 def require_bounds(memory_bytes: int | None) -> None:
@@ -180,15 +180,15 @@ def require_bounds(memory_bytes: int | None) -> None:
 class _Spawned:
     """A command that was started by way of ``guard``."""
 
-    def __init__(self, job: Job) -> None:
-        bounded = [sys.executable, "-I", "-S", run_bounded.__file__]
-        output, errors = job.folder / OUTPUT, job.folder / ERRORS
+    def __init__(self, bounded: BoundedCommand) -> None:
+        prefix = [sys.executable, "-I", "-S", run_bounded.__file__]
+        output, errors = bounded.folder / OUTPUT, bounded.folder / ERRORS
         reading, self._alive = os.pipe()
         try:
             with output.open("wb") as out, errors.open("wb") as err:
                 self._process = subprocess.Popen(
-                    [*bounded, str(reading), str(job.memory_bytes or 0), *job.command],
-                    env=dict(job.environment),
+                    [*prefix, str(reading), str(bounded.memory_bytes or 0), *bounded.command],
+                    env=dict(bounded.environment),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -198,7 +198,7 @@ class _Spawned:
         except OSError as error:
             os.close(self._alive)
             why = error.strerror or error
-            raise NanstopError(f"cannot start {job.command[0]}: {why}") from error
+            raise NanstopError(f"cannot start {bounded.command[0]}: {why}") from error
         finally:
             os.close(reading)
 

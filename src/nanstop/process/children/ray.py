@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nanstop.errors import NanstopError
-from nanstop.process.children.isolate import End, EndKind, Job, spawn
+from nanstop.process.children.isolate import BoundedCommand, End, ExitKind, spawn
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
@@ -27,7 +27,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class RayTasks:
-    """Hands jobs to a cluster: one CPU each, and one GPU where the cluster has any."""
+    """Hands commands to a cluster: one CPU each, and one GPU where the cluster has any."""
 
     forks = False
     why_not = "Ray starts each trial by itself"
@@ -55,15 +55,15 @@ class RayTasks:
             raise NanstopError(f"no Ray cluster: {_last_line(error)}") from error
         self._task: Any = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_run)
 
-    def start(self, job: Job) -> _Task:
-        """Return the job as a task, which waits until a worker is free."""
+    def start(self, bounded: BoundedCommand) -> _Task:
+        """Return the command as a task, which waits until a worker is free."""
         plain = {
             name: text
-            for name, text in job.environment.items()
+            for name, text in bounded.environment.items()
             if name in self._own or not name.startswith("RAY_")
         }
-        job = replace(job, command=list(job.command), environment=plain)
-        return _Task(self._ray, self._task.remote(job, str(Path.cwd())), job.folder)
+        bounded = replace(bounded, command=list(bounded.command), environment=plain)
+        return _Task(self._ray, self._task.remote(bounded, str(Path.cwd())), bounded.folder)
 
     def stop_forking(self, why: str) -> None:
         """Do nothing: there is no fork."""
@@ -91,7 +91,7 @@ class _Task:
         """
         return self._end() if self._is_over(0.0) else None
 
-    def stop(self, kind: EndKind = "stopped") -> End:
+    def stop(self, kind: ExitKind = "stopped") -> End:
         """End the trial; one that still waits never begins."""
         self._ray.cancel(self._result)
         if not self._is_over(_END_SECONDS):
@@ -114,18 +114,18 @@ class _Task:
         return end
 
 
-def _run(job: Job, folder: str) -> End | NanstopError:
-    """Run a job in a worker, to its end or until the task is cancelled."""
-    if not job.folder.is_dir() or not Path(folder).is_dir():
+def _run(bounded: BoundedCommand, folder: str) -> End | NanstopError:
+    """Run a command in a worker, to its end or until the task is cancelled."""
+    if not bounded.folder.is_dir() or not Path(folder).is_dir():
         return NanstopError(
-            f"node {socket.gethostname()} does not see {job.folder}",
+            f"node {socket.gethostname()} does not see {bounded.folder}",
             hint="--executor ray needs folders that every node of the cluster shares",
         )
     os.chdir(folder)
     devices = {_DEVICES: os.environ[_DEVICES]} if _DEVICES in os.environ else {}
     child = None
     try:
-        child = spawn(replace(job, environment={**job.environment, **devices}))
+        child = spawn(replace(bounded, environment={**bounded.environment, **devices}))
         while (end := child.poll()) is None:
             time.sleep(_POLL_SECONDS)
     except NanstopError as error:

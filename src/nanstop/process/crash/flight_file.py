@@ -19,15 +19,18 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from nanstop.errors import NanstopError
+from nanstop.records.values import FlightOperand
+from nanstop.records.vocabulary import Phase
 
 MAGIC = b"NSFLIGHT"
 VERSION = 2
 NUM_OPS = 256
 NUM_STEPS = 64
 MAX_OPS = 2**16
-PHASES = ("forward", "recompute", "backward", "optimizer", "generate", "loss", "evaluate")
+PHASES: tuple[str, ...] = get_args(Phase)
 
 _HEADER = struct.Struct("<8sIIII")  # magic, version, pid, number of operation records, checksum
 _SEAL = struct.Struct("<IQH")  # checksum of the rest, sequence number from 1, length of the body
@@ -43,9 +46,6 @@ _OPS_AT = 4096
 _MAX_SOURCE = 500
 _FIELD, _OPERAND = "\x1f", "\x1e"
 
-Operand = tuple[str, tuple[int, ...]]
-"""dtype and shape of a tensor."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRecord:
@@ -60,7 +60,7 @@ class OpRecord:
     op: str
     module: str
     source: str
-    operands: tuple[Operand, ...]
+    operands: tuple[FlightOperand, ...]
     done: bool
 
 
@@ -124,7 +124,9 @@ class FlightFile:
         at = _STEPS_AT + self._num_steps_seen % NUM_STEPS * _STEP_BYTES
         self._write(at, self._num_steps_seen, _STEP.pack(step, time.monotonic()))
 
-    def op(self, phase: str, op: str, module: str, source: str, operands: Sequence[Operand]) -> int:
+    def op(
+        self, phase: str, op: str, module: str, source: str, operands: Sequence[FlightOperand]
+    ) -> int:
         """Note an operation that is about to run.
 
         Return the place to give to ``done``, 0 if there is none.
@@ -247,7 +249,7 @@ def _op(number: int, body: bytes, done: bool) -> OpRecord:
     )
 
 
-def _operands(text: str) -> Iterator[Operand]:
+def _operands(text: str) -> Iterator[FlightOperand]:
     """Yield the operands; one that the record's end has cut is left out."""
     for part in text.split(_OPERAND):
         dtype, colon, shape = part.partition(":")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.process.children.command import resolve_command
-from nanstop.process.inject.variables import DRY_PLAN, watching
+from nanstop.process.inject.variables import DRY_RUN, watching
 from nanstop.records.codec import from_json
 from nanstop.store.files import MAX_JSON_BYTES, read_text
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DryPlan:
+class DryRun:
     """``job``: the module that does it.
 
     ``options``: plain values for it; ``out``: where its answer goes.
@@ -42,10 +42,10 @@ class DryPlan:
     keeps_watch: bool = False
 
 
-def planned(environment: Mapping[str, str] | None = None) -> DryPlan | None:
-    """Return the plan that this process runs under, or None in an ordinary run."""
-    text = (os.environ if environment is None else environment).get(DRY_PLAN)
-    return DryPlan(**json.loads(text)) if text else None
+def current_dry_run(environment: Mapping[str, str] | None = None) -> DryRun | None:
+    """Return the dry run that this process is, or None in an ordinary run."""
+    text = (os.environ if environment is None else environment).get(DRY_RUN)
+    return DryRun(**json.loads(text)) if text else None
 
 
 def dry_run(
@@ -62,15 +62,15 @@ def dry_run(
     The training itself never begins, and nothing of the script runs after it would have: nothing is
     saved or pushed. A raw loop ends at its first optimizer step, unless the job needs more of it.
     The child's output goes to standard error. ``job``: the module that offers it, see
-    ``dry_run_child.Job``. ``kind``: class of the record. Errors: ``NanstopError`` NS001 for a
+    ``dry_run_child.JobModule``. ``kind``: class of the record. Errors: ``NanstopError`` NS001 for a
     command that cannot be started or a script that ends before any training, and whatever error the
     job itself ends with.
     """
     resolved = resolve_command(command)
     with TemporaryDirectory(prefix="nanstop-") as folder:
         answer = Path(folder, "answer.json")
-        plan = DryPlan(job=job, options=options or {}, out=str(answer), keeps_watch=keeps_watch)
-        code = _run(resolved, plan)
+        run = DryRun(job=job, options=options or {}, out=str(answer), keeps_watch=keeps_watch)
+        code = _run(resolved, run)
         if not answer.is_file():
             raise _never_trained(code)
         return _opened(json.loads(read_text(answer, MAX_JSON_BYTES)), kind)
@@ -98,14 +98,14 @@ def _opened(answer: Mapping[str, Any], kind: type[T]) -> T:
     return from_json(kind, answer["result"])
 
 
-def _run(command: Sequence[str], plan: DryPlan) -> int:
+def _run(command: Sequence[str], run: DryRun) -> int:
     """Run the child to its end and return its exit code."""
-    folder = Path(plan.out).parent
+    folder = Path(run.out).parent
     python_path = os.environ.get("PYTHONPATH", "")
     own = {name: value for name, value in os.environ.items() if name != "NANSTOP"}
     variables = watching(Policy(on_failure="observe"), folder, secrets.token_hex(8), python_path)
     # A tracker would publish an empty run.
-    quiet = {"WANDB_MODE": "disabled", DRY_PLAN: json.dumps(asdict(plan))}
+    quiet = {"WANDB_MODE": "disabled", DRY_RUN: json.dumps(asdict(run))}
     try:
         return subprocess.run(
             command, env=own | variables | quiet, stdout=_STDERR, check=False

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol, cast
 from nanstop.errors import NanstopError
 from nanstop.hosts.patch_table import Table
 from nanstop.numerics.trained import held_by
-from nanstop.process.inject.dry_run import DryPlan, answered
+from nanstop.process.inject.dry_run import DryRun, answered
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.ranks import is_first
 from nanstop.records.codec import to_json
@@ -32,7 +32,7 @@ from nanstop.session.watched_run import OpenSession
 from nanstop.store.files import write_whole
 
 
-class Job(Protocol):
+class JobModule(Protocol):
     """What the module of a job offers; of these only ``run`` is asked of every one.
 
     ``ON_EVERY_RANK``: whether all ranks have to do it together, because it trains.
@@ -44,7 +44,7 @@ class Job(Protocol):
         """Return the record that answers the process above."""
         ...
 
-    def open_loop(self, plan: DryPlan, table: Table) -> OpenSession | None:
+    def open_loop(self, dry_run: DryRun, table: Table) -> OpenSession | None:
         """Return what a raw loop opens in place of a session, None if this has seen to the loop
         by itself.
         """
@@ -68,38 +68,38 @@ class Target:
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), MappingProxyType({}))
 
 
-def install(table: Table, trainer_class: Any, plan: DryPlan) -> None:
+def install(table: Table, trainer_class: Any, dry_run: DryRun) -> None:
     """Have the first ``train()`` of any trainer do the job, and no trainer create a repository
     to push to.
     """
-    table.replace(trainer_class, "train", partial(_train, plan, table, trainer_class))
+    table.replace(trainer_class, "train", partial(_train, dry_run, table, trainer_class))
     table.replace(trainer_class, "init_hf_repo", lambda *_args, **_options: None)
 
 
-def loop_opener(plan: DryPlan, table: Table) -> OpenSession | None:
+def loop_opener(dry_run: DryRun, table: Table) -> OpenSession | None:
     """Return what raw loops open in place of a session.
 
     The job's own, else one that does the job at the first step.
     """
-    open_loop = getattr(_job(plan), "open_loop", None)
+    open_loop = getattr(_job(dry_run), "open_loop", None)
     if open_loop is not None:
-        return open_loop(plan, table)
-    return _first_window(plan)
+        return open_loop(dry_run, table)
+    return _first_window(dry_run)
 
 
-def _job(plan: DryPlan) -> Job:
-    """Return the module of a planned job.
+def _job(dry_run: DryRun) -> JobModule:
+    """Return the module of a dry run's job.
 
     What comes from the environment may name a verb's module and no other.
     """
     verbs = f"{__name__.partition('.')[0]}.commands."
-    if not plan.job.startswith(verbs):
-        raise ValueError(f"no job of nanstop: {plan.job}")
-    return cast("Job", import_module(plan.job))
+    if not dry_run.job.startswith(verbs):
+        raise ValueError(f"no job of nanstop: {dry_run.job}")
+    return cast("JobModule", import_module(dry_run.job))
 
 
 def _train(
-    plan: DryPlan,
+    dry_run: DryRun,
     table: Table,
     trainer_class: Any,
     _original: Any,
@@ -130,17 +130,17 @@ def _train(
             arguments=(args, kwargs),
         )
 
-    _do(plan, target, first_rank=trainer.is_world_process_zero())
+    _do(dry_run, target, first_rank=trainer.is_world_process_zero())
 
 
-def _first_window(plan: DryPlan) -> OpenSession:
+def _first_window(dry_run: DryRun) -> OpenSession:
     """Return what opens a stand-in for the session of a raw loop, which ends the process in its
     first window.
     """
 
     def meet(step: Any, _error: BaseException | None) -> NoReturn:
         window = None if step is None or step.obstacle() else step
-        _do(plan, partial(_loop_target, session, window), first_rank=is_first())
+        _do(dry_run, partial(_loop_target, session, window), first_rank=is_first())
 
     session = FirstWindow(meet)
     return session.open
@@ -161,23 +161,23 @@ def _loop_target(session: FirstWindow, step: Any) -> Target:
     return Target(view=view, facts=facts, step=step)
 
 
-def _do(plan: DryPlan, target: Callable[[], Target], *, first_rank: bool) -> NoReturn:
+def _do(dry_run: DryRun, target: Callable[[], Target], *, first_rank: bool) -> NoReturn:
     """Write the job's answer, on the first of the ranks only, and end the process whatever
     happens.
     """
     from nanstop.hosts.script import autowatch
 
-    if first_rank or getattr(_job(plan), "ON_EVERY_RANK", False):
+    if first_rank or getattr(_job(dry_run), "ON_EVERY_RANK", False):
         with autowatch.paused():
-            answer = _answer(plan, target)
+            answer = _answer(dry_run, target)
         if first_rank:
-            write_whole(Path(plan.out), answer)
+            write_whole(Path(dry_run.out), answer)
     end()
 
 
-def _answer(plan: DryPlan, target: Callable[[], Target]) -> bytes:
+def _answer(dry_run: DryRun, target: Callable[[], Target]) -> bytes:
     try:
-        return answered(result=to_json(_job(plan).run(target(), plan.options)))
+        return answered(result=to_json(_job(dry_run).run(target(), dry_run.options)))
     except NanstopError as error:
         return answered(error=error)
     except Exception:  # told by the process above, as a bug of nanstop

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from nanstop.hosts.script import autowatch
-from nanstop.process.inject.variables import DRY_PLAN
+from nanstop.process.inject.variables import DRY_RUN
 from nanstop.process.signals import stay_interrupted
 
 _log = logging.getLogger("nanstop")
@@ -23,7 +23,7 @@ def start() -> None:
 
     Called again after another import, add what that makes possible.
     """
-    if DRY_PLAN in os.environ:
+    if DRY_RUN in os.environ:
         _do_job()
     elif (known := autowatch.opener()) is not None:
         autowatch.install(known)
@@ -34,17 +34,17 @@ def start() -> None:
 
 
 def _do_job() -> None:
-    """Have the planned job stand in for the first training of a trainer or a loop."""
+    """Have the job of the dry run stand in for the first training of a trainer or a loop."""
     from nanstop.process.inject import dry_run_child
-    from nanstop.process.inject.dry_run import planned
+    from nanstop.process.inject.dry_run import current_dry_run
 
-    plan = planned()
-    assert plan is not None
+    dry_run = current_dry_run()
+    assert dry_run is not None
     if "transformers.trainer" in sys.modules:
         trainer_class = sys.modules["transformers.trainer"].Trainer
-        dry_run_child.install(autowatch.table, trainer_class, plan)
+        dry_run_child.install(autowatch.table, trainer_class, dry_run)
     if "torch" in sys.modules and autowatch.opener() is None:
-        opener = dry_run_child.loop_opener(plan, autowatch.table)
+        opener = dry_run_child.loop_opener(dry_run, autowatch.table)
         if opener is not None:
             autowatch.install(opener)
 

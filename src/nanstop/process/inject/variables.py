@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from nanstop.decide.policy import OnFailure, OnStop, Policy
 
 
-DRY_PLAN = "NANSTOP_DRY"
-"""A ``DryPlan`` as JSON; set, a script's first training becomes the job."""
+DRY_RUN = "NANSTOP_DRY"
+"""A ``DryRun`` as JSON; set, a script's first training becomes the job."""
 
 INJECTION = Path(__file__).with_name("pythonpath")
 """The folder that holds nothing but ``sitecustomize.py``."""

@@ -17,8 +17,8 @@ from typing import Any
 WIDTH, HEIGHT = 480, 230
 MISSING = "charts need pygal: `pip install nanstop[report]`"
 
-Point = tuple[float | None, float | None]
-Line = tuple[Point, ...]
+ChartPoint = tuple[float | None, float | None]
+ChartLine = tuple[ChartPoint, ...]
 
 _COORDINATES = re.compile(r"-?\d+\.\d+")
 _SERIES = re.compile(r"\bserie-(\d+)\b")
@@ -46,7 +46,7 @@ class Chart:
     name: str
     title: str
     described: str
-    lines: tuple[tuple[str, Line], ...]
+    lines: tuple[tuple[str, ChartLine], ...]
     marks: tuple[tuple[str, tuple[float, ...]], ...] = ()
     log2: bool = False
     powers: bool = False
@@ -64,14 +64,14 @@ def drawn(chart: Chart) -> str:
         for kind, line in chart.lines
     ]
     for kind, marked in chart.marks:
-        upright: list[Point] = []
+        upright: list[ChartPoint] = []
         for x in (across.place(step) for step in marked):
             upright += [(x, 0.0), (x, 1.0), (None, None)]
         series.append((kind, upright, False))
     return _svg(chart, series, across, up)
 
 
-def _placed(point: Point, across: Scale, up: Scale) -> Point:
+def _placed(point: ChartPoint, across: Scale, up: Scale) -> ChartPoint:
     x, y = point
     return (None, None) if x is None or y is None else (across.place(x), up.place(y))
 

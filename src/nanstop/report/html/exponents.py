@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.records import FORMAT_MAX, OpEvent, TensorStats
 from nanstop.records.formats import SMALLEST
-from nanstop.report.html.charts import Chart, Point, drawn
+from nanstop.report.html.charts import Chart, ChartPoint, drawn
 from nanstop.wording import counted
 
 ENDS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
@@ -54,7 +54,7 @@ def _histogram(role: str, stats: TensorStats, name: str, *, draw: bool) -> Histo
         for kind, label, ends in ENDS
     ]
     marks = tuple((kind, ends) for kind, _, ends in near if ends)
-    bars: list[Point] = []
+    bars: list[ChartPoint] = []
     for exponent, count in sorted(known.items()):
         bars += [(exponent, 0.5), (exponent, count), (exponent + 1, count), (exponent + 1, 0.5)]
         bars.append((None, None))

@@ -16,7 +16,7 @@ from nanstop.report.html.exponents import Histogram, histograms
 from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.text.blocks import Block, incident_blocks
 from nanstop.report.text.in_code import code_blocks
-from nanstop.rewrite.change import Change, change_for, unified
+from nanstop.rewrite.change import Rewrite, change_for, unified
 from nanstop.rewrite.files import is_of_project, read
 from nanstop.wording import number
 
@@ -54,7 +54,7 @@ def incident_parts(
     ``show_text``: with the messages of exceptions, which may quote data. Reads the files that the
     cure changes, as they are now.
     """
-    change = Change()
+    change = Rewrite()
     with suppress(Exception):  # a report must be shown whatever a file holds
         change = change_for(report, read)
     proof, found = report.proof, report.localization
@@ -76,13 +76,13 @@ def incident_parts(
     )
 
 
-def _cure(change: Change, proof: Proof | None) -> str:
+def _cure(change: Rewrite, proof: Proof | None) -> str:
     if not change.atoms:
         return ""
     return f"{describe(change.atoms)} [{proof.verdict if proof is not None else 'not tried'}]"
 
 
-def _own_diffs(change: Change) -> Iterator[tuple[str, str]]:
+def _own_diffs(change: Rewrite) -> Iterator[tuple[str, str]]:
     """Yield name and diff of each changed file below the working folder that is no library's."""
     here = Path.cwd().resolve()
     for one in change.files:

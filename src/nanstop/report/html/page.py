@@ -31,7 +31,7 @@ MOST_AUDITED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class RunPage:
     """What the template shows."""
 
     title: str
@@ -71,7 +71,7 @@ def html_page(run: RunRecord, *, show_text: bool = False) -> str:
     )
 
 
-def _page(run: RunRecord, *, show_text: bool) -> Page:
+def _page(run: RunRecord, *, show_text: bool) -> RunPage:
     shown, rest = run.reports[:MOST_INCIDENTS], run.reports[MOST_INCIDENTS:]
     first = shown[0]
     series = run_series(run.reports, run.series)
@@ -82,7 +82,7 @@ def _page(run: RunRecord, *, show_text: bool) -> Page:
         )
         for at, report in enumerate(shown)
     )
-    return Page(
+    return RunPage(
         title=first.diagnoses[0].title if first.diagnoses else "not diagnosed",
         happened=_happened(run),
         incidents=incidents,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nanstop.records import Report
-from nanstop.report.html.charts import Chart, Line, drawn
+from nanstop.report.html.charts import Chart, ChartLine, drawn
 from nanstop.report.html.series import MOST_KEPT, Point, thinned
 from nanstop.wording import counted, number
 
@@ -72,7 +72,7 @@ def _panel(
 ) -> Panel:
     rows = tuple(_row(label, points) for _, label, points in told)
     keep = {step for steps in marks.values() for step in steps}
-    lines: list[tuple[str, Line]] = []
+    lines: list[tuple[str, ChartLine]] = []
     bad: list[int] = []
     for kind, _, points in told:
         few = thinned(points, keep)

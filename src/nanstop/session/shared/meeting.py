@@ -10,7 +10,7 @@ from nanstop.decide.agreement import ONE_RANK, Ranks
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import has_bad
-from nanstop.prove.failing_step import FailingStep, Rewind, breaking_update_of_all
+from nanstop.prove.failing_step import FailingStep, WayBack, breaking_update_of_all
 from nanstop.records import codec
 from nanstop.records.record import record
 from nanstop.replay.collectives import finite, other
@@ -60,7 +60,7 @@ class Meeting:
 
     @classmethod
     def over(
-        cls, ranks: Ranks, step: Step | None, policy: Policy, broken: Rewind | None = None
+        cls, ranks: Ranks, step: Step | None, policy: Policy, broken: WayBack | None = None
     ) -> Meeting:
         """Return the meeting over a window that fails, each rank's own part of which is run again,
         undone; of this rank alone where the others cannot be met.
@@ -117,7 +117,7 @@ class Meeting:
 ALONE = Meeting()
 
 
-def _own_part(step: Step, ranks: Ranks, policy: Policy, broken: Rewind | None) -> _Part:
+def _own_part(step: Step, ranks: Ranks, policy: Policy, broken: WayBack | None) -> _Part:
     """Return this rank's part, run again with the collectives in place. Every rank calls it.
 
     Errors: ``NanstopError`` where a rank does not come to them.

@@ -18,7 +18,7 @@ NAMES = {
     "skipped": "updates_left_out",
 }
 """What the metrics of a run are called elsewhere."""
-Log = Callable[[Mapping[str, float], int], object]
+TrackerLog = Callable[[Mapping[str, float], int], object]
 _log = logging.getLogger("nanstop")
 
 
@@ -45,7 +45,7 @@ class NumbersLogged:
     changed. A ``log`` that raises is not called again.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: TrackerLog) -> None:
         self._log = log
         self._run: Session | None = None
         self._before: Callable[[int | None], None] = lambda _: None
@@ -73,7 +73,9 @@ class NumbersLogged:
             _log.warning("nanstop: `log` is not called again (%s: %s)", kind, error)
 
 
-def also_logged(opened: Callable[[Session], None], log: Log | None) -> Callable[[Session], None]:
+def also_logged(
+    opened: Callable[[Session], None], log: TrackerLog | None
+) -> Callable[[Session], None]:
     """Return what is told of each training that begins: ``opened``, and the user's ``log``."""
     if log is None:
         return opened

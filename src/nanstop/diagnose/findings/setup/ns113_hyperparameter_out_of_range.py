@@ -83,6 +83,7 @@ from nanstop.records import (
     SourceLine,
     StepPerRate,
 )
+from nanstop.records.vocabulary import RANK
 from nanstop.wording import counted
 
 PRETRAINING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (1.3e9, 2e-4), (6.7e9, 1.2e-4), (175e9, 6e-5))
@@ -109,8 +110,6 @@ which may be that of a warm-up.
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
 
-_RANK = {"certain": 0, "likely": 1, "possible": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class Oddity:
@@ -132,7 +131,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     found = [*_rate(facts), *_schedule(facts), *_window(facts), *_objective(facts)]
     if not found:
         return None
-    first, *others = sorted(found, key=lambda oddity: _RANK[oddity.confidence])
+    first, *others = sorted(found, key=lambda oddity: RANK[oddity.confidence])
     return Diagnosis(
         code="NS113",
         title=f"out of range: {first.setting}",

@@ -122,7 +122,8 @@ def without_dropout(root: nn.Module) -> Iterator[None]:
 
 def _is_chance(module: nn.Module, name: str) -> bool:
     """Return whether an attribute is a probability to drop, or by how much a router's input is
-    jittered.
+    jittered. Told by names: models have their own classes for it, and no value tells a probability
+    from any other number below 1.
     """
     if name == "p":
         return "dropout" in type(module).__name__.lower()

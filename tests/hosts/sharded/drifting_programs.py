@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_programs import arguments
 from torch import nn
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -183,16 +184,11 @@ def drifting_trainer(fault):
 
     net = Net()
     data = [{"x": x, "labels": y} for x, y in zip(*rows(64), strict=True)]
-    args = TrainingArguments(
-        "trained",
+    args = arguments(
+        TrainingArguments,
         per_device_train_batch_size=4,
         max_steps=8,
-        logging_steps=1,
         learning_rate=0.02,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
         ddp_find_unused_parameters=False,
         lr_scheduler_type="constant",
     )

@@ -246,6 +246,25 @@ def accelerated(fault, accumulate="1"):
         dist.destroy_process_group()
 
 
+def arguments(kind, **options):
+    """Options of a short training that leaves nothing behind."""
+    usual = {
+        "gradient_accumulation_steps": 1 if WORLD > 1 else RANKS,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    return kind("trained", **usual | options)
+
+
+def trl_arguments(kind, **options):
+    usual = {"max_steps": 4, "learning_rate": 0.01, "lr_scheduler_type": "constant", "seed": 1}
+    return arguments(kind, **usual | options)
+
+
 def trainer(fault):
     from transformers import Trainer, TrainingArguments
 
@@ -255,42 +274,13 @@ def trainer(fault):
 
     net = Net()
     data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64), strict=True)]
-    args = TrainingArguments(
-        "trained",
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1 if WORLD > 1 else RANKS,
-        max_steps=8,
-        logging_steps=1,
-        learning_rate=0.02,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        ddp_find_unused_parameters=False,
-        adam_epsilon=0.0 if fault == "eps" else 1e-8,
-    )
+    options = {"max_steps": 8, "learning_rate": 0.02, "ddp_find_unused_parameters": False}
+    eps = 0.0 if fault == "eps" else 1e-8
+    args = arguments(TrainingArguments, per_device_train_batch_size=4, adam_epsilon=eps, **options)
     InOrder(net, args, train_dataset=data).train()
     tell(net)
     if WORLD > 1:
         dist.destroy_process_group()
-
-
-def trl_arguments(kind, **options):
-    return kind(
-        "trained",
-        gradient_accumulation_steps=1 if WORLD > 1 else RANKS,
-        max_steps=4,
-        logging_steps=1,
-        learning_rate=0.01,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        lr_scheduler_type="constant",
-        seed=1,
-        **options,
-    )
 
 
 class Spoiled(nn.Embedding):

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from nanstop.commands.bisect.configs import Pair
@@ -74,7 +73,6 @@ def _search(trials: ChildTrials) -> Bisection:
         return bisect(keys, trials.run, width=limits.jobs, limit=limits.trials)
 
 
-@dataclass(slots=True)
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
     """Have SIGTERM end the running trials as Ctrl-C does."""

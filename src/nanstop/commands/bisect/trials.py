@@ -73,6 +73,7 @@ class ForksDifferError(Exception):
     """A trial that was forked ended otherwise than the same one started by itself."""
 
 
+@dataclass(slots=True)
 class ChildTrials:
     """The trials of one bisect."""
 

@@ -29,7 +29,10 @@ from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, traina
 from nanstop.replay.untouched import versions_kept
 
 _SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
-"""Packages whose modules gather weights or pass activations on while they run."""
+"""Packages whose modules gather weights or pass activations on while they run. Told by names:
+Megatron is run from a checkout, no installed file says whose class it is, and a model that is
+taken for a local one may hang.
+"""
 
 
 class Micro(Protocol):

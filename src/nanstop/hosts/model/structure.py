@@ -36,6 +36,9 @@ _TASKS = (
     ("ForMaskedLM", "masked_lm"),
     ("ForConditionalGeneration", "seq2seq_lm"),
 )
+"""How transformers ends the names of its classes. Nothing else tells the task of every model: code
+that comes with a checkpoint stands in none of its tables, and the shape of a head fits several.
+"""
 
 
 def structure(

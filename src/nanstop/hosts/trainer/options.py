@@ -15,8 +15,6 @@ from nanstop.measure.step_per_rate import step_per_rate
 from nanstop.records import ObjectiveFacts, OptimizerFacts, PrecisionFacts, ScheduleFacts
 from nanstop.tracing.own_code import is_class_of
 
-_GENERATES = ("GRPOConfig", "RLOOConfig")
-
 
 def precision_of(args: Any) -> PrecisionFacts:
     """Return the format of mixed precision that the options ask for."""
@@ -62,7 +60,7 @@ def _micros_per_epoch(args: Any, data: Any, world_size: int) -> int | None:
     rows = len(data) if isinstance(data, Sized) else 0
     if not rows:
         return None
-    if any(base.__name__ in _GENERATES for base in type(args).__mro__):
+    if hasattr(args, "num_generations") and hasattr(args, "steps_per_generation"):
         # Each prompt stands in the batch once for each of its generations, in each iteration again.
         rows *= args.num_generations * (getattr(args, "num_iterations", 1) or 1)
     batch = args.per_device_train_batch_size * max(1, getattr(args, "n_gpu", 1) or 1)
@@ -90,6 +88,7 @@ def planned_optimizer(args: Any, model: Any = None) -> OptimizerFacts | None:
         eps=_number(settings.get("eps", default.get("eps"))),
         betas=_pair(betas),
         weight_decay=_number(args.weight_decay),
+        # An option of bitsandbytes; of others, which are not made yet, the name alone tells.
         state_bits=8 if bits == 8 or "8bit" in kind.__name__ else None,
         fused=bool(settings.get("fused")),
     )

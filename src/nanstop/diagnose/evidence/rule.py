@@ -6,13 +6,37 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from nanstop.records import Change, Diagnosis, Evidence
+from nanstop.records import Change, Confidence, Diagnosis, Evidence, SourceLine
 
 Role = Literal["cause", "chance", "symptom", "log", "unexplained"]
 """What made a failure; that it comes and goes, so that no replay says what made it; how it shows;
 how a log shows it; that nothing else explains it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What one branch of a check has found. ``fix``: what to do about it, in a line. ``source``:
+    the line of the script that is to be changed, where it is known.
+    """
+
+    confidence: Confidence
+    title: str
+    cause: str
+    fix: str
+    source: SourceLine | None = None
+
+    def diagnosis(self, code: str, **known: Any) -> Diagnosis:
+        """Return it as the diagnosis of a finding. ``known``: further fields."""
+        return Diagnosis(
+            code=code,
+            title=self.title,
+            cause=self.cause,
+            confidence=self.confidence,
+            lines=(self.fix,),
+            **known,
+        ).at(self.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ LEAST_ROWS = 8
 MOST = 0.9
 """Share of rows that begin twice: what a template does, it does to all."""
 
-Reason = tuple[Confidence, str, str]
+_Lack = tuple[Confidence, str, str]
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -84,7 +84,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _unlabelled(data: DataFacts, text: TextFacts | None) -> Iterator[Reason]:
+def _unlabelled(data: DataFacts, text: TextFacts | None) -> Iterator[_Lack]:
     without = data.num_without_labels
     if not without or 2 * without < data.num_labelled:
         return
@@ -95,7 +95,7 @@ def _unlabelled(data: DataFacts, text: TextFacts | None) -> Iterator[Reason]:
     yield "certain" if none else "likely", cause, advice
 
 
-def _twice(data: DataFacts) -> Iterator[Reason]:
+def _twice(data: DataFacts) -> Iterator[_Lack]:
     if data.num_twice_begun >= MOST * data.num_rows:
         cause = (
             f"{data.num_twice_begun} of the first {data.num_rows} rows begin with two BOS tokens"
@@ -103,7 +103,7 @@ def _twice(data: DataFacts) -> Iterator[Reason]:
         yield "likely", cause, "tokenize what a template made with add_special_tokens=False"
 
 
-def _cut(data: DataFacts) -> Iterator[Reason]:
+def _cut(data: DataFacts) -> Iterator[_Lack]:
     if data.num_cut == data.num_rows:
         cause = (
             f"all of the first {data.num_rows} rows are cut at the longest length, without an end"

@@ -83,11 +83,9 @@ from nanstop.diagnose.evidence.accounts import (
     thrown_away,
 )
 from nanstop.diagnose.evidence.reading import is_rewritten, sighting
-from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Confidence, Diagnosis, Evidence, GradientAccount, SourceLine
+from nanstop.diagnose.evidence.rule import Reason, Rule
+from nanstop.records import Diagnosis, Evidence, GradientAccount
 from nanstop.wording import counted, listed, number
-
-Reason = tuple[Confidence, str, str, SourceLine | None, str]
 
 _THRICE = 3
 """Updates that show a factor: a clip, or a count, has another one each time."""
@@ -105,16 +103,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     reason = reason or _scaled(repeated(evidence.accounts, _THRICE))
     if reason is None:
         return None
-    confidence, title, cause, source, fix = reason
     first = (hidden or twice or evidence.accounts)[0]
-    return Diagnosis(
-        code="NS306",
-        title=title,
-        cause=cause,
-        confidence=confidence,
-        lines=(fix,),
-        seen=sighting(evidence, "optimizer", since=first.at.step),
-    ).at(source)
+    seen = sighting(evidence, "optimizer", since=first.at.step)
+    return reason.diagnosis("NS306", seen=seen)
 
 
 def _spoilt(evidence: Evidence) -> Diagnosis:
@@ -145,12 +136,12 @@ def _hidden(hidden: tuple[GradientAccount, ...]) -> Reason | None:
     share = f"{account.num_hidden} of {account.num_elements} sampled gradients"
     cause = f"{share} are not finite after the backward, and numbers when the optimizer takes them"
     source = account.changed_at[-1] if account.changed_at else None
-    return (
+    return Reason(
         "certain",
         "gradients that are not finite are hidden from the optimizer",
         cause,
-        source,
         "find the operation that makes them: without the replacement nanstop locates it",
+        source,
     )
 
 
@@ -163,7 +154,7 @@ def _carried(accounts: tuple[GradientAccount, ...]) -> Reason | None:
         "consumed, and adds to it: each update is the sum of all gradients before it"
     )
     fix = "optimizer.zero_grad() before the first backward of each update"
-    return "certain", "gradients of earlier updates are never cleared", cause, source, fix
+    return Reason("certain", "gradients of earlier updates are never cleared", cause, fix, source)
 
 
 def _thrown_away(accounts: tuple[GradientAccount, ...]) -> Reason | None:
@@ -179,7 +170,9 @@ def _thrown_away(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     )
     source = next(iter(account.changed_at), None) or account.contributions[-1].source
     fix = "clear gradients after the update, not where a micro-batch begins"
-    return "certain", "gradients are cleared within an accumulation window", cause, source, fix
+    return Reason(
+        "certain", "gradients are cleared within an accumulation window", cause, fix, source
+    )
 
 
 def _doubled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
@@ -188,7 +181,7 @@ def _doubled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
         return None
     cause = "a backward adds the very gradients once more that the same loss had given before"
     fix = "one backward for each loss: without retain_graph torch refuses the second"
-    return "certain", "gradients are counted twice", cause, found[-1].source, fix
+    return Reason("certain", "gradients are counted twice", cause, fix, found[-1].source)
 
 
 def _scaled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
@@ -209,7 +202,7 @@ def _scaled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     )
     fix = "where that is meant as a learning rate, change the optimizer's"
     title = "gradients bear a factor that the loss has not"
-    return "likely", title, cause, account.changed_at[-1], fix
+    return Reason("likely", title, cause, fix, account.changed_at[-1])
 
 
 RULE = Rule(

@@ -92,7 +92,7 @@ BEYOND_WEIGHTS = 2.0**20
 BEYOND_SAMPLING_BITS = 40.0
 """A weight's magnitudes span log2(n) doublings and a few more, rounding and decay included."""
 
-Reason = tuple[Confidence, str, str, tuple[str, ...]]
+_Untrained = tuple[Confidence, str, str, tuple[str, ...]]
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -140,7 +140,7 @@ def is_large_throughout(stats: TensorStats) -> bool:
     return least > BEYOND_WEIGHTS and spans(stats) >= 1.0
 
 
-def _unfilled(weights: tuple[TensorStats, ...], *, alone: bool) -> Reason | None:
+def _unfilled(weights: tuple[TensorStats, ...], *, alone: bool) -> _Untrained | None:
     """Return the weights of memory that nothing wrote. ``alone``: no failure is to be explained."""
     found = [
         stats for stats in weights if is_unfilled(stats) or (alone and is_large_throughout(stats))
@@ -156,7 +156,7 @@ def _unfilled(weights: tuple[TensorStats, ...], *, alone: bool) -> Reason | None
     return "likely", found[0].name or "", cause, tuple(lines)
 
 
-def _too_large(evidence: Evidence) -> Reason | None:
+def _too_large(evidence: Evidence) -> _Untrained | None:
     """Return the weights behind an overflow that were far too large as they were loaded."""
     event = born(evidence, (*FORWARD, "backward"))
     if event is None or event.wider != "finite":
@@ -173,7 +173,7 @@ def _too_large(evidence: Evidence) -> Reason | None:
     return "likely", found[0].name or "", cause, tuple(lines)
 
 
-def _missing(scan: CheckpointScan) -> Reason | None:
+def _missing(scan: CheckpointScan) -> _Untrained | None:
     lost = [problem for problem in scan.keys if problem.new_on_load]
     if not lost:
         return None
@@ -184,7 +184,7 @@ def _missing(scan: CheckpointScan) -> Reason | None:
     return "likely", lost[0].name, cause, tuple(lines)
 
 
-def _under_other_names(loaded: LoadFacts) -> Reason:
+def _under_other_names(loaded: LoadFacts) -> _Untrained:
     """Return the weights that stayed as they were drawn, for what was loaded has other names."""
     num = f"{len(loaded.missing)} of {counted(loaded.num_tensors, 'tensor')}"
     cause = (
@@ -195,7 +195,7 @@ def _under_other_names(loaded: LoadFacts) -> Reason:
     return "likely", loaded.missing[0], cause, tuple(filter(None, (quoted(loaded.at), advice)))
 
 
-def _idle_adapter(scan: CheckpointScan) -> Reason | None:
+def _idle_adapter(scan: CheckpointScan) -> _Untrained | None:
     second = [tensor for tensor in scan.tensors if "lora_B" in tensor.name]
     if not second or any(not _is_zero(tensor) for tensor in second):
         return None
@@ -206,7 +206,7 @@ def _idle_adapter(scan: CheckpointScan) -> Reason | None:
     return "likely", second[0].name, cause, ()
 
 
-def _zero_matrices(scan: CheckpointScan) -> Reason | None:
+def _zero_matrices(scan: CheckpointScan) -> _Untrained | None:
     tables = {rows.parameter for rows in scan.token_rows}
     found = [
         tensor

@@ -57,13 +57,12 @@ NS114: nothing at all can learn. A head that is trained alone on a quantised bas
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import machine_of, standing
-from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.diagnose.evidence.stacks import in_range
-from nanstop.records import Confidence, Diagnosis, Environment, Evidence, QuantizedFacts, RunFacts
+from nanstop.records import Diagnosis, Environment, Evidence, QuantizedFacts, RunFacts
 from nanstop.wording import counted, listed
 
 FIRST_WITH_INT8 = "7.5"
-Reason = tuple[Confidence, str, str, tuple[str, ...]]
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -78,17 +77,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         or _no_integer_units(packed, facts, machine)
         or _unprepared(packed)
     )
-    if reason is None:
-        return None
-    confidence, title, cause, lines = reason
-    return Diagnosis(
-        code="NS107",
-        title=title,
-        cause=cause,
-        confidence=confidence,
-        lines=lines,
-        where=facts.model_type or facts.host,
-    )
+    where = facts.model_type or facts.host
+    return reason.diagnosis("NS107", where=where) if reason is not None else None
 
 
 def _no_adapters(packed: QuantizedFacts, facts: RunFacts) -> Reason | None:
@@ -102,11 +92,11 @@ def _no_adapters(packed: QuantizedFacts, facts: RunFacts) -> Reason | None:
         if packed.trained_base
         else "nothing learns that was quantised"
     )
-    return (
+    return Reason(
         "certain",
         "a quantised base is trained without adapters",
         f"{layers} take no update; {left}",
-        ("attach LoRA: get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(...))",),
+        "attach LoRA: get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(...))",
     )
 
 
@@ -114,11 +104,11 @@ def _other_format(packed: QuantizedFacts, facts: RunFacts) -> Reason | None:
     asked = facts.precision.requested if facts.precision is not None else None
     if packed.compute_dtype != "float16" or "bfloat16" not in (facts.autocast, asked):
         return None
-    return (
+    return Reason(
         "likely",
         "quantised layers compute in float16 in a bfloat16 run",
         "bnb_4bit_compute_dtype casts what they read, whatever autocast says: it ends at 65504",
-        ("set bnb_4bit_compute_dtype=torch.bfloat16",),
+        "set bnb_4bit_compute_dtype=torch.bfloat16",
     )
 
 
@@ -129,22 +119,22 @@ def _no_integer_units(
     on_gpu = facts.device == "cuda" and packed.method == "bitsandbytes" and packed.bits == 8
     if not on_gpu or not in_range(capability, f"<{FIRST_WITH_INT8}"):
         return None
-    return (
+    return Reason(
         "likely",
         "int8 products on a GPU without units for them",
         f"they begin with compute capability {FIRST_WITH_INT8}, this GPU has {capability}",
-        ("load_in_4bit=True, or half precision, on this GPU",),
+        "load_in_4bit=True, or half precision, on this GPU",
     )
 
 
 def _unprepared(packed: QuantizedFacts) -> Reason | None:
     if packed.half_rest != "float16" or not packed.num_adapted:
         return None
-    return (
+    return Reason(
         "possible",
         "a quantised base was not prepared for training",
         "its norms, embedding and head are stored in float16, whose values end at 65504",
-        ("call prepare_model_for_kbit_training before the adapters are attached",),
+        "call prepare_model_for_kbit_training before the adapters are attached",
     )
 
 

@@ -66,9 +66,8 @@ from nanstop.diagnose.evidence.accounts import (
     update_line,
 )
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
-from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.records import (
-    Confidence,
     Diagnosis,
     Evidence,
     GradientAccount,
@@ -77,8 +76,6 @@ from nanstop.records import (
     SourceLine,
 )
 from nanstop.wording import number
-
-Reason = tuple[Confidence, str, str, str]
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -94,19 +91,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
         reason = reason or _unscaled_half(facts) or _norm_in_half(facts)
     if reason is None:
         return None
-    confidence, title, cause, fix = reason
     source = source or changed_last(evidence.accounts) or update_line(evidence)
     if clipped_by_hand(repeated(evidence.accounts, 2)):
         source = next(iter(evidence.accounts[-1].changed_at), source)
-    return Diagnosis(
-        code="NS112",
-        title=title,
-        cause=cause,
-        confidence=confidence,
-        lines=(fix,),
-        where=facts.host,
-        seen=_seen(evidence, facts, source),
-    ).at(source)
+    seen = _seen(evidence, facts, source)
+    return reason.diagnosis("NS112", where=facts.host, seen=seen).at(source)
 
 
 def _seen(evidence: Evidence, facts: RunFacts, source: SourceLine | None) -> Sighting | None:
@@ -127,13 +116,13 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
             "were divided by it: each update's norm is "
             f"{number(twice[-1].norm_consumed or 0.0)}, whatever backward left"
         )
-        return "certain", "scaled gradients are clipped", cause, "divide first, then clip"
+        return Reason("certain", "scaled gradients are clipped", cause, "divide first, then clip")
     if not twice or not all(one.scale > 1.0 and has_signal(one) for one in twice):
         return None
     scale = number(twice[-1].scale)
     if all(one.until_unscale is None and _is_whole(one.factor) for one in twice):
         cause = f"the optimizer takes gradients as a loss scale of {scale} has made them"
-        return "certain", "scaled gradients are applied", cause, "scaler.step(optimizer)"
+        return Reason("certain", "scaled gradients are applied", cause, "scaler.step(optimizer)")
     limits = [one.norm_at_unscale for one in twice if one.until_unscale is not None]
     before = {one.until_unscale for one in twice}
     # A division by a count is the same each time; a clip leaves the same norm each time.
@@ -145,7 +134,9 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
         f"when the scaler unscales them gradients have a norm of {number(limits[-1] or 0.0)} at "
         f"each update, whatever backward left: they were clipped at a scale of {scale}"
     )
-    return "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
+    return Reason(
+        "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
+    )
 
 
 def _is_whole(factor: float | None) -> bool:
@@ -161,7 +152,7 @@ def _applied_scaled(facts: RunFacts) -> Reason | None:
         by = f"{by}, clipped as they were"
         fix = f"scaler.unscale_(optimizer) before clipping, and {fix}"
     cause = f"the optimizer's step is its own: updates come from {by}"
-    return "certain", "scaled gradients are applied", cause, fix
+    return Reason("certain", "scaled gradients are applied", cause, fix)
 
 
 def _clipped_scaled(facts: RunFacts) -> Reason | None:
@@ -174,7 +165,9 @@ def _clipped_scaled(facts: RunFacts) -> Reason | None:
         cause += (
             f": the update's norm is {number(facts.clip / facts.scaler)}, not {number(facts.clip)}"
         )
-    return "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
+    return Reason(
+        "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
+    )
 
 
 def _unscaled_half(facts: RunFacts) -> Reason | None:
@@ -187,7 +180,9 @@ def _unscaled_half(facts: RunFacts) -> Reason | None:
         "autocast computes in float16, where what is below 6e-8 is 0, and no GradScaler "
         "scales the loss"
     )
-    return "likely", "float16 without a loss scale", cause, "torch.amp.GradScaler, or bfloat16"
+    return Reason(
+        "likely", "float16 without a loss scale", cause, "torch.amp.GradScaler, or bfloat16"
+    )
 
 
 def _norm_in_half(facts: RunFacts) -> Reason | None:
@@ -196,11 +191,8 @@ def _norm_in_half(facts: RunFacts) -> Reason | None:
     if has_masters(facts):
         return None
     cause = "gradients have the format of their weights, and so has their norm: Inf above 65504"
-    return (
-        "possible",
-        "the norm to clip by is kept in float16",
-        cause,
-        "train in float32 or bfloat16",
+    return Reason(
+        "possible", "the norm to clip by is kept in float16", cause, "train in float32 or bfloat16"
     )
 
 

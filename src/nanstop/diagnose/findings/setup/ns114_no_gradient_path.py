@@ -66,10 +66,12 @@ base without adapters.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanstop.diagnose.evidence.accounts import repeated
 from nanstop.diagnose.evidence.candidates import half_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
-from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.records import (
     Confidence,
     Diagnosis,
@@ -81,13 +83,10 @@ from nanstop.records import (
 )
 from nanstop.wording import counted, listed
 
-Reason = tuple[Confidence, str, str, str]
-
 _FIVE, _LATE = 5, 8
 """Looks of an optimizer that never has a gradient, and the update of the last of them."""
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
-_ELSEWHERE = "the optimizer holds nothing that is trained"
 _REFUSAL = "does not require grad and does not have a grad_fn"
 
 
@@ -103,17 +102,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         reason = _refused(evidence.incident, reason)
     if reason is None:
         return None
-    confidence, title, cause, help_line = reason
-    made = facts.optimizer_at if title == _ELSEWHERE else None
-    return Diagnosis(
-        code="NS114",
-        title=title,
-        cause=cause,
-        confidence=confidence,
-        lines=(help_line,),
-        where=facts.host,
-        seen=_seen(evidence, facts),
-    ).at(made)
+    return reason.diagnosis("NS114", where=facts.host, seen=_seen(evidence, facts))
 
 
 def _replaced(evidence: Evidence) -> Diagnosis | None:
@@ -123,18 +112,21 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
         return None
     made = twice[-1].made_at
     num = counted(twice[-1].num_replaced, "parameter")
-    return Diagnosis(
-        code="NS114",
-        title="the optimizer holds what the model has replaced",
-        cause=(
+    reason = Reason(
+        "likely",
+        "the optimizer holds what the model has replaced",
+        (
             f"{num} with gradients are in no optimizer, and it holds as many of the same shapes "
             "that get none"
         ),
-        confidence="likely",
-        lines=("make the optimizer after the model is complete",),
+        "make the optimizer after the model is complete",
+        made,
+    )
+    return reason.diagnosis(
+        "NS114",
         where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=twice[0].at.step),
-    ).at(made)
+    )
 
 
 def _never_moved(evidence: Evidence) -> Diagnosis | None:
@@ -146,15 +138,18 @@ def _never_moved(evidence: Evidence) -> Diagnosis | None:
         return None
     source = looks[-1].updated_at[-1] if looks[-1].updated_at else None
     num = counted(looks[-1].num_still, "sampled tensor")
-    return Diagnosis(
-        code="NS114",
-        title="the script's own update leaves out what has gradients",
-        cause=f"{num} with gradients hold the values of the start at update {looks[-1].at.step}",
-        confidence="likely",
-        lines=("update all that is to be trained",),
+    reason = Reason(
+        "likely",
+        "the script's own update leaves out what has gradients",
+        f"{num} with gradients hold the values of the start at update {looks[-1].at.step}",
+        "update all that is to be trained",
+        source,
+    )
+    return reason.diagnosis(
+        "NS114",
         where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=looks[0].at.step),
-    ).at(source)
+    )
 
 
 def _never_reached(evidence: Evidence) -> Diagnosis | None:
@@ -167,18 +162,21 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
     if looks[-1].at.step < _LATE:
         return None
     made = looks[-1].made_at
-    return Diagnosis(
-        code="NS114",
-        title="an optimizer never has a gradient",
-        cause=(
+    reason = Reason(
+        "likely",
+        "an optimizer never has a gradient",
+        (
             f"{looks[-1].optimizer} has made updates up to {looks[-1].at.step}, and in no look did "
             "any of its parameters have a gradient: it changes nothing"
         ),
-        confidence="likely",
-        lines=("look for detach or no_grad before its loss",),
+        "look for detach or no_grad before its loss",
+        made,
+    )
+    return reason.diagnosis(
+        "NS114",
         where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=looks[0].at.step),
-    ).at(made)
+    )
 
 
 def is_mostly_unreached(path: GradientPath) -> bool:
@@ -205,7 +203,9 @@ def _refused(incident: Incident, known: Reason | None) -> Reason | None:
         return None
     cause = "autograd finds nothing that is trained behind the loss"
     advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
-    return ("certain", *known[1:]) if known else ("certain", "no gradient arrives", cause, advice)
+    return replace(
+        known or Reason("certain", "no gradient arrives", cause, advice), confidence="certain"
+    )
 
 
 def _nothing_trainable(facts: RunFacts) -> Reason | None:
@@ -214,7 +214,7 @@ def _nothing_trainable(facts: RunFacts) -> Reason | None:
         return None
     frozen = sum(group.num_tensors for group in facts.param_groups)
     cause = f"all {counted(frozen, 'parameter')} of the model are frozen"
-    return "certain", "nothing is trainable", cause, "attach adapters, or set requires_grad"
+    return Reason("certain", "nothing is trainable", cause, "attach adapters, or set requires_grad")
 
 
 def _held_elsewhere(facts: RunFacts) -> Reason | None:
@@ -230,7 +230,10 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
     if facts.host == "loop" and path.num_reached is None:
         return None
     cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
-    return "certain", _ELSEWHERE, cause, "make the optimizer after the model is complete"
+    advice = "make the optimizer after the model is complete"
+    return Reason(
+        "certain", "the optimizer holds nothing that is trained", cause, advice, facts.optimizer_at
+    )
 
 
 def _cut_off(facts: RunFacts) -> Reason | None:
@@ -254,7 +257,7 @@ def _none_arrives(path: GradientPath) -> Reason | None:
     if path.unreached:
         cause += f": {listed(path.unreached)}"
     advice = "look for detach, item or no_grad before the loss"
-    return "certain", "no gradient arrives", cause, advice
+    return Reason("certain", "no gradient arrives", cause, advice)
 
 
 def _part_cut_off(path: GradientPath) -> Reason | None:
@@ -269,7 +272,7 @@ def _part_cut_off(path: GradientPath) -> Reason | None:
     # A tower that is run under no_grad on purpose is often in the optimizer all the same.
     sure: Confidence = "possible" if path.cut_at else "likely"
     shown_at = path.cut_at or path.lost_at
-    return sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip()
+    return Reason(sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip())
 
 
 def _stuck(path: GradientPath) -> Reason | None:
@@ -280,7 +283,7 @@ def _stuck(path: GradientPath) -> Reason | None:
         "of each is a multiple of another"
     )
     advice = "begin one factor of each product with random values: lora_A, zeros for lora_B only"
-    return "certain", "every gradient is exactly 0, and will be", cause, advice
+    return Reason("certain", "every gradient is exactly 0, and will be", cause, advice)
 
 
 def _few_arrive(path: GradientPath) -> Reason | None:
@@ -295,11 +298,8 @@ def _few_arrive(path: GradientPath) -> Reason | None:
         "look for reentrant checkpointing of blocks whose inputs require no gradient, or a detach"
     )
     title = "no gradient arrives at most of what is to be trained"
-    return (
-        "likely",
-        title,
-        f"{cause}: {listed(path.unreached)}" if path.unreached else cause,
-        advice,
+    return Reason(
+        "likely", title, f"{cause}: {listed(path.unreached)}" if path.unreached else cause, advice
     )
 
 
@@ -308,7 +308,7 @@ def _none_enters(path: GradientPath) -> Reason | None:
         return None
     cause = "reentrant checkpointing, and the embedding's output requires no gradient"
     fix = 'checkpointing with {"use_reentrant": False}, or model.enable_input_require_grads()'
-    return "likely", "no gradient enters the checkpointed blocks", cause, fix
+    return Reason("likely", "no gradient enters the checkpointed blocks", cause, fix)
 
 
 def _scaled(facts: RunFacts) -> Reason | None:
@@ -316,7 +316,9 @@ def _scaled(facts: RunFacts) -> Reason | None:
     if adapter is None or adapter.kind != "LORA" or adapter.alpha != 0.0:
         return None
     cause = "lora_alpha is 0: what the adapters compute is multiplied by 0"
-    return "certain", "adapters that are scaled by 0", cause, "set lora_alpha, usually to r or 2 r"
+    return Reason(
+        "certain", "adapters that are scaled by 0", cause, "set lora_alpha, usually to r or 2 r"
+    )
 
 
 RULE = Rule(

@@ -72,8 +72,8 @@ samples: they are no pieces of one batch, and are not told.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import standing
-from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import AccumulationFacts, Confidence, Diagnosis, Evidence
+from nanstop.diagnose.evidence.rule import Reason, Rule
+from nanstop.records import AccumulationFacts, Diagnosis, Evidence
 from nanstop.wording import counted
 
 _UNEVEN = 1.05
@@ -81,8 +81,6 @@ _UNEVEN = 1.05
 
 _MANY = 32
 """Micro-batches that each add a thirtieth or less: five of bfloat16's eight bits are lost."""
-
-Reason = tuple[Confidence, str, str, str]
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -97,17 +95,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         or _rounded(sums, facts.num_micro)
         or _normed(sums)
     )
-    if reason is None:
-        return None
-    confidence, title, cause, fix = reason
-    return Diagnosis(
-        code="NS117",
-        title=title,
-        cause=cause,
-        confidence=confidence,
-        lines=(fix,),
-        where=facts.host,
-    ).at(sums.made_at)
+    return reason.diagnosis("NS117", where=facts.host).at(sums.made_at) if reason else None
 
 
 def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:
@@ -116,7 +104,7 @@ def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:
             f"each of {num_micro} micro-batches is a mean of its own, and nothing divides their sum"
         )
         title = f"gradients are {num_micro} times too large"
-        return (
+        return Reason(
             "certain",
             title,
             cause,
@@ -125,7 +113,7 @@ def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:
     if sums.by_tokens and sums.by_micros:
         cause = f"divided by the tokens of the window, and by its {num_micro} micro-batches again"
         title = f"gradients are {num_micro} times too small"
-        return "certain", title, cause, "set loss_is_scaled_for_ga = True on the trainer"
+        return Reason("certain", title, cause, "set loss_is_scaled_for_ga = True on the trainer")
     return None
 
 
@@ -140,7 +128,7 @@ def _weighed_unevenly(sums: AccumulationFacts) -> Reason | None:
         f"counts {ratio:.3g} times one of the longest"
     )
     fix = "a loss that takes num_items_in_batch, or micro-batches of as many tokens"
-    return "likely", "a mean of means over uneven micro-batches", cause, fix
+    return Reason("likely", "a mean of means over uneven micro-batches", cause, fix)
 
 
 def _rounded(sums: AccumulationFacts, num_micro: int) -> Reason | None:
@@ -152,7 +140,7 @@ def _rounded(sums: AccumulationFacts, num_micro: int) -> Reason | None:
         "leading digits"
     )
     title = f"gradients of {num_micro} micro-batches are summed in {sums.sum_format}"
-    return "likely", title, cause, "sum gradients in float32"
+    return Reason("likely", title, cause, "sum gradients in float32")
 
 
 def _normed(sums: AccumulationFacts) -> Reason | None:
@@ -160,7 +148,9 @@ def _normed(sums: AccumulationFacts) -> Reason | None:
         return None
     sees = "sees" if sums.batch_norms == 1 else "see"
     cause = f"{counted(sums.batch_norms, 'BatchNorm')} {sees} one micro-batch at a time"
-    return "possible", "statistics of micro-batches", cause, "freeze its statistics, or GroupNorm"
+    return Reason(
+        "possible", "statistics of micro-batches", cause, "freeze its statistics, or GroupNorm"
+    )
 
 
 RULE = Rule(

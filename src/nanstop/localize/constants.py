@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from nanstop.localize.slicing import range_of
 from nanstop.records import Localization, Origin
+from nanstop.records.values import origin_of
 from nanstop.tracing.carried import carried_into
 from nanstop.tracing.holders import Holder
 from nanstop.tracing.op_details import OpDetails
@@ -40,17 +41,18 @@ def as_constant(
     batch, which has ``rows`` samples.
     """
     storage, holder = value.storage, _holder(value, details)
-    if value.generation or (storage.name or "").startswith("state "):
+    origin = origin_of(storage.name)
+    if value.generation or origin == "from_state":
         return None
     read = found.first_bad.source if found.first_bad is not None else None
-    is_entry = (storage.name or "batch[").startswith("batch[")
+    is_entry = origin in ("unknown", "from_batch")
     if storage.line is None and holder is None and is_entry:
         earlier = carried_into(read)
         if earlier is not None:
             return _held(found, "carried_over", earlier)
     if storage.name and (holder is None or not _is_known(holder) or not _is_beside(value, rows)):
         return None
-    if (storage.name or "").startswith("buffer ") and holder is not None and not holder.declared:
+    if origin == "from_buffer" and holder is not None and not holder.declared:
         return None
     if storage.line is None and holder is None and not _is_one_number(details):
         return None
@@ -96,7 +98,7 @@ def _is_one_number(details: OpDetails | None) -> bool:
 
 def _is_beside(value: Value, rows: int | None) -> bool:
     """Return whether a tensor is no part of the batch: it has not a row for each sample."""
-    is_entry = (value.storage.name or "").startswith("batch[")
+    is_entry = origin_of(value.storage.name) == "from_batch"
     return not is_entry or (rows is not None and value.shape[:1] != (rows,))
 
 

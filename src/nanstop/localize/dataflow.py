@@ -18,6 +18,7 @@ from nanstop.localize.slicing import (
 from nanstop.numerics.tensors import format_name
 from nanstop.records import op_kind
 from nanstop.records.formats import vanishes
+from nanstop.records.values import origin_of
 from nanstop.tracing.operators import ADDITIVE
 from nanstop.tracing.recorder import Op, Trace, Value
 
@@ -115,8 +116,8 @@ def _vanishes(op: Op, number: float) -> bool:
 def entries_of(trace: Trace, value: Value) -> tuple[str, ...]:
     """Return the names of the batch's entries that a value was made of."""
     read = [v for index in sorted(reaching(trace, [value])) for v in trace.ops[index].inputs]
-    names = (one.storage.name or "" for one in (*read, value))
-    entries = (name[len("batch[") : -1] for name in names if name.startswith("batch["))
+    names = [one.storage.name or "" for one in (*read, value)]
+    entries = (name[len("batch[") : -1] for name in names if origin_of(name) == "from_batch")
     return tuple(dict.fromkeys(entries))
 
 

@@ -18,6 +18,7 @@ from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
 from nanstop.numerics.tensors import is_plain
 from nanstop.records import Confidence, Localization, Phase
+from nanstop.records.values import origin_of
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import Observer, OpDetails, storage_names
 from nanstop.tracing.op_patches import Look, Patch, Spot
@@ -177,7 +178,7 @@ def _masks(scene: _Scene) -> frozenset[str]:
     return frozenset(
         name
         for name, tensor in named.items()
-        if name.startswith("batch[") and is_plain(tensor) and _is_mask(tensor)
+        if origin_of(name) == "from_batch" and is_plain(tensor) and _is_mask(tensor)
     )
 
 

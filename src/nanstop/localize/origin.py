@@ -20,11 +20,11 @@ from nanstop.records import (
     FailureKind,
     Localization,
     OpEvent,
-    Origin,
     Phase,
     Position,
     TensorStats,
 )
+from nanstop.records.values import origin_of
 from nanstop.records.vocabulary import NOT_FINITE, Descent
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.op_patches import Spot
@@ -248,11 +248,11 @@ class FailureOrigin:
         found = Localization(
             key=self._key(event, _kind_of(range_of(self._trace, value))),
             first_bad=event,
-            origin=_origin_of(name),
+            origin=origin_of(name),
             culprit=name.removeprefix("buffer ") if name else None,
             reaches=self.reaches,
             positions=self._positions(reader),
-            weighs_choices=_origin_of(name) == "from_batch"
+            weighs_choices=origin_of(name) == "from_batch"
             and dataflow.weighs_choices(self._trace, self._made, value),
             blind_spots=() if name else (_OUTSIDE,),
         )
@@ -280,8 +280,8 @@ class FailureOrigin:
         lanes = {o.lane for o in self._bad_outputs(index)}
         inputs = self._trace.ops[index].inputs
         named = [v.storage.name for v in inputs if v.storage.name and v.lane in lanes]
-        parameters = [n for n in named if not n.startswith(("state ", "batch[", "buffer "))]
-        states = [n.rpartition(" of ")[2] for n in named if n.startswith("state ")]
+        parameters = [n for n in named if origin_of(n) == "from_param"]
+        states = [n.rpartition(" of ")[2] for n in named if origin_of(n) == "from_state"]
         return next(iter((*parameters, *states, *self.reaches)), None)
 
     def _bad_outputs(self, index: int) -> list[Value]:
@@ -387,13 +387,3 @@ def _kind_of(seen: slicing.Range) -> FailureKind:
     if seen.has_nan:
         return "nan"
     return "+inf" if seen.high == math.inf else "-inf"
-
-
-def _origin_of(name: str | None) -> Origin:
-    if name is None:
-        return "unknown"
-    if name.startswith("batch["):
-        return "from_batch"
-    if name.startswith("buffer "):
-        return "from_buffer"
-    return "from_state" if name.startswith("state ") else "from_param"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.records import Position, op_name
+from nanstop.records.values import origin_of
 from nanstop.tracing.recorder import Op, Trace, Value
 
 
@@ -104,8 +105,7 @@ def _left_factor(op: Op) -> Value | None:
     first = next((value for value in op.inputs if len(value.shape) == 2), None)
     if first is None or first.layout[0] != (first.shape[1], 1):
         return None
-    name = first.storage.name
-    return first if name is None or name.startswith("batch[") else None
+    return first if origin_of(first.storage.name) in ("unknown", "from_batch") else None
 
 
 def _positions_seen(

@@ -17,6 +17,7 @@ import torch
 
 from nanstop.localize.slicing import writers
 from nanstop.records import op_kind
+from nanstop.records.values import origin_of
 from nanstop.records.vocabulary import Descent
 from nanstop.tracing.recorder import Op, Trace, Value
 
@@ -113,12 +114,12 @@ def kinds_of(
 
 def _own(value: Value) -> Kinds:
     """Return what a value is that no op wrote: by where it lies, and by its format."""
-    name = value.storage.name
-    if name is None or name.startswith("buffer "):
+    origin = origin_of(value.storage.name)
+    if origin in ("unknown", "from_buffer"):
         return _CONSTANT
-    if name.startswith("state "):
+    if origin == "from_state":
         return frozenset({"state"})
-    if not name.startswith("batch["):
+    if origin == "from_param":
         return frozenset({"parameter"})
     numbers = value.dtype.is_floating_point or value.dtype.is_complex
     return frozenset({"data"}) if numbers else frozenset({"ids"})

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import dense_parts, floats, format_name
 from nanstop.records import FORMAT_MAX, Phase, RangeRow, op_name
+from nanstop.records.values import origin_of
 from nanstop.replay.conditions import Under
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
@@ -246,7 +247,8 @@ class SizeLook(_Look):
 def _buffer_masks(step: Step, micro: int) -> dict[int, float]:
     """Return the buffers and batch entries that hold a mask already, by storage."""
     named = known_tensors(step, micro)
-    entries = [t for name, t in named.items() if name.startswith(("buffer ", "batch["))]
+    kept = ("from_buffer", "from_batch")
+    entries = [t for name, t in named.items() if origin_of(name) in kept]
     return {
         values.untyped_storage()._cdata: low
         for tensor in entries

@@ -12,6 +12,7 @@ from nanstop.records.vocabulary import (
     Descent,
     FailureKind,
     Finiteness,
+    Origin,
     Phase,
     SignalSource,
 )
@@ -62,6 +63,20 @@ class SourceLine:
         return f"{self.short}  {self.text}"
 
 
+def origin_of(name: str | None) -> Origin:
+    """Return where a tensor comes from by the name that it had before the step, see
+    ``TensorStats.name``: "from_param", "from_buffer", "from_batch", "from_state"; "unknown" without
+    one.
+    """
+    if name is None:
+        return "unknown"
+    if name.startswith("batch["):
+        return "from_batch"
+    if name.startswith("buffer "):
+        return "from_buffer"
+    return "from_state" if name.startswith("state ") else "from_param"
+
+
 @record
 class TensorStats:
     """Range of one tensor. ``absmax``, ``absmin_nonzero`` and ``minimum`` are over the finite
@@ -84,7 +99,9 @@ class TensorStats:
     subnormal: int = 0
     first_bad: tuple[int, ...] | None = None
     name: str | None = None
-    """The parameter, buffer or batch entry that this tensor is, where it is one."""
+    """The parameter that this tensor is, the ``buffer NAME``, the ``batch[NAME]`` or the
+    ``state KEY of PARAMETER``, where it is one.
+    """
     exponents: tuple[tuple[int, int], ...] = ()
 
     @property

@@ -23,6 +23,7 @@ from nanstop.numerics.tensors import (
     widened,
 )
 from nanstop.records import Finiteness, TensorStats
+from nanstop.records.values import origin_of
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
 from nanstop.tracing.holders import Holder, holder_of
@@ -115,7 +116,7 @@ class Observer:
 
 
 def _holder(tensor: Tensor, stats: TensorStats) -> Holder | None:
-    own = stats.name is None or stats.name.startswith(("batch[", "buffer "))
+    own = origin_of(stats.name) in ("unknown", "from_batch", "from_buffer")
     return holder_of(tensor) if own and not stats.finite else None
 
 

@@ -53,6 +53,7 @@ from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, StateFault, op_name
+from nanstop.records.values import origin_of
 from nanstop.wording import counted, listed
 
 ROOTS = frozenset({"sqrt", "sqrt_", "_foreach_sqrt", "_foreach_sqrt_", "rsqrt", "_foreach_rsqrt"})
@@ -94,7 +95,7 @@ def _negative_root(event: OpEvent) -> str | None:
     """Return the finite state whose square root is NaN."""
     if op_name(event.op) not in ROOTS or not any(output.nan for output in event.outputs):
         return None
-    states = (i.name for i in event.inputs if i.finite and (i.name or "").startswith("state "))
+    states = (i.name for i in event.inputs if i.finite and origin_of(i.name) == "from_state")
     return next(states, None)
 
 

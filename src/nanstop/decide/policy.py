@@ -123,7 +123,7 @@ class PolicyState:
         return next((one for one in self.occurrences if one.folded == key.folded), new)
 
     def losses(self, optimizer: int) -> Losses:
-        """Return what an optimizer has lost."""
+        """Return how many updates an optimizer has lost, none for one that is not known."""
         none = Losses(optimizer=optimizer)
         return next((one for one in self.lost if one.optimizer == optimizer), none)
 

@@ -80,7 +80,9 @@ class RunningSums:
         return self._open.pop(_place(operand))
 
     def lost(self) -> dict[int, tuple[int, float]]:
-        """Return terms and the lost share of the sums that have lost much, by index."""
+        """Return (number of terms, share lost) of each sum that lost ``LOST`` of it or more, by the
+        index of its last operation.
+        """
         found: dict[int, tuple[int, float]] = {}
         for chain in self._open.values():
             if chain.num_terms >= LEAST_TERMS:

@@ -39,7 +39,7 @@ def has_zero_rows(specimen: Specimen) -> bool:
 
 
 def head_from(memory: bytes | None = None) -> Specimen:
-    """A head whose weight is memory as it was; initialised for None."""
+    """Return a head whose weight is these bytes of memory; an initialised one for None."""
     torch.manual_seed(0)
     head = nn.Linear(WIDTH, WIDTH, bias=False)
     if memory is not None:

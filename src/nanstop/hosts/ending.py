@@ -32,7 +32,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Redone:
-    """A redo of which the next reading says what became of it."""
+    """A redo whose result is read at the end of the next window."""
 
     decision: Decision
     micro: int | None

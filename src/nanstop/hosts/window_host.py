@@ -35,7 +35,7 @@ class HostStep(Step, Protocol):
 
     @property
     def replicas(self) -> Replicas:
-        """What other processes have of it."""
+        """The copies of the model that other processes hold."""
         ...
 
     def for_looks(self) -> Step:

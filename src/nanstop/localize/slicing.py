@@ -163,7 +163,7 @@ def reaching(trace: Trace, sinks: Iterable[Value]) -> frozenset[int]:
 
 
 def writers(trace: Trace, value: Value) -> Iterator[int]:
-    """Yield the indices of the ops that made what the value shows, newest first."""
+    """Yield the indices of the ops that wrote the elements of a value, newest first."""
     yield from dict.fromkeys(index for index, _ in _seen_writes(trace, value))
 
 

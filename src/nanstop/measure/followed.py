@@ -48,7 +48,7 @@ class OwnUpdate:
         self.begin(None)
 
     def begin(self, weights: Tensor | None) -> None:
-        """Forget what there was: a backward has left the sample ``weights``."""
+        """Begin anew after a backward; ``weights``: the sample as it left them."""
         self._weights = weights
         self._gradients: dict[int, Tensor] = {}
         self._asked: list[Tensor] = []
@@ -74,7 +74,7 @@ class OwnUpdate:
         return is_told or not torch.equal(weights, self._weights)
 
     def close(self, one: Followed) -> None:
-        """Have the samples of its window hold what the update took."""
+        """Note in the window's samples the gradients that the update consumed."""
         weights, samples = one.weights(), one.samples
         self._first = self._weights if self._first is None else self._first
         if samples is None or not samples.backwards or self._first is None:
@@ -97,7 +97,7 @@ class OwnUpdate:
         }
 
     def told(self, account: GradientAccount) -> GradientAccount:
-        """Return the account of that window with what is known of the update."""
+        """Return the account of the window, completed by what the update did."""
         return replace(account, **self._latest)
 
 
@@ -240,7 +240,7 @@ class Followed:
         return True
 
     def close(self) -> Samples | None:
-        """Return what was copied since the last update, and begin anew."""
+        """Return the samples since the last update; begin new ones if the next is looked at."""
         closed, self.samples = self.samples, None
         self.num_updates += 1
         if closed is not None and closed.consumed is not None:

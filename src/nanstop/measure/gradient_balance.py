@@ -252,7 +252,7 @@ def _changed_at(samples: Samples, arrived: Tensor) -> tuple[SourceLine, ...]:
 
 
 def is_even(account: GradientAccount) -> bool:
-    """Return whether all that arrived was consumed, once, and as it was."""
+    """Return whether an update consumed the sum of the backwards' gradients, unchanged and once."""
     if account.is_carried or account.num_hidden or account.is_put_back:
         return False
     if any(one.is_lost or one.is_again for one in account.contributions):

@@ -111,7 +111,9 @@ class ExactRuns:
         return gaps_between(run, exact)
 
     def gaps_of_rows(self, micro: int, batch: Batch) -> Gaps | None:
-        """Return how far the run as it is of another batch is from the exact one."""
+        """Return how far the run of another batch, without any remedy, is from the exact run of it;
+        None where either failed.
+        """
         path = Path()
         own = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
         return gaps_between(own, self._exact(path, micro, batch))
@@ -206,7 +208,9 @@ def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
 
 
 def farthest(all_gaps: Sequence[Gaps]) -> Gaps | None:
-    """Return of each distance the largest; None of none."""
+    """Return the largest loss gap, the smallest cosine and the largest gradient gap of some runs;
+    None where there are none.
+    """
     if not all_gaps:
         return None
     losses, cosines, gradients = zip(*all_gaps, strict=True)

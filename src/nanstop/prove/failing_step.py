@@ -68,7 +68,7 @@ class FailurePoint:
         no_redo: str = "",
         is_past: bool = False,
     ) -> FailurePoint:
-        """Return the occasion of a step, or else of what the signals say of it."""
+        """Return the failure point of a step; without a step, that of the signals."""
         if step is not None:
             return cls(step.id, step, True, agreed, harmless, no_redo, is_past)
         at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))

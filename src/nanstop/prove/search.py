@@ -59,7 +59,7 @@ class _Cure:
 
     @property
     def holds(self) -> bool:
-        """Whether everything that was asked of it is so."""
+        """Whether every condition of a proof was met."""
         lasts = self.following is None or self.following.outcome != "other_failure"
         return self.complete and self.grade == AGREES and self.passed == self.runs and lasts
 

@@ -79,7 +79,7 @@ class Collectives:
         self._gradients = {}
 
     def noted(self, micro: int) -> list[Tensor]:
-        """Return what those of a micro-batch brought when they were made together."""
+        """Return the noted results of a micro-batch's collectives, as all ranks made them."""
         return [value for note in self._notes.get(micro, ()) for value in note.values]
 
     @contextmanager
@@ -95,7 +95,7 @@ class Collectives:
 
     @contextmanager
     def changed(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Answer inside what ``change`` makes of what was noted."""
+        """Inside, answer collectives with ``change`` of the noted results."""
         kept = self._notes
         self._notes = {m: [note.changed(change) for note in notes] for m, notes in kept.items()}
         try:

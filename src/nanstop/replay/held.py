@@ -243,7 +243,7 @@ def holder(tensor: Tensor) -> Held | None:
 
 
 def holders(tensors: Iterable[Tensor]) -> list[Held]:
-    """Return what holds some of these tensors, each once."""
+    """Return the ``Held`` of those tensors that are held in another format, each once."""
     found = (holder(tensor) for tensor in tensors)
     return list(dict.fromkeys(held for held in found if held is not None))
 

@@ -185,7 +185,7 @@ class _OnPath(TorchDispatchMode, ABC):
         return result
 
     def ran(self, func: Any, result: Any) -> None:
-        """Take note of an op, whatever it is."""
+        """Take note of an operation of any kind."""
 
     @abstractmethod
     def drawn(self, call: _Call, drawn: Tensor | None) -> None:

@@ -47,7 +47,7 @@ class _Plain:
 
     @classmethod
     def of(cls, module: nn.Module) -> _Plain:
-        """Return the one of a module, made at need."""
+        """Return the stand-in of a module; the first call makes it."""
         answer = vars(module).get("__getstate__")
         return answer.plain if isinstance(answer, _Answer) else cls(module)
 

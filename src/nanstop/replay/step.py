@@ -224,6 +224,6 @@ def parameters_of(view: ModelView) -> dict[str, Tensor]:
 
 
 def trainable_of(view: ModelView) -> Trainable:
-    """Return what an update of this model changes."""
+    """Return the parameters, optimizer state and scaler that an update of this model changes."""
     trained = {name: p for name, p in parameters_of(view).items() if p.requires_grad}
     return Trainable(trained, view.optimizer, view.scaler)

@@ -120,8 +120,7 @@ class Source:
     def operand(self, node: ast.expr) -> str:
         """Return the text of a node so that a method or an operator may follow it."""
         text = self.segment(node)
-        closed = isinstance(node, _CLOSED) or isinstance(getattr(node, "value", None), str)
-        return text if closed else f"({text})"
+        return text if is_closed(node) else f"({text})"
 
     def line(self, number: int) -> str:
         """Return a line (from 1) without its end; "" beyond the last."""
@@ -210,6 +209,11 @@ class Source:
 def _bound(statement: ast.stmt) -> set[str]:
     nodes = ast.walk(statement)
     return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def is_closed(node: ast.expr) -> bool:
+    """Return whether a method or an operator may follow an expression without parentheses."""
+    return isinstance(node, _CLOSED) or isinstance(getattr(node, "value", None), str)
 
 
 def nodes_around(tree: ast.AST, line: int, *kinds: type[N]) -> list[N]:

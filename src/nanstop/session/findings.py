@@ -26,11 +26,11 @@ class Findings:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """Codes of what is more than possible."""
+        """Codes of the findings that are "certain" or "likely"."""
         return tuple(one.code for one in self.all if one.confidence != "possible")
 
     def examine_setup(self, evidence: Evidence) -> None:
-        """Tell what the set-up shows."""
+        """Announce the findings that the facts of the run show before its first step."""
         for finding in examine(evidence, "static").diagnoses:
             if finding.seen is not None:
                 self.measured(finding)
@@ -38,7 +38,7 @@ class Findings:
                 self.found(finding)
 
     def examine_healthy(self, evidence: Evidence) -> None:
-        """Tell what a look at a healthy run shows."""
+        """Announce the findings that a look at a healthy step shows."""
         for finding in examine(evidence, "gauge").diagnoses:
             self.found(finding)
 

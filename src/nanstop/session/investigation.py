@@ -93,7 +93,7 @@ class Investigation:
 
     @property
     def key(self) -> FailureKey:
-        """What failed, as far as it is known."""
+        """The key of the failure, as far as it was localized."""
         if self.localization is not None:
             return self.localization.key
         return FailureKey(kind="exception" if self.raised else "nan", phase=self.phase)
@@ -157,7 +157,7 @@ class Investigation:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the step as it is fails each time that it is run."""
+        """Whether every replay without a remedy failed."""
         return self.replay is not None and self.replay.fidelity in ("bitwise", "same_failure")
 
     @property

@@ -34,7 +34,7 @@ _UNUSED = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
 def save_plan(plan: PrecisionPlan, path: str | os.PathLike[str]) -> None:
-    """Write a plan; what it leaves as it is is left out. Errors: ``OSError``."""
+    """Write a plan, without its empty fields. Errors: ``OSError``."""
     import yaml
 
     rows = json.loads(codec.to_json(plan))

@@ -53,7 +53,7 @@ class LoopMode(Reads):
             self.__enter__()
 
     def begin(self, muted: Iterable[str]) -> None:
-        """Note from here on which lines read what is bad."""
+        """Note from here on which lines read a value that was made bad."""
         self.muted, self.lines, self.on, self.blind = frozenset(muted), {}, True, False
 
     def locate(self, loss: Tensor) -> None:
@@ -68,7 +68,7 @@ class LoopMode(Reads):
         self._counts.clear()
 
     def call(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
-        """Return what a call gives, or the loss that takes its place."""
+        """Return the result of a call, or the planted loss in its place."""
         if self.between is not None and not _is_updating(caller):
             between, self.between = self.between, None
             between()

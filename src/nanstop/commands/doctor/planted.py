@@ -207,7 +207,7 @@ class Reads(TorchFunctionMode):
         return self.call(func, args, kwargs or {}, sys._getframe(1))
 
     def call(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
-        """Return what a call gives, after a look at who reads what."""
+        """Return the result of a call; note the line that reads a planted value."""
         name = getattr(func, "__name__", "")
         if self.on and (name in _READERS or name in _MENDERS) and any(map(_is_bad, args)):
             line = users_line(caller)

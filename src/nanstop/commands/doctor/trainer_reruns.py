@@ -131,7 +131,7 @@ class TrainerReruns:
             yield
 
     def train(self, reads: Reads) -> BaseException | None:
-        """Train and return what was raised."""
+        """Train; return the exception that ended it, None where none did."""
         try:
             with reads:
                 self.trainer.train()
@@ -184,7 +184,7 @@ class LossPlace:
 
     @contextmanager
     def planted(self, trainer: Any, root: Any, plant: Plant) -> Iterator[None]:
-        """Replace what is looked at, inside."""
+        """Inside, have ``plant`` act, and the loss, the model's call and the backward looked at."""
         table, patches = Table(), Patches()
         for kind in type(trainer).__mro__:
             if "compute_loss" in vars(kind):

@@ -96,7 +96,7 @@ class LoopSweep(OffSession):
             self._end()
 
     def finish(self, exit_code: int = 0) -> None:  # noqa: ARG002
-        """Write what a loop that was over sooner has shown."""
+        """Write the answer of a loop that ended before the sweep did."""
         error = getattr(sys, "last_value", None)
         if error is not None:
             self._recorder.ended = f"{type(error).__name__}: {error}"[:500]

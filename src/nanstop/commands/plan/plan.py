@@ -136,7 +136,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def record_of(plan: Plan | PrecisionPlan | str | os.PathLike[str] | None) -> PrecisionPlan | None:
-    """Return the record of a plan however it is given."""
+    """Return the record of a plan that is given as one, as a record, or as the path of its file."""
     if plan is None or isinstance(plan, PrecisionPlan):
         return plan
     if isinstance(plan, Plan):

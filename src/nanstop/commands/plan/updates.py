@@ -35,7 +35,7 @@ class UpdateTrial:
 
     @property
     def why(self) -> str:
-        """Return what is wrong, "" where nothing is."""
+        """Return why the update fails, "" where it does not."""
         if self.error:
             return self.error
         if not self.loss_gap <= self.bound:

@@ -106,7 +106,7 @@ class Training:
         )
 
     def finish(self, exit_code: int = 0) -> None:  # noqa: ARG002 - of the script, which is over
-        """Write what was seen of a loop that was over sooner."""
+        """Write the answer of a loop that ended before the incident's step."""
         self._write(getattr(sys, "last_value", None))
 
     def _after(self, step: int | None) -> None:

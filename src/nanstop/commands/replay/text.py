@@ -27,7 +27,7 @@ def _lines(found: Replayed) -> Iterator[str]:
 
 
 def notes(found: Replayed) -> Iterator[str]:
-    """Yield what makes the two runs different ones."""
+    """Yield the differences between the run now and the run that failed, a line each."""
     one = found.differs
     if one is not None:
         yield (

@@ -15,7 +15,7 @@ RATIO_AT_ONCE, RATIO = "log_ratio/at_once", "log_ratio/later"
 
 
 def named(evidence: Evidence, beginning: str) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Return the series whose names begin so, by what follows."""
+    """Return the series whose names begin with a prefix, by the rest of their names."""
     histories = evidence.series or (evidence.incident.history if evidence.incident else ())
     return {
         one.name.removeprefix(beginning): tuple(zip(one.steps, one.values, strict=False))

@@ -99,7 +99,7 @@ class Evaluations:
         return list({id(noted.module): noted.module for noted in reversed(self._noted)}.values())
 
     def take(self, number: float) -> list[EvaluationMicro]:
-        """Return the calls that were noted, the latest first, and forget them."""
+        """Return the noted calls, the latest first, and forget them."""
         found = [EvaluationMicro(noted, number) for noted in reversed(self._noted)]
         self.clear()
         return found

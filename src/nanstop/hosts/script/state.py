@@ -178,7 +178,7 @@ class LoopState:
                 self.watch_writes()
 
     def ignore_writes(self) -> None:
-        """Note no such lines: torch, a model or nanstop itself is at work."""
+        """Note no lines that write to gradients: torch, a model or nanstop itself is at work."""
         self._writes.stop()
 
     def leave(self) -> None:

@@ -61,7 +61,7 @@ def end_with_owner(pipe: int) -> None:
 
 
 def main() -> None:
-    """Never return: what is here afterwards is the command."""
+    """Set the bounds and become the command (``exec``): never returns."""
     pipe, memory, *command = sys.argv[1:]
     bound(int(memory) or None)
     end_with_owner(int(pipe))

@@ -9,7 +9,9 @@ from nanstop.records.facts import BY_HAND
 
 
 def said_at_start(facts: RunFacts) -> Iterator[str]:
-    """Yield what an earlier training left, and what cannot be done in this one."""
+    """Yield lines on the bad weights that an earlier training left, and on what nanstop cannot do
+    in this one.
+    """
     left = facts.left_weights
     if left:
         names = ", ".join(f"`{stats.name}`" for stats in left[:3])

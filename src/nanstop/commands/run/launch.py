@@ -68,18 +68,15 @@ def launch(
     that cannot be started.
     """
     resolved = resolve_command(command)
-    given = dict(os.environ)
     if switched_off():
-        return _shell_code(_run(resolved, given, subprocess.Popen.wait)[0])
+        return _shell_code(_run(resolved, dict(os.environ), subprocess.Popen.wait)[0])
     folder = incident_folder(out).absolute()
     run_id = os.urandom(8).hex()
     store = Store(folder, run_id)
     if is_first():  # of several that a launcher has started, each under a `nanstop run`
         store.reset()
     began = time.monotonic()
-    watched = given | watching(policy, folder, run_id, given.get("PYTHONPATH", ""))
-    if series:
-        watched[SERIES_VARIABLE] = "1"
+    watched = _environment(policy, folder, run_id, series=series)
     with supervised(store, record=record, patience=patience) as supervisor:
         code, interrupted = _run(resolved, {**watched, **supervisor.variables}, supervisor.wait)
         summary = _summary_so_far(store)
@@ -101,6 +98,13 @@ def launch(
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return shown
+
+
+def _environment(policy: Policy, folder: Path, run_id: str, *, series: bool) -> dict[str, str]:
+    """Return the environment of the command, in which it is watched."""
+    given = dict(os.environ)
+    watched = given | watching(policy, folder, run_id, given.get("PYTHONPATH", ""))
+    return watched | {SERIES_VARIABLE: "1"} if series else watched
 
 
 def _announce(folder: Path, report: Report) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nanstop.commands.view.followed import RunNow, Stage
 from nanstop.records import Report, RunFacts
 from nanstop.report.html.charts import MISSING, are_available
 from nanstop.report.html.headroom import heat_map
-from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS, incident_parts
+from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS, IncidentParts, incident_parts
 from nanstop.report.html.templates import FOLDER as SHARED
 from nanstop.report.html.templates import policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, panels
+from nanstop.store.summary import Summary
 from nanstop.wording import counted
 
 FOLDER = Path(__file__).parent / "page"
@@ -62,21 +63,9 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
         "said": _said(run),
         "stage": _stage_said(run.stage) if run.stage is not None else (),
         "bar": run.stage,
-        "incidents": tuple(
-            (
-                report.incident.id,
-                _headline(report),
-                incident_parts(
-                    report, None, name=f"{key}-operand-{at}", draw=False, show_text=False
-                ),
-            )
-            for at, report in enumerate(shown)
-        ),
+        "incidents": tuple(_incidents(shown, key)),
         "others": tuple(_headline(report) for report in reports[:-MOST_SHOWN]),
-        "findings_rows": tuple(
-            (one.code, one.title, "" if one.step is None else str(one.step))
-            for one in (run.summary.findings if run.summary is not None else ())
-        ),
+        "findings_rows": tuple(_finding_rows(run.summary)),
         "panels": tuple(panels(run.series, reports, draw=draw, name=f"{key}-series")),
         "heat": heat_map(run.series, facts),
         "is_alone": is_alone,
@@ -90,6 +79,20 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
         f"{key}-{name}": template(f"{name}.html.jinja", FOLDER).render(given).strip()
         for name in names
     }
+
+
+def _incidents(reports: Sequence[Report], key: str) -> Iterator[tuple[str, str, IncidentParts]]:
+    """Yield id, headline and parts of each incident."""
+    for at, report in enumerate(reports):
+        name = f"{key}-operand-{at}"
+        parts = incident_parts(report, None, name=name, draw=False, show_text=False)
+        yield report.incident.id, _headline(report), parts
+
+
+def _finding_rows(summary: Summary | None) -> Iterator[tuple[str, str, str]]:
+    """Yield code, title and step of each finding, "" where it has no step."""
+    for one in summary.findings if summary is not None else ():
+        yield one.code, one.title, "" if one.step is None else str(one.step)
 
 
 def _state(run: RunNow) -> tuple[str, str]:

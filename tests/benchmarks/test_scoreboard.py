@@ -156,7 +156,7 @@ def test_a_twin_may_be_told_that_its_loss_of_zero_is_by_design() -> None:
 
 def test_an_open_case_is_answered_by_its_code_or_by_doubt_with_what_was_ruled_out() -> None:
     undecided = truth(kind="open", codes=("NS000",), in_run=False)
-    ruled_out = ("ruled out: the batch is finite",)
+    ruled_out = ("ruled out: the data; the batch is finite",)
 
     def cause(**more: Any) -> bool | None:
         return score(undecided, said(**more), QUIET, 4.0)["cause"]

@@ -889,9 +889,9 @@ def test_not_established_says_what_was_ruled_out_and_what_to_try():
     diagnosis = check("NS000", evidence(found, batch=[batch_fact()], replay=replay))
     assert diagnosis.confidence == "possible"
     assert diagnosis.lines == (
-        "ruled out: parameters were finite before the step",
-        "ruled out: the batch is finite",
-        "ruled out: the forward pass is finite",
+        "ruled out: the weights; all were finite before the step",
+        "ruled out: the data; the batch is finite",
+        "ruled out: the forward pass; it is finite",
         "first seen in `mul`, backward; origin born_here",
         "ruled out: chance; the replay fails in the same way",
         "next experiment: look at what the recorder could not see: calls into a C++ extension",

@@ -477,3 +477,29 @@ for step in range(4):
     assert report.diagnoses[0].code == "NS206"
     assert "its eps is 0" in report.diagnoses[0].cause
     assert report.diagnoses[0].confirmed
+
+
+def test_a_buffer_that_no_operation_has_made_bad_is_named(tmp_path):
+    source = """
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+        self.register_buffer("bank", torch.full((20, 6), float("nan")))
+    def forward(self, x):
+        h = self.lin(x)
+        with torch.no_grad():
+            self.bank[: len(x)] = h
+        return h @ self.bank[: len(x) + 1].t()
+net = Memory()
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+for step in range(2):
+    loss = net(torch.randn(4, 6)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    _, news = investigated(tmp_path / "script.py", HEAD + source)
+    report = next(one for one in news if hasattr(one, "diagnoses"))
+    assert (report.diagnoses[0].code, report.diagnoses[0].where) == ("NS506", "bank")
+    assert "since before the first step" in report.diagnoses[0].cause

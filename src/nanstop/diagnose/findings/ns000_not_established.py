@@ -70,12 +70,12 @@ def _ruled_out(evidence: Evidence) -> tuple[str, ...]:
     if incident.bad_params:
         lines.append("parameters were not finite before the step")
     elif found is not None and found.origin not in ("from_param", "unknown"):
-        lines.append("ruled out: parameters were finite before the step")
+        lines.append("ruled out: the weights; all were finite before the step")
     batch = failing_batch(evidence)
     if batch and not any(fact.num_bad for fact in batch):
-        lines.append("ruled out: the batch is finite")
+        lines.append("ruled out: the data; the batch is finite")
     if found is not None and found.key.phase in ("backward", "optimizer"):
-        lines.append("ruled out: the forward pass is finite")
+        lines.append("ruled out: the forward pass; it is finite")
     if found is not None and found.first_bad is not None:
         event = found.first_bad
         lines.append(f"first seen in `{op_name(event.op)}`, {event.phase}; origin {found.origin}")
@@ -90,7 +90,7 @@ def _ruled_out(evidence: Evidence) -> tuple[str, ...]:
 def _next_experiment(evidence: Evidence) -> str:
     found, replay = evidence.localization, evidence.replay
     if replay is None:
-        return "replay the step; nothing is known of how well it repeats"
+        return "replay the step; it could not be run again here"
     if replay.fidelity == "not_reproduced":
         seen = "its own random generator" if replay.private_rng else "state outside the step"
         return f"seed or save {seen}, then replay; this replay was clean"

@@ -2,8 +2,8 @@
 
 ## What happened
 A tensor that no operation of the step makes holds NaN or Inf: weights of classes, a `pos_weight`, a
-mean or deviation to normalise with, a mask, a temperature. It was made before the step, and each
-loss that is computed with it fails. The data of the batch is finite.
+mean or deviation to normalise with, a mask, a temperature, a buffer of the model. It was made
+before the step, and each loss that is computed with it fails. The data of the batch is finite.
 
 ## Why it happens
 A state of the script is one, too: a running mean of losses or rewards, a baseline, a hidden state.
@@ -59,13 +59,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
     has made.
     """
     found = evidence.localization
-    if found is None or found.origin not in ("from_constant", "carried_over"):
+    if found is None or found.origin not in ("from_constant", "carried_over", "from_buffer"):
         return None
     name = f"`{found.culprit}`" if found.culprit else "a constant"
     operand = _operand(found)
     held = f"{name} holds {bad_counts(operand)}" if operand is not None else f"{name} is not finite"
     if found.origin == "carried_over":
         return _carried(found, name, held)
+    if found.origin == "from_buffer":
+        return _buffer(evidence, found, name, held)
     before, made = found.made_before, found.made
     since = "it was so before the step" if before else "nothing that was run again has made it so"
     what = "constant" if made is not None and before else "state of the script"
@@ -77,6 +79,23 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain",
         lines=(f"{given} in line {made.line}: `{made.text}`",) if made is not None else (),
         where=found.culprit or "",
+    )
+
+
+def _buffer(evidence: Evidence, found: Localization, name: str, held: str) -> Diagnosis:
+    """Return the finding of a buffer of the model: an earlier step has written to it, or none has
+    written all that is read of it.
+    """
+    is_first = evidence.incident is not None and evidence.incident.at.step == 0
+    since = "since before the first step" if is_first else "from before this step"
+    return Diagnosis(
+        code="NS506",
+        title=f"buffer not finite: {name}",
+        cause=f"{held}, {since}: no operation of this step has made it",
+        confidence="certain",
+        where=found.culprit or "",
+        usual_cure=f"Begin with a finite {name}, read of it only what was written, and write to it "
+        "only what is finite (`torch.isfinite`).",
     )
 
 

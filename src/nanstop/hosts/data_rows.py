@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from nanstop.hosts.patching import Patches
 from nanstop.numerics.tensors import tensors
+from nanstop.own_code import is_of_library
 from nanstop.records import BatchRows
 from nanstop.replay.step import Batch
 from nanstop.session.shown_text import ids_as_text
-from nanstop.tracing.own_code import is_of_library
 
 _MOST_BYTES = 1 << 20
 """Larger tensors of a batch are not kept: something small tells it from the others."""

@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from nanstop.hosts import state_diff
+from nanstop.own_code import is_class_of_library, is_library, is_own
 from nanstop.replay.rng import generators_kept, is_generator
-from nanstop.tracing.own_code import is_class_of_library, is_library, is_own
 
 _MOST = 20_000
 """Objects that are looked at."""

@@ -22,9 +22,9 @@ from nanstop.measure.followed import Followed, Line, OwnUpdate
 from nanstop.measure.gradient_balance import Samples, balance, is_even, on_host
 from nanstop.measure.loss_graph import leaves
 from nanstop.numerics.tensors import by_torch_alone
+from nanstop.own_code import is_library
 from nanstop.records import GradientAccount, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
-from nanstop.tracing.own_code import is_library
 from nanstop.tracing.places import source_line
 
 MOST_STAGES = 256

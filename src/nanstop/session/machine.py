@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+from nanstop.own_code import is_library
 from nanstop.records import CommandFacts, Environment
 from nanstop.store.config_file import CONFIGS
-from nanstop.tracing.own_code import is_library
 
 PACKAGES = (
     "transformers",

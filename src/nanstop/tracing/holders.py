@@ -20,10 +20,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from nanstop.numerics.tensors import is_in_place, version
+from nanstop.own_code import is_library, is_own
 from nanstop.records import SourceLine
 from nanstop.replay.untouched import address
 from nanstop.rewrite.source import nodes_around
-from nanstop.tracing.own_code import is_library, is_own
 
 _MAX_LOOKED_AT = 20_000
 _MAX_DEPTH = 4

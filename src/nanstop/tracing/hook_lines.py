@@ -7,8 +7,8 @@ from inspect import unwrap
 from types import CodeType
 from typing import Any
 
+from nanstop.own_code import is_library
 from nanstop.records import SourceLine
-from nanstop.tracing.own_code import is_library
 from nanstop.tracing.places import source_line, user_line
 
 MOST_HOOKS = 4096

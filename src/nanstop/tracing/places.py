@@ -18,8 +18,8 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as hooks
 
+from nanstop.own_code import is_wrapper
 from nanstop.records import SourceLine
-from nanstop.tracing.own_code import is_wrapper
 
 _sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 current_node = torch._C._current_autograd_node

@@ -141,3 +141,14 @@ def test_a_form_that_there_is_not(target, value, match):
 
 def guard(compute, inputs):
     return under_form(compute, inputs, value="guarded", remedy="form")
+
+
+def noise(u):
+    return -torch.log(-torch.log(u))
+
+
+def test_a_function_that_the_line_calls_has_lines_of_its_own():
+    u = torch.tensor([0.5, 1.0])
+    plain = noise(u)
+    guarded, _ = guard(lambda x: noise(x) * 1.0, u)
+    assert torch.equal(guarded, plain)

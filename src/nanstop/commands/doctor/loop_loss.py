@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from nanstop.commands.doctor.planted import Reads, is_torchs
-from nanstop.tracing.own_code import lies_in
+from nanstop.own_code import lies_in
 
 _UPDATERS = ("torch.optim", "torch.amp.grad_scaler")
 

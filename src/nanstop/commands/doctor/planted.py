@@ -25,7 +25,7 @@ from nanstop.hosts.patch_table import Table
 from nanstop.numerics.graph import nodes_behind
 from nanstop.numerics.tensors import in_float64
 from nanstop.numerics.trained import held_by
-from nanstop.tracing.own_code import is_library, is_own, lies_in
+from nanstop.own_code import is_library, is_own, lies_in
 
 LOSSES: Mapping[Injected, float] = {"nan_loss": float("nan"), "inf_loss": float("inf")}
 """The value that a loss gets."""

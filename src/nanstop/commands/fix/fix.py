@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nanstop.commands.fix.result import Fix, FixedFile, FixStatus, Override
 from nanstop.errors import NanstopError
+from nanstop.own_code import is_library
 from nanstop.records import Report
 from nanstop.records.remedies import describe, remedy_of
 from nanstop.rewrite.change import FileChange, Rewrite, change_for, unified
@@ -17,7 +18,6 @@ from nanstop.rewrite.override import override
 from nanstop.session.factory import incident_folder
 from nanstop.store.files import write_whole
 from nanstop.store.incidents import incident_folders, load_report
-from nanstop.tracing.own_code import is_library
 
 PATCH = "fix.diff"
 

@@ -13,7 +13,7 @@ from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_of_library
+from nanstop.own_code import is_of_library
 
 __tracebackhide__ = passes_through
 

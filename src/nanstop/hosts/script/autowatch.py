@@ -23,8 +23,8 @@ from nanstop.errors import TrainingStopped
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.script_warnings import show_at_script
+from nanstop.own_code import is_library, is_own
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_library, is_own
 
 if TYPE_CHECKING:
     from nanstop.session.watched_run import OpenSession

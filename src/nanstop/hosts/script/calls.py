@@ -30,8 +30,8 @@ from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.numerics.tensors import by_torch_alone, tensors
+from nanstop.own_code import is_class_of
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_class_of
 from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through

@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 from nanstop.hosts.patch_table import Table
 from nanstop.measure.followed import Line
 from nanstop.numerics.optimizer_state import innermost
+from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_library
 from nanstop.tracing.places import source_line, user_line
 
 __tracebackhide__ = passes_through

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from nanstop.tracing.own_code import is_own
+from nanstop.own_code import is_own
 
 
 def show_at_script(

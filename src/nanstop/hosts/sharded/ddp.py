@@ -20,11 +20,11 @@ from nanstop.hosts.sharded.copies import has_hook
 from nanstop.hosts.sharded.drift import Drift
 from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
 from nanstop.numerics.tensors import nonfinite
+from nanstop.own_code import is_class_of
 from nanstop.ranks import patience_seconds
 from nanstop.records import ReplicaFacts, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
 from nanstop.session.watched_run import WatchedRun
-from nanstop.tracing.own_code import is_class_of
 
 
 class DdpReplicas:

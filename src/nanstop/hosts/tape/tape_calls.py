@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from nanstop.errors import NanstopError
 from nanstop.hosts.tape.tensors import autocast_state
 from nanstop.numerics.tensors import tensors, version
+from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_wrapper
 
 __tracebackhide__ = passes_through
 

@@ -17,10 +17,10 @@ from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall, leave
 from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
+from nanstop.own_code import is_of_library
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch, Measure
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_of_library
 
 __tracebackhide__ = passes_through
 

@@ -18,7 +18,7 @@ from transformers.trainer_callback import (
 )
 
 from nanstop.hosts.patching import Patches
-from nanstop.tracing.own_code import is_class_of
+from nanstop.own_code import is_class_of
 
 __all__ = ["Trackers", "TrainerCallback", "is_reporting", "is_tracker", "is_users"]
 

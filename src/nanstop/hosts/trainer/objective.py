@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
+from nanstop.own_code import is_of_library
 from nanstop.records import Signal, StepId
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.own_code import is_of_library
 
 if TYPE_CHECKING:
     from nanstop.hosts.patching import Patches

@@ -12,8 +12,8 @@ from typing import Any
 
 from nanstop.hosts.accelerate.precision import FORMATS
 from nanstop.measure.step_per_rate import step_per_rate
+from nanstop.own_code import is_class_of
 from nanstop.records import ObjectiveFacts, OptimizerFacts, PrecisionFacts, ScheduleFacts
-from nanstop.tracing.own_code import is_class_of
 
 
 def precision_of(args: Any) -> PrecisionFacts:

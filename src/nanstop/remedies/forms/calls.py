@@ -7,12 +7,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
 
-_DEEPEST = 24
-"""Frames between an operation and the line that it is blamed on: those of modules and wrappers."""
+from nanstop.own_code import is_wrapper
+
 _SAME = {"divide": "div", "truediv": "div", "true_divide": "div", "subtract": "sub"}
 _SAME |= {"multiply": "mul", "clip": "clamp", "arccos": "acos", "arcsin": "asin"}
 _SAME |= {
@@ -77,13 +78,16 @@ def _name(function: Any) -> str:
     return "" if name.endswith("_") else name.removeprefix("_")
 
 
-def is_at(file: str, line: int) -> bool:
-    """Return whether a line of a file is being executed."""
-    frame = sys._getframe(1)
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return False
-        if frame.f_lineno == line and frame.f_code.co_filename == file:
-            return True
+def line_in(file: str) -> int | None:
+    """Return the line of a file that asks for the operation being made: the innermost that is no
+    wrapper's, as traces have it. None where that lies elsewhere.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == file:
+            return frame.f_lineno
+        if not is_wrapper(name):
+            return None
         frame = frame.f_back
-    return False
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.remedies.forms import guarded
-from nanstop.remedies.forms.calls import Call, is_at
+from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.log_space import LogSpace
 from nanstop.replay.function_modes import OwnMode, in_engine, on_stack
@@ -33,8 +33,11 @@ class FormMode(OwnMode):
 
     def __init__(self, file: str, line: int, form: Form) -> None:
         super().__init__()
-        self._at_line = partial(is_at, file, line)
+        self._file, self._line = file, line
         self._form = form
+
+    def _at_line(self) -> bool:
+        return line_in(self._file) == self._line
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _BACKWARDS:

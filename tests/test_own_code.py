@@ -16,7 +16,7 @@ import nanstop.faults.forward
 import nanstop.hosts.tape.tape
 import nanstop.tracing.places
 from fnstep import FnStep
-from nanstop.tracing.own_code import is_library, is_own, is_wrapper, lies_in
+from nanstop.own_code import is_library, is_own, is_wrapper, lies_in
 from nanstop.tracing.record_step import record
 from nanstop.tracing.recorder import Recorder
 

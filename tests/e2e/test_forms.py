@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import nanstop
 from e2e.scripts import run
+from nanstop.report.text.terminal import render
 
 WIDTH, ROWS = 8, 4
 NO_WEIGHT = torch.ones(WIDTH)
@@ -178,6 +179,43 @@ def test_a_guarded_form_is_help_only_where_it_is_not_allowed():
     (incident,) = watch.incidents
     assert incident.proof.minimal[0].remedy == "form"
     assert incident.audit[-1].action.kind == "skip"
+
+
+def quotient_of_a_logarithm(v, b):
+    rest = b["z"].abs().sum(-1)
+    return ((v.exp().sum(-1) * rest).log() / rest).mean()
+
+
+def root_of_a_share(v, b):
+    count = b["m"].sum(-1)
+    root = (v * b["m"]).square().sum(-1) / count
+    return root.clamp(min=1e-6).sqrt().mean()
+
+
+def shown(loss, spoil):
+    """The report of the one incident of a loss, and its text."""
+    (incident,) = investigated(loss, spoil)[0].incidents
+    return incident, render(incident)
+
+
+def test_code_is_shown_that_gives_on_the_failing_step_what_the_form_gives():
+    incident, text = shown(root_of_a_share, hidden)
+    assert incident.proof.typed == incident.proof.minimal
+    assert "+ root = (v * b[\"m\"]).square().sum(-1) / count.clamp(min=1)" in text
+    assert "not run" not in text
+
+
+def test_code_is_not_shown_that_does_less_than_the_form():
+    incident, text = shown(quotient_of_a_logarithm, zero)
+    assert incident.proof.verdict == "proven"
+    assert incident.proof.typed == ()
+    assert "in code" not in text
+
+
+def test_code_that_was_not_run_is_told_from_code_that_was():
+    incident, text = shown(*GUARDED["largest"])  # a lambda in a dict, beside others
+    assert incident.proof.typed is None
+    assert "(not run on this step)" in text
 
 
 LOOP = """

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanstop.records import Atom, OpEvent, SourceLine, TensorStats
-from nanstop.rewrite.change import form_edits
+from nanstop.rewrite.form_code import form_edits
 from nanstop.rewrite.source import Source, edited
 
 HEAD = """\

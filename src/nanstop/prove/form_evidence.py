@@ -1,20 +1,30 @@
 """What speaks for another form of a line, beside the numbers of an exact run: that it leaves alone
-what has a value; and what is tried next where the failure moves on to another line.
+what has a value; what is tried next where the failure moves on to another line; and whether what
+can be typed for it does the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
-from nanstop.prove.exact import ExactRuns
+from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization
+from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
+from nanstop.remedies.forms.typed import Typed, typed
 from nanstop.replay.conditions import Under
+from nanstop.replay.step import ModelView
+from nanstop.rewrite.form_code import FormCode
 
 _MOST_LINES = 3
+_NEAR, _NEAR_GRADIENT = 1e-2, 0.1
+"""How far the loss and the gradients' direction, and the worst gradient, under what is typed may be
+from those under the form: a clamp ends a little before the edge where a guard begins.
+"""
 
 
 def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
@@ -58,3 +68,36 @@ def windows_before(failing: FailingStep) -> Iterator[FailingStep]:
     for step in reversed(failing.before):
         micro = len(step.batches) - 1
         yield replace(failing, step=step, micro=micro, micros=(micro,), before=())
+
+
+def typed_forms(
+    failing: FailingStep, exact: ExactRuns, cure: tuple[Atom, ...], codes: Iterable[FormCode]
+) -> tuple[Atom, ...] | None:
+    """Return the forms whose code passes the failing micro-batch with the loss and gradients of the
+    cure; empty where none does, None where none could be run.
+    """
+    view, found = failing.step.view, None
+    cured = exact.attempt(failing.micro, under=partial(applied, view, cure))
+    for code in codes:
+        seen: list[Typed] = []
+        run = exact.attempt(failing.micro, under=partial(_as_typed, view, code, seen))
+        if not seen or not all(one.is_run for one in seen):
+            continue
+        if _is_near(gaps_between(run, cured)):
+            return code.atoms
+        found = ()
+    return found
+
+
+@contextmanager
+def _as_typed(view: ModelView, code: FormCode, seen: list[Typed]) -> Iterator[None]:
+    with applied(view, code.rest), typed(code.files) as found:
+        seen += found
+        yield
+
+
+def _is_near(gaps: Gaps | None) -> bool:
+    if gaps is None:
+        return False
+    loss, cosine, gradient = gaps
+    return loss <= _NEAR and 1.0 - cosine <= _NEAR and gradient <= _NEAR_GRADIENT

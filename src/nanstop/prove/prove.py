@@ -4,7 +4,7 @@ baseline and reference, then the search over the candidates that the rules propo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from nanstop.decide.policy import DATA_REMEDIES, Policy, not_allowed
@@ -13,7 +13,8 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.search import prove
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom, FailureKey, Proof, Trial
-from nanstop.records.remedies import safety_of
+from nanstop.records.remedies import FORMS, safety_of
+from nanstop.rewrite.form_code import FormCode
 
 _MAX_CONFIRMED = 3
 _FOLLOWING_SHARE = 0.05
@@ -27,13 +28,14 @@ def prove_step(
     *,
     policy: Policy,
     tried: Callable[[Trial], None] = lambda _: None,
+    codes: Callable[[Proof], Iterable[FormCode]] = lambda _: (),
 ) -> Proof:
     """Return the smallest cure among ``candidates``. Call inside ``failing.in_place()``.
 
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
     window is one of training whose gradients the script leaves as they are, on the updates that
     follow. Everything tried is undone. ``tried``:
-    told of each trial as it ends.
+    told of each trial as it ends. ``codes``: what can be typed for the forms of a cure.
     """
     trials = Trials(failing, key, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
     others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
@@ -60,4 +62,6 @@ def prove_step(
         budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
     )
     scope = "optimizer update" if failing.update else "micro-batch"
-    return replace(proof, scope=scope)
+    has_forms = any(atom.remedy in FORMS for atom in proof.minimal) and not failing.update
+    typed = trials.typed(proof.minimal, codes(proof)) if has_forms else None
+    return replace(proof, scope=scope, typed=typed)

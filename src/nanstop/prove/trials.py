@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cached_property, partial
 from itertools import islice
@@ -23,6 +23,7 @@ from nanstop.prove.exact_update import fault_of_update
 from nanstop.prove.failing_step import FailingStep, Following
 from nanstop.prove.form_evidence import (
     next_form,
+    typed_forms,
     values_unchanged,
     window_unchanged,
     windows_before,
@@ -36,6 +37,7 @@ from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
+from nanstop.rewrite.form_code import FormCode
 from nanstop.wording import counted
 
 _HEALTHY_FACTOR = 3.0
@@ -247,6 +249,10 @@ class Trials:
             seconds=time.perf_counter() - began,
             message=message,
         )
+
+    def typed(self, cure: tuple[Atom, ...], codes: Iterable[FormCode]) -> tuple[Atom, ...] | None:
+        """Return the forms of a cure that can be typed: see ``typed_forms``."""
+        return typed_forms(self._failing, self._exact, cure, codes)
 
     def _in_time(self) -> Callable[[int], bool]:
         """Return whether another update is made after so many, from now on."""

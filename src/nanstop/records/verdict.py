@@ -230,6 +230,10 @@ class Proof:
     next_experiment: str = ""
     chance: bool = False
     seconds: float = 0.0
+    typed: tuple[Atom, ...] | None = None
+    """The forms of lines whose code, put in their place, gives on the failing step what the cure
+    gives; empty where none does, None where that could not be run.
+    """
 
 
 @record

@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import ast
-import difflib
-import io
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from nanstop.records import Atom, OpEvent, Report, RunFacts
+from nanstop.records import Atom, OpEvent, Proof, Report, RunFacts
 from nanstop.records.remedies import FORMS
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
-from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.guarded import rewrite_guarded
+from nanstop.rewrite.files import FileChange
+from nanstop.rewrite.form_code import edits_of, forms_at
 from nanstop.rewrite.island import with_islands
-from nanstop.rewrite.log_space import rewrite_in_log_space
-from nanstop.rewrite.source import Edit, Source, edited
-from nanstop.rewrite.words import said
+from nanstop.rewrite.source import Edit, Source, edited, source_of
+from nanstop.rewrite.words import said, untyped
 
 Read = Callable[[str], str | None]
 """Return the text of a file with its line ends; None where it cannot be read as text."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    """A file with what it was and what it becomes."""
-
-    file: str
-    before: str
-    after: str
-
-    @property
-    def diff(self) -> str:
-        """The change as a unified diff with the file's own name."""
-        return unified(self, self.file)
-
-    @property
-    def shown(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """Where its changes are, as lines of the old text counted from 1, each with its new
-        lines.
-        """
-        old, new = self.before.splitlines(), self.after.splitlines()
-        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        return tuple(
-            (start + 1, tuple(textwrap.dedent("\n".join(new[first:last])).splitlines()))
-            for kind, start, _, first, last in matcher.get_opcodes()
-            if kind != "equal"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +32,6 @@ class Rewrite:
     stale: tuple[str, ...] = ()
 
 
-def unified(change: FileChange, name: str) -> str:
-    """Return a change as a unified diff, as git writes it, under this name."""
-    lines = difflib.unified_diff(
-        io.StringIO(change.before, newline="\n").readlines(),
-        io.StringIO(change.after, newline="\n").readlines(),
-        f"a/{name}",
-        f"b/{name}",
-    )
-    marked = (x if x.endswith("\n") else f"{x}\n\\ No newline at end of file\n" for x in lines)
-    return "".join(marked)
-
-
 def cure_of(report: Report) -> tuple[Atom, ...]:
     """Return the cure that was found; else what the diagnosis proposes first; else nothing."""
     proof = report.proof
@@ -82,6 +39,12 @@ def cure_of(report: Report) -> tuple[Atom, ...]:
         return proof.minimal
     offered = report.diagnoses[0].remedies if report.diagnoses else ()
     return offered[0] if offered and proof is None else ()
+
+
+def is_untried(proof: Proof | None) -> bool:
+    """Return whether the code of a cure's forms was not run on the failing step."""
+    atoms = proof.minimal if proof is not None and proof.typed is None else ()
+    return any(atom.remedy in FORMS for atom in atoms)
 
 
 def change_for(report: Report, read: Read) -> Rewrite:
@@ -124,24 +87,16 @@ class _Work:
         if source is not None and not self._is_current(source, event, file, line):
             self.stale.append(f"{file}:{line}")
             return
-        if event is not None and event.source is not None and event.source.line != line:
-            event = None  # what fails at this line, once the other one passes, is not recorded
-        forms = (atom, *self._others_at(atom))
-        found = ((one, form_edits(source, line, one, event)) for one in forms if source is not None)
+        proof = self.report.proof
+        tried = proof.typed if proof is not None else None
+        forms = [one for one in forms_at(proof, atom) if tried is None or one in tried]
+        found = ((one, edits_of(source, one, event)) for one in forms if source is not None)
         taken = next(((one, edits) for one, edits in found if edits), None)
         if taken is not None:
             self.taken[atom] = taken[0]
             self.edits.setdefault(file, []).extend(taken[1])
             return
-        self.words.append(said(atom, self.report))
-
-    def _others_at(self, atom: Atom) -> list[Atom]:
-        """Return the other forms of a line that passed: the numbers that a stable form is made of
-        may come from another function.
-        """
-        proof = self.report.proof
-        sets = [one.atoms for one in proof.alternatives] if proof is not None else []
-        return [one[0] for one in sets if len(one) == 1 and _is_form_at(one[0], atom.target)]
+        self.words.append(said(atom, self.report) if tried != () else untyped(atom))
 
     def argument(self, atom: Atom) -> None:
         settings = settings_of(atom, self.facts)
@@ -193,13 +148,7 @@ class _Work:
         return self.texts[file]
 
     def _source(self, file: str) -> Source | None:
-        text = self._text(file)
-        if text is None:
-            return None
-        try:
-            return Source(text)
-        except (SyntaxError, ValueError, RecursionError):
-            return None
+        return source_of(self._text(file))
 
     def _is_current(self, source: Source, event: OpEvent | None, file: str, line: int) -> bool:
         place = event.source if event is not None else None
@@ -219,10 +168,6 @@ class _Work:
         return Rewrite(files=good, words=tuple(self.words), stale=tuple(self.stale))
 
 
-def _is_form_at(atom: Atom, target: str) -> bool:
-    return atom.remedy in FORMS and atom.target == target
-
-
 def _is_readable(change: FileChange) -> bool:
     """Return whether a file is still Python after its change: what is not is never shown."""
     try:
@@ -234,46 +179,3 @@ def _is_readable(change: FileChange) -> bool:
 def event_of(report: Report) -> OpEvent | None:
     """Return the first bad operation of a report."""
     return report.localization.first_bad if report.localization is not None else None
-
-
-def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> tuple[Edit, ...]:
-    """Return the edits that put a stable or a guarded form at a line; empty where none is known.
-
-    An exponential of one line is stable in what a later one makes of it: its logarithm, a share.
-    ``event``: the failing operation, for its name, its format and what its operands are.
-    """
-    statement = source.statement_at(line)
-    if statement is None:
-        return ()
-    stable = atom.remedy == "stable_form"
-    for place in (statement, *(source.readers_of(statement) if stable else ())):
-        draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
-        draft.by_number = event is not None and event.name == "div" and event.divisor is None
-        draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
-        try:
-            done = rewrite_in_log_space(draft) if stable else rewrite_guarded(draft, _name(event))
-            if done:
-                return draft.finished()
-        except NotKnownError:
-            continue
-    return ()
-
-
-def _format(event: OpEvent | None) -> str:
-    formats = [stats.dtype for stats in event.inputs] if event is not None else []
-    return next((name for name in formats if "float" in name), "float32")
-
-
-def _name(event: OpEvent | None) -> str:
-    if event is None:
-        return ""
-    forward = event.forward_op or ""
-    op = forward if "." in forward else event.op  # a custom backward is a line of its own
-    return op.split(".")[1].rstrip("_")
-
-
-def _divides_by_count(event: OpEvent | None) -> bool:
-    divisor = event.divisor if event is not None else None
-    if event is None or divisor is None or divisor >= len(event.descent):
-        return False
-    return {"count", "whole"} <= set(event.descent[divisor])

@@ -206,6 +206,16 @@ class Source:
         return found
 
 
+def source_of(text: str | None) -> Source | None:
+    """Return a file's source; None where there is no text, or none of Python."""
+    if text is None:
+        return None
+    try:
+        return Source(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
 def _bound(statement: ast.stmt) -> set[str]:
     nodes = ast.walk(statement)
     return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -72,6 +72,11 @@ def said(
     )
 
 
+def untyped(atom: Atom) -> str:
+    """Return what is said of a form whose code does something else on the failing step."""
+    return f"{atom.target}: no code is known that gives there what the cure gives"
+
+
 def _form(atom: Atom, report: Report) -> str:
     event = report.localization.first_bad if report.localization is not None else None
     parts = (event.forward_op or event.op).split(".") if event is not None else [""]

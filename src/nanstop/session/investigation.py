@@ -47,6 +47,8 @@ from nanstop.records import (
 )
 from nanstop.replay.batches import batch_facts, num_samples
 from nanstop.replay.rerun import rerun
+from nanstop.rewrite.files import read
+from nanstop.rewrite.form_code import codes_of
 from nanstop.session.history import History
 from nanstop.session.machine import command, environment
 from nanstop.session.run_state import RunState
@@ -245,8 +247,15 @@ class Investigation:
     ) -> Proof:
         bounds = Search(policy.budget_trials, policy.budget_seconds)
         self.live.stage("proof", self.at.step, bounds)
-        tried = self.live.tried
-        return prove_step(failing, self.key, candidates, policy=policy, tried=tried)
+        event = self.localization.first_bad if self.localization is not None else None
+        return prove_step(
+            failing,
+            self.key,
+            candidates,
+            policy=policy,
+            tried=self.live.tried,
+            codes=lambda proof: codes_of(proof, event, read),
+        )
 
     def report(self, audit: AuditEntry) -> Report:
         """Return the report. Call after ``explain``."""

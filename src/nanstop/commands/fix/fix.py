@@ -12,8 +12,8 @@ from nanstop.errors import NanstopError
 from nanstop.own_code import is_library
 from nanstop.records import Report
 from nanstop.records.remedies import describe, remedy_of
-from nanstop.rewrite.change import FileChange, Rewrite, change_for, unified
-from nanstop.rewrite.files import encoding_of, is_of_project, read
+from nanstop.rewrite.change import Rewrite, change_for, is_untried
+from nanstop.rewrite.files import FileChange, encoding_of, is_of_project, read, unified
 from nanstop.rewrite.override import override
 from nanstop.session.factory import incident_folder
 from nanstop.store.files import write_whole
@@ -83,10 +83,14 @@ def _said(
 
 
 def _proof(report: Report, change: Rewrite) -> str:
-    """Return how far what is typed was tried: another form than the cure's passed, no more."""
-    if report.proof is None:
+    """Return how far what is typed was tried: another form than the cure's passed, no more, and the
+    code of a form may not have been run.
+    """
+    proof = report.proof
+    if proof is None:
         return "not tried"
-    return report.proof.verdict if change.atoms == report.proof.minimal else "plausible"
+    is_tried = change.atoms == proof.minimal and not is_untried(proof)
+    return proof.verdict if is_tried else "plausible"
 
 
 def is_own(file: str) -> bool:

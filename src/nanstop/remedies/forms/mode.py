@@ -28,22 +28,27 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
 }
 
 
-class FormMode(OwnMode):
-    """Calls of torch's functions in another form where they are made by one line."""
+class LineMode(OwnMode):
+    """Answers calls of torch's functions."""
 
-    def __init__(self, file: str, line: int, form: Form) -> None:
+    def __init__(self, answer: Callable[[Call], Any]) -> None:
         super().__init__()
-        self._file, self._line = file, line
-        self._form = form
-
-    def _at_line(self) -> bool:
-        return line_in(self._file) == self._line
+        self._answer = answer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _BACKWARDS:
             with in_engine(self):  # activation checkpointing makes calls of the forward again there
                 return func(*args, **(kwargs or {}))
-        return self._form(Call.of(func, args, kwargs or {}), self._at_line)
+        return self._answer(Call.of(func, args, kwargs or {}))
+
+
+def _at(file: str, line: int, form: Form) -> LineMode:
+    """Return a mode in which calls that are made by one line are made in another form."""
+
+    def at_line() -> bool:
+        return line_in(file) == line
+
+    return LineMode(lambda call: form(call, at_line))
 
 
 @contextmanager
@@ -55,7 +60,7 @@ def form(_view: ModelView, atom: Atom) -> Iterator[None]:
     NanstopError for a form that there is not, and for a target that is no line.
     """
     file, line = _line_of(atom)
-    with on_stack(FormMode(file, line, _FORMS[atom.value]())):
+    with on_stack(_at(file, line, _FORMS[atom.value]())):
         yield
 
 
@@ -67,7 +72,7 @@ def compared(atom: Atom) -> Iterator[Comparison]:
     """
     file, line = _line_of(atom)
     found = Comparison()
-    with on_stack(FormMode(file, line, partial(_in_both, found))):
+    with on_stack(_at(file, line, partial(_in_both, found))):
         yield found
 
 

@@ -16,8 +16,8 @@ from nanstop.report.html.exponents import Histogram, histograms
 from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.text.blocks import Block, incident_blocks
 from nanstop.report.text.in_code import code_blocks
-from nanstop.rewrite.change import Rewrite, change_for, unified
-from nanstop.rewrite.files import is_of_project, read
+from nanstop.rewrite.change import Rewrite, change_for
+from nanstop.rewrite.files import is_of_project, read, unified
 from nanstop.wording import number
 
 MOST_ROWS = 60

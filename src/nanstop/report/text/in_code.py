@@ -8,7 +8,7 @@ from pathlib import Path
 from nanstop.records import Report
 from nanstop.records.remedies import describe, remedy_of
 from nanstop.report.text.blocks import Block
-from nanstop.rewrite.change import change_for, cure_of
+from nanstop.rewrite.change import change_for, cure_of, is_untried
 from nanstop.rewrite.files import read
 
 MAX_LINES = 6
@@ -34,12 +34,13 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     pointer = f"`nanstop fix{f' {folder}' if folder else ''}`"
     other = change.atoms != cure_of(report)
     form = (f"(the form that can be typed here: {describe(change.atoms)})",) if other else ()
+    untried = ("(not run on this step)",) if is_untried(report.proof) else ()
     name, hunks = Path(change.files[0].file).name, change.files[0].shown
     where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"
     lines = [line for _, new in hunks for line in new]
     shown = lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "..."]
     return (
-        Block("help", "in code: ", (where, *form, f"[{pointer}]")),
+        Block("help", "in code: ", (where, *form, *untried, f"[{pointer}]")),
         *(Block("code", "  + ", (text,)) for text in shown),
     )
 

@@ -1,0 +1,127 @@
+"""What is typed for another form of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, product
+
+from nanstop.records import Atom, OpEvent, Proof
+from nanstop.records.remedies import FORMS
+from nanstop.rewrite.draft import Draft, NotKnownError
+from nanstop.rewrite.files import FileChange
+from nanstop.rewrite.guarded import rewrite_guarded
+from nanstop.rewrite.log_space import rewrite_in_log_space
+from nanstop.rewrite.source import Edit, Source, edited, source_of
+
+_MOST_CODES = 4
+"""Ways to type one cure that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormCode:
+    """``atoms``: the forms that it stands for, each of another line. ``rest``: those of the cure
+    for which nothing is known that can be typed.
+    """
+
+    atoms: tuple[Atom, ...]
+    files: tuple[FileChange, ...]
+    rest: tuple[Atom, ...] = ()
+
+
+def codes_of(
+    proof: Proof, event: OpEvent | None, read: Callable[[str], str | None]
+) -> Iterator[FormCode]:
+    """Yield what can be typed for the forms of a cure, the forms that were proven first.
+
+    ``read``: see ``rewrite.change``.
+    """
+    texts = {file: read(file) for file in {_place(a)[0] for a in proof.minimal if _is_form(a)}}
+    sources = {file: source_of(text) for file, text in texts.items()}
+    choices: list[list[tuple[Atom, str, tuple[Edit, ...]]]] = []
+    rest: list[Atom] = []
+    for atom in proof.minimal:
+        file, source = _place(atom)[0], sources.get(_place(atom)[0])
+        ways = forms_at(proof, atom) if source is not None and _is_form(atom) else ()
+        known = [(one, file, edits_of(source, one, event)) for one in ways if source is not None]
+        typed = [one for one in known if one[2]]
+        choices += [typed] if typed else []
+        rest += [] if typed else [atom]
+    for chosen in islice(product(*choices), _MOST_CODES if choices else 0):
+        edits: dict[str, list[Edit]] = {}
+        for _, file, more in chosen:
+            edits.setdefault(file, []).extend(more)
+        files = tuple(
+            FileChange(file, texts[file] or "", edited(texts[file] or "", more))
+            for file, more in edits.items()
+        )
+        yield FormCode(tuple(atom for atom, _, _ in chosen), files, tuple(rest))
+
+
+def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
+    """Return a form of a cure, and the other forms of its line that passed: the numbers that a
+    stable form is made of may come from another function.
+    """
+    sets = [one.atoms for one in proof.alternatives] if proof is not None else []
+    alone = (one[0] for one in sets if len(one) == 1)
+    return (atom, *(one for one in alone if _is_form(one) and one.target == atom.target))
+
+
+def edits_of(source: Source, atom: Atom, event: OpEvent | None) -> tuple[Edit, ...]:
+    """Return the edits that put a form at its line; empty where none is known."""
+    _, line = _place(atom)
+    if event is not None and event.source is not None and event.source.line != line:
+        event = None  # what fails at this line, once the other one passes, is not recorded
+    return form_edits(source, line, atom, event)
+
+
+def _is_form(atom: Atom) -> bool:
+    return atom.remedy in FORMS
+
+
+def _place(atom: Atom) -> tuple[str, int]:
+    file, _, number = atom.target.rpartition(":")
+    return file, int(number) if number.isdigit() else 0
+
+
+def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> tuple[Edit, ...]:
+    """Return the edits that put a stable or a guarded form at a line; empty where none is known.
+
+    An exponential of one line is stable in what a later one makes of it: its logarithm, a share.
+    ``event``: the failing operation, for its name, its format and what its operands are.
+    """
+    statement = source.statement_at(line)
+    if statement is None:
+        return ()
+    stable = atom.remedy == "stable_form"
+    for place in (statement, *(source.readers_of(statement) if stable else ())):
+        draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
+        draft.by_number = event is not None and event.name == "div" and event.divisor is None
+        draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
+        try:
+            done = rewrite_in_log_space(draft) if stable else rewrite_guarded(draft, _name(event))
+            if done:
+                return draft.finished()
+        except NotKnownError:
+            continue
+    return ()
+
+
+def _format(event: OpEvent | None) -> str:
+    formats = [stats.dtype for stats in event.inputs] if event is not None else []
+    return next((name for name in formats if "float" in name), "float32")
+
+
+def _name(event: OpEvent | None) -> str:
+    if event is None:
+        return ""
+    forward = event.forward_op or ""
+    op = forward if "." in forward else event.op  # a custom backward is a line of its own
+    return op.split(".")[1].rstrip("_")
+
+
+def _divides_by_count(event: OpEvent | None) -> bool:
+    divisor = event.divisor if event is not None else None
+    if event is None or divisor is None or divisor >= len(event.descent):
+        return False
+    return {"count", "whole"} <= set(event.descent[divisor])

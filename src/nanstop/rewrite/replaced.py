@@ -1,0 +1,153 @@
+"""What a change of a file puts in the place of which operations, as expressions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from nanstop.rewrite.operations import Operation, constructor_of, operation
+from nanstop.rewrite.source import Source
+
+_UNSURE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.GeneratorExp)
+_UNSURE += (ast.SetComp, ast.DictComp)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """``by``: of each operation that is replaced, by its node, the expression in its place, as the
+    new file has it. ``named``: what the lines that are new give a name to. ``remade``: constructors
+    that have other arguments now, by what the file calls what they make.
+    """
+
+    by: Mapping[ast.expr, ast.expr]
+    named: Mapping[str, ast.expr]
+    remade: Mapping[str, ast.Call]
+
+    def written_out(self, source: Source, node: ast.expr) -> ast.expr:
+        """Return the expression with each module that the file calls as its constructor."""
+        return _WrittenOut(source, self.remade).visit(copied(node))
+
+
+class _WrittenOut(ast.NodeTransformer):
+    def __init__(self, source: Source, remade: Mapping[str, ast.Call]) -> None:
+        self._source, self._remade = source, remade
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        known = self._remade.get(ast.unparse(node.func))
+        made = known or constructor_of(self._source, node.func)
+        if made is not None and self._source.qualified(made.func).startswith("torch.nn."):
+            node.func = copied(made)
+        return node
+
+
+def replaced(old: Source, new: Source) -> Replaced | None:
+    """Return what becomes of the operations of a file in a changed one; None where the files
+    differ in something else as well.
+    """
+    search = _Search(old, new)
+    if search.differ(old.tree, new.tree):
+        return None
+    by = dict(search.by)
+    for node in ast.walk(old.tree) if search.remade else ():
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in search.remade:
+            by.setdefault(node, node)
+    return Replaced(by, search.named, search.remade)
+
+
+class _Search:
+    def __init__(self, old: Source, new: Source) -> None:
+        self._old, self._new = old, new
+        self.by: dict[ast.expr, ast.expr] = {}
+        self.named: dict[str, ast.expr] = {}
+        self.remade: dict[str, ast.Call] = {}
+
+    def differ(self, old: ast.AST, new: ast.AST, *, inside: bool = False) -> bool:
+        """Return whether two trees differ beyond what is kept as replaced.
+
+        ``inside``: whether they belong to an operation, which is replaced where an operand of it
+        has become something else.
+        """
+        before, after = _operation(self._old, old), _operation(self._new, new)
+        if before is not None and not _are_alike(before, after):
+            if inside or not isinstance(new, ast.expr):
+                return True
+            self.by[before.node] = new
+            return False
+        if type(old) is not type(new):
+            return True
+        inside = inside or before is not None
+        parts = [
+            self._values_differ(getattr(old, name), getattr(new, name), inside=inside)
+            for name in old._fields
+        ]
+        if before is None or after is None or not any(parts):
+            return any(parts) and not self._is_remade(old, new)
+        self.by[before.node] = after.node
+        return False
+
+    def _is_remade(self, old: ast.AST, new: ast.AST) -> bool:
+        if not isinstance(old, ast.Assign) or not isinstance(new, ast.Assign):
+            return False
+        same = [*map(ast.dump, old.targets)] == [*map(ast.dump, new.targets)]
+        if not same or not isinstance(new.value, ast.Call) or len(new.targets) != 1:
+            return False
+        self.remade[ast.unparse(new.targets[0])] = new.value
+        return self._new.qualified(new.value.func).startswith("torch.nn.")
+
+    def _values_differ(self, old: Any, new: Any, *, inside: bool) -> bool:
+        if isinstance(old, list) and isinstance(new, list):
+            before: list[Any] = old
+            after = [one for one in cast("list[Any]", new) if not self._is_new_name(one)]
+            pairs = zip(before, after, strict=False)
+            found = [self._values_differ(*pair, inside=inside) for pair in pairs]
+            return len(before) != len(after) or any(found)
+        if isinstance(old, ast.AST) and isinstance(new, ast.AST):
+            return self.differ(old, new, inside=inside)
+        return old != new
+
+    def _is_new_name(self, node: object) -> bool:
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            return False
+        target = node.targets[0]
+        if not isinstance(target, ast.Name) or target.id in self._old.names:
+            return False
+        self.named[target.id] = node.value
+        return True
+
+
+def _operation(source: Source, node: ast.AST) -> Operation | None:
+    found = operation(source, node)
+    return found if found is not None and found.name.islower() else None  # no class of modules
+
+
+def _are_alike(old: Operation, new: Operation | None) -> bool:
+    if new is None or (old.name, old.is_method) != (new.name, new.is_method):
+        return False
+    return (len(old.args), {*old.keywords}) == (len(new.args), {*new.keywords})
+
+
+def operations_in_order(source: Source, statement: ast.stmt) -> Iterator[Operation]:
+    """Yield the operations of a statement, each after what it reads, without those that it may
+    leave out or repeat.
+    """
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.expr | ast.withitem):
+            yield from _in_order(source, child)
+
+
+def _in_order(source: Source, node: ast.AST) -> Iterator[Operation]:
+    if isinstance(node, _UNSURE):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(source, child)
+    found = operation(source, node)
+    if found is not None:
+        yield found
+
+
+def copied(node: ast.expr) -> ast.expr:
+    """Return an expression as a tree of its own."""
+    return ast.parse(ast.unparse(node), mode="eval").body

@@ -201,7 +201,7 @@ def shown(loss, spoil):
 def test_code_is_shown_that_gives_on_the_failing_step_what_the_form_gives():
     incident, text = shown(root_of_a_share, hidden)
     assert incident.proof.typed == incident.proof.minimal
-    assert "+ root = (v * b[\"m\"]).square().sum(-1) / count.clamp(min=1)" in text
+    assert '+ root = (v * b["m"]).square().sum(-1) / count.clamp(min=1)' in text
     assert "not run" not in text
 
 

@@ -290,7 +290,7 @@ GUARDED = {
     ("return x[y.sum(-1) > 0].std()", "std"): (
         "return values.std(correction=min(1, values.numel() - 1))"
     ),
-    ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1e-6, 1 - 1e-6))*x",
+    ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7))*x",
     ("return torch.where(y > 0, torch.log(x * y), 0)", "log"): (
         "return torch.where(y > 0, torch.log(torch.where(y > 0, x * y, 1)), 0)"
     ),

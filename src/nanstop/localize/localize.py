@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from nanstop.localize import slicing
+from nanstop.localize.exact import with_exact
 from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
 from nanstop.numerics.tensors import is_plain
@@ -59,7 +60,7 @@ def localize(
     if found is None:
         return None
     return replace(
-        found,
+        with_exact(found, origin, scene.seen_again),
         confidence=_confidence(found, tested=tested),
         num_ops=len(first.trace.ops),
         seconds=time.perf_counter() - began,

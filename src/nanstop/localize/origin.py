@@ -65,7 +65,7 @@ class FailureOrigin:
         samples: BatchLayout = BatchLayout(),
     ) -> None:
         self.reaches = reaches
-        self._trace = trace
+        self.trace = trace
         self._births = births
         self.stable = all(trace.ops[i].name == look.op for i, look in details.items())
         """Whether the second run saw the ops that were recorded."""
@@ -99,8 +99,8 @@ class FailureOrigin:
         if found is None:
             return None
         spots = found.blind_spots if self.stable else (*found.blind_spots, _OTHER_PATH)
-        if self._trace.unseen:
-            spots += ("not measured: " + ", ".join(self._trace.unseen),)
+        if self.trace.unseen:
+            spots += ("not measured: " + ", ".join(self.trace.unseen),)
         absorbed = tuple(map(self.event, self._absorbed))
         return replace(found, absorbed=absorbed, blind_spots=spots)
 
@@ -110,7 +110,7 @@ class FailureOrigin:
         if external is not None:
             return self._external(*external)
         if born is not None:
-            written = written_number(self._trace, born, self._details.get(born))
+            written = written_number(self.trace, born, self._details.get(born))
             return self._born(born) if written is None else self._external(born, written)
         if self._error:
             return self._exception()
@@ -137,7 +137,7 @@ class FailureOrigin:
         for reader, value in self._births.external:
             if born is not None and reader > born:
                 return None
-            seen = range_of(self._trace, value)
+            seen = range_of(self.trace, value)
             constant = value.storage.name is None or seen.high != math.inf
             if not constant or seen.has_nan or born is None:
                 return reader, value
@@ -168,21 +168,21 @@ class FailureOrigin:
             # Forward ended finite:
             # an infinity that it discarded is only the cause if its format was too narrow.
             real = [
-                i for i in real if self._trace.ops[i].phase in _MADE_LATE or self._is_overflow(i)
+                i for i in real if self.trace.ops[i].phase in _MADE_LATE or self._is_overflow(i)
             ]
-        placed = [i for i in self._births.inf if slicing.is_placed(self._trace.ops[i])]
+        placed = [i for i in self._births.inf if slicing.is_placed(self.trace.ops[i])]
         computed = [i for i in self._births.inf if i not in placed]
         spoiling = (computed or placed) if "loss" in self.reaches else []
         born = min([*real, *self._births.nan] or spoiling, default=None)
-        return dataflow.turned_over(self._trace, self._births, born)
+        return dataflow.turned_over(self.trace, self._births, born)
 
     def _is_meant(self, index: int) -> bool:
         """Return whether an op's infinities are the program's own: filled in, or part of a mask.
 
         A mask is built of constants, positions and ids alone, or added to scores where it stands.
         """
-        op = self._trace.ops[index]
-        edges = [range_of(self._trace, o) for o in op.outputs if o.slot >= 0]
+        op = self.trace.ops[index]
+        edges = [range_of(self.trace, o) for o in op.outputs if o.slot >= 0]
         if not edges or any(edge.has_nan for edge in edges):
             return False
         if slicing.is_placed(op):
@@ -200,7 +200,7 @@ class FailureOrigin:
     def _born(self, index: int) -> Localization:
         event = self.event(index)
         smuggled = self._smuggled(index)
-        growth = dataflow.growth_chain(self._trace, index, self._made)
+        growth = dataflow.growth_chain(self.trace, index, self._made)
         return Localization(
             key=self._key(event, self._kind(event)),
             first_bad=event,
@@ -212,7 +212,7 @@ class FailureOrigin:
             positions=self._positions(index),
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
-            filled=next(map(self.event, dataflow.fills(self._trace, index)), None),
+            filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
             counted=self._counted(event),
         )
 
@@ -223,7 +223,7 @@ class FailureOrigin:
         if not event.fully_masked_rows:
             return ()
         made = [i for i in self._births.inf if i < index and i in self._details]
-        if any(slicing.is_placed(self._trace.ops[i]) for i in made) or self._births.external:
+        if any(slicing.is_placed(self.trace.ops[i]) for i in made) or self._births.external:
             return ()
         return tuple(self.event(i) for i in made)
 
@@ -231,7 +231,7 @@ class FailureOrigin:
         details = self._details.get(index)
         if details is None or self._samples.grid is None:
             return None
-        return positions_in(self._trace, self._trace.ops[index], details.bad, self._samples.grid)
+        return positions_in(self.trace, self.trace.ops[index], details.bad, self._samples.grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands
@@ -239,27 +239,27 @@ class FailureOrigin:
         """
         details = self._details.get(index)
         seen_bad = details is not None and any(not stats.finite for stats in details.inputs)
-        inputs = self._trace.ops[index].inputs
-        return seen_bad and not any(range_of(self._trace, v).is_bad for v in inputs)
+        inputs = self.trace.ops[index].inputs
+        return seen_bad and not any(range_of(self.trace, v).is_bad for v in inputs)
 
     def _external(self, reader: int, value: Value) -> Localization:
         name = value.storage.name
-        event = self.event(reader) if reader < len(self._trace.ops) else None
+        event = self.event(reader) if reader < len(self.trace.ops) else None
         found = Localization(
-            key=self._key(event, _kind_of(range_of(self._trace, value))),
+            key=self._key(event, _kind_of(range_of(self.trace, value))),
             first_bad=event,
             origin=origin_of(name),
             culprit=name.removeprefix("buffer ") if name else None,
             reaches=self.reaches,
             positions=self._positions(reader),
             weighs_choices=origin_of(name) == "from_batch"
-            and dataflow.weighs_choices(self._trace, self._made, value),
+            and dataflow.weighs_choices(self.trace, self._made, value),
             blind_spots=() if name else (_OUTSIDE,),
         )
         return as_constant(found, value, self._details.get(reader), self._samples.rows) or found
 
     def _exception(self) -> Localization:
-        raised = next((op for op in reversed(self._trace.ops) if op.raised), None)
+        raised = next((op for op in reversed(self.trace.ops) if op.raised), None)
         event = self.event(raised.index) if raised else None
         key = self._key(event, "exception")
         return Localization(
@@ -278,15 +278,15 @@ class FailureOrigin:
     def _lane_owner(self, index: int) -> str | None:
         """Return the parameter that an op of the optimizer broke."""
         lanes = {o.lane for o in self._bad_outputs(index)}
-        inputs = self._trace.ops[index].inputs
+        inputs = self.trace.ops[index].inputs
         named = [v.storage.name for v in inputs if v.storage.name and v.lane in lanes]
         parameters = [n for n in named if origin_of(n) == "from_param"]
         states = [n.rpartition(" of ")[2] for n in named if origin_of(n) == "from_state"]
         return next(iter((*parameters, *states, *self.reaches)), None)
 
     def _bad_outputs(self, index: int) -> list[Value]:
-        outputs = self._trace.ops[index].outputs
-        return [o for o in outputs if range_of(self._trace, o).is_bad]
+        outputs = self.trace.ops[index].outputs
+        return [o for o in outputs if range_of(self.trace, o).is_bad]
 
     def _kind(self, event: OpEvent) -> FailureKind:
         counts = [
@@ -294,12 +294,12 @@ class FailureOrigin:
         ]
         if not any(counts):
             bad = self._bad_outputs(event.index)
-            return _kind_of(range_of(self._trace, bad[0])) if bad else "nan"
+            return _kind_of(range_of(self.trace, bad[0])) if bad else "nan"
         return NOT_FINITE[counts.index(max(counts))]
 
     def event(self, index: int) -> OpEvent:
         """Return the record of an op, with full statistics where details were kept."""
-        op = self._trace.ops[index]
+        op = self.trace.ops[index]
         details = self._details.get(index)
         lanes = {o.lane for o in self._bad_outputs(index)} - {None}
         read = [v for v in op.inputs if not lanes or v.lane in lanes]
@@ -319,13 +319,13 @@ class FailureOrigin:
             scalars=op.scalars,
             node=op.node,
             forward_op=op.forward,
-            forward_outputs=self._light(dataflow.forward_outputs(self._trace, op)),
+            forward_outputs=self._light(dataflow.forward_outputs(self.trace, op)),
             wider=details.wider if details else "unknown",
             reference=details.reference if details else "unknown",
             fully_masked_rows=details.fully_masked_rows if details else 0,
             legal=self._legal(op),
             descent=self._descent(read, inputs),
-            read_by=dataflow.read_by(self._trace, index) if details else (),
+            read_by=dataflow.read_by(self.trace, index) if details else (),
         )
 
     def _descent(
@@ -335,29 +335,30 @@ class FailureOrigin:
         shown = read if len(read) == len(inputs) else [v for v in read if v.slot >= 0]
         if [value.shape for value in shown] != [stats.shape for stats in inputs]:
             return ()
-        kinds = (kinds_of(self._trace, self._made, value, self._samples.masks) for value in shown)
+        kinds = (kinds_of(self.trace, self._made, value, self._samples.masks) for value in shown)
         return tuple(map(named, kinds))
 
-    def _divisor(self, event: OpEvent) -> Value | None:
-        read, place = self._trace.ops[event.index].inputs, event.divisor
+    def divisor(self, event: OpEvent) -> Value | None:
+        """Return what an op divides by, where that is known."""
+        read, place = self.trace.ops[event.index].inputs, event.divisor
         return read[place] if place is not None and len(read) == len(event.inputs) else None
 
     def _vanished(self, event: OpEvent) -> OpEvent | None:
         """Return what should have kept the op's divisor from 0 and is rounded to 0 itself, or has
         rounded to 0 what the op takes the logarithm of.
         """
-        read, divisor = self._trace.ops[event.index].inputs, self._divisor(event)
-        found = dataflow.vanished_number(self._trace, divisor) if divisor is not None else None
+        read, divisor = self.trace.ops[event.index].inputs, self.divisor(event)
+        found = dataflow.vanished_number(self.trace, divisor) if divisor is not None else None
         if event.name in LOGARITHMS and read:
-            found = dataflow.rounded_to_zero(self._trace, read[0])
+            found = dataflow.rounded_to_zero(self.trace, read[0])
         return self.event(found) if found is not None else None
 
     def _counted(self, event: OpEvent) -> tuple[str, ...]:
         """Return the entries of the batch that the op's divisor counts."""
-        divisor = self._divisor(event)
-        if divisor is None or "count" not in kinds_of(self._trace, self._made, divisor):
+        divisor = self.divisor(event)
+        if divisor is None or "count" not in kinds_of(self.trace, self._made, divisor):
             return ()
-        return dataflow.entries_of(self._trace, divisor)
+        return dataflow.entries_of(self.trace, divisor)
 
     def _legal(self, op: Op) -> str | None:
         if not self._bad_outputs(op.index) or not self._is_meant(op.index):
@@ -366,7 +367,7 @@ class FailureOrigin:
 
     def _light(self, values: Iterable[Value]) -> tuple[TensorStats, ...]:
         return tuple(
-            _light_stats(value, range_of(self._trace, value)) for value in values if value.slot >= 0
+            _light_stats(value, range_of(self.trace, value)) for value in values if value.slot >= 0
         )
 
 

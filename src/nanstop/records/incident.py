@@ -140,10 +140,12 @@ class Localization:
     """Operations on finite operands whose -inf the first bad op read as a mask; no fills."""
     vanished: OpEvent | None = None
     """The operation that should have kept a divisor from 0, by a number that its format rounds to
-    0; or that has rounded to 0 what a logarithm is taken of.
+    0; or that has rounded to 0 what a logarithm is taken of, or a divisor that is not 0 in float64.
     """
     filled: OpEvent | None = None
     """The fill by which the program wrote the infinity that the first bad op made NaN of."""
+    in_float64: Finiteness = "unknown"
+    """The first bad op's result where all that it goes back to is computed in float64."""
     counted: tuple[str, ...] = ()
     """Entries of the batch that the first bad op's divisor was made of, where that is a count."""
     weighs_choices: bool = False

@@ -11,8 +11,8 @@ from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.operations import Operation, is_cheap, number_of, operation, same
 from nanstop.rewrite.source import Edit, expressions_of
 
-_EDGE = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "1e-12"}
-_SPACING = {"float16": "1e-3", "bfloat16": "1e-2", "float64": "2e-16"}
+_SPACING = {"float16": "1e-3", "bfloat16": "8e-3", "float64": "2.3e-16"}
+"""A number that is each format's spacing at 1 once it is taken away from 1 there."""
 _INTEGERS = frozenset({"len", "int"})
 _INTEGER_METHODS = frozenset({"numel", "size", "dim", "__len__"})
 _NUMBERS = frozenset({"float", "max", "min"})
@@ -148,13 +148,13 @@ def _root(draft: Draft, found: Operation) -> str | None:
 
 def _log_of_more(draft: Draft, found: Operation) -> str:
     """Kept off -1: the gradient there is 0."""
-    edge = _SPACING.get(draft.dtype, "1e-7")
+    edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
     return _with_operand(draft, found, 0, f"{operand}.clamp(min=-1 + {edge})")
 
 
 def _edged(draft: Draft, found: Operation) -> str:
-    edge = _EDGE.get(draft.dtype, "1e-6")
+    edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
     return _with_operand(draft, found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
 

@@ -45,6 +45,10 @@ WRITTEN = (*FORWARD, "hook")
 """Where operations are those that the program wrote down: none is a derivative's."""
 
 
+_ROUNDING = ("exp", "exp2", "_softmax", "softmax", "sigmoid", "mul", "div", "pow", "square", "prod")
+"""Operations that may have a result below the range of their format."""
+
+
 def standing(evidence: Evidence) -> RunFacts:
     """Return the standing facts of the run, empty ones where none were recorded."""
     if evidence.facts is not None:
@@ -158,6 +162,25 @@ def _masks(stats: TensorStats) -> bool:
 def limit(dtype: str) -> str:
     """Return the largest finite value of a format, as text: ``65504`` of float16."""
     return number(FORMAT_MAX[dtype]) if dtype in FORMAT_MAX else "its limit"
+
+
+def rounded_at(evidence: Evidence) -> tuple[str, ...]:
+    """Return the line that makes 0 of what is not 0, where that is why the first bad op fails."""
+    found = evidence.localization
+    rounded = found.vanished if found is not None else None
+    source = rounded.source if rounded is not None else None
+    if rounded is None or source is None or rounded.name not in _ROUNDING:
+        return ()
+    place = f"{source.file.rpartition('/')[-1]}:{source.line}"
+    return (f"`{op_name(rounded.op)}` at {place} makes 0 of what is not 0",)
+
+
+def in_float64(evidence: Evidence) -> tuple[str, ...]:
+    """Return that float64 has a value, where it is known what is rounded to 0 without it."""
+    found = evidence.localization
+    if found is None or found.in_float64 != "finite" or not rounded_at(evidence):
+        return ()
+    return ("it has a value where all before it is computed in float64",)
 
 
 def growth_lines(found: Localization | None) -> tuple[str, ...]:

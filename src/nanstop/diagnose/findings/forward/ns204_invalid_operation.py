@@ -55,8 +55,10 @@ from nanstop.diagnose.evidence.reading import (
     WRITTEN,
     first_bad,
     foreign_kernel,
+    in_float64,
     raised_message,
     raised_op,
+    rounded_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
@@ -83,16 +85,30 @@ def check(evidence: Evidence) -> Diagnosis | None:
     untested = event.wider == "unknown"
     if untested and output.dtype in NARROW:
         return None
-    tested = "not repeated in a wider format" if untested else "for these inputs in any format"
+    made = f"born here: {_made(evidence, event, output, written)}"
     return Diagnosis(
         code="NS204",
         title=_title(evidence, event, written),
-        cause=f"born here: {_made(event, output, written)}, {tested}",
-        lines=(*_fill(evidence), *_writing_line(evidence)),
+        cause=", ".join((made, *_tested(evidence, event))),
+        lines=(
+            *rounded_at(evidence),
+            *in_float64(evidence),
+            *_fill(evidence),
+            *_writing_line(evidence),
+        ),
         confidence="likely" if untested else "certain",
         remedies=at_the_line(evidence),
         where=event.module,
     )
+
+
+def _tested(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
+    """Return what was seen of wider formats: what float64 has a value for is not said of any."""
+    if event.wider == "unknown":
+        return ("not repeated in a wider format",)
+    found = evidence.localization
+    has_value = found is not None and found.in_float64 == "finite"
+    return () if has_value else ("for these inputs in any format",)
 
 
 def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
@@ -148,7 +164,7 @@ def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
     return f"{written} {whose} reaches the loss"
 
 
-def _made(event: OpEvent, output: TensorStats, written: str) -> str:
+def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str) -> str:
     """Return what came out of what; an operand from outside may be the culprit."""
     kind = "NaN" if output.nan else "Inf"
     if any(not math.isfinite(value) for value in event.scalars):
@@ -159,7 +175,8 @@ def _made(event: OpEvent, output: TensorStats, written: str) -> str:
         return f"{kind} from a division by the number 0 of the program"
     divisor = zero_divisor(event)
     if divisor is not None:
-        return f"{kind} from a division by {_meaning(divisor)} that is 0"
+        was = "was rounded to 0" if rounded_at(evidence) else "is 0"
+        return f"{kind} from a division by {_meaning(divisor)} that {was}"
     given = [stats for stats in event.inputs if not stats.finite]
     outside = _outside(event) if output.nan and not given else ""
     if outside:

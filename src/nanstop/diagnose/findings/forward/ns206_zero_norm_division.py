@@ -55,7 +55,7 @@ import math
 
 from nanstop.diagnose.evidence.candidates import Candidates, at_the_line, initialised, islands
 from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
-from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, standing
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, rounded_at, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
@@ -130,6 +130,8 @@ def _lost_eps(evidence: Evidence) -> tuple[str, ...]:
     added = evidence.localization.vanished if evidence.localization is not None else None
     if added is None or not added.outputs:
         return ()
+    if rounded := rounded_at(evidence):
+        return rounded
     eps = min((value for value in added.scalars if value > 0.0), default=0.0)
     source = added.source
     at = f", {source.file.rpartition('/')[-1]}:{source.line} {source.text}" if source else ""

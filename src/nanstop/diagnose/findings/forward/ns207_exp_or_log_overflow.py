@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
-from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, limit
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, in_float64, limit, rounded_at
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW, SMALLEST
@@ -74,7 +74,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"`{op_name(event.op)}` leaves the range of {output.dtype}",
         cause=cause,
         confidence="certain",
-        lines=(*_rounded_at(rounded), *_beyond(event, output)),
+        lines=(*rounded_at(evidence), *_beyond(evidence, event, output)),
         remedies=at_the_line(evidence),
         where=event.module,
     )
@@ -130,19 +130,14 @@ def _argument(event: OpEvent, read: TensorStats) -> str:
     return f"an argument of up to {number(read.absmax)}"
 
 
-def _rounded_at(rounded: OpEvent | None) -> tuple[str, ...]:
-    """Return the line whose results are too small for their format, where it is another one."""
-    source = rounded.source if rounded is not None else None
-    if rounded is None or source is None:
-        return ()
-    place = f"{source.file.rpartition('/')[-1]}:{source.line}"
-    return (f"`{op_name(rounded.op)}` at {place} makes 0 of what is not 0",)
-
-
-def _beyond(event: OpEvent, output: TensorStats) -> tuple[str, ...]:
-    """Return what more bits do, as the repetition of the op in them showed."""
-    if event.wider == "nonfinite":
+def _beyond(evidence: Evidence, event: OpEvent, output: TensorStats) -> tuple[str, ...]:
+    """Return what more bits do, as the repetition of the op in them showed, and of all before."""
+    found = evidence.localization
+    exact = found.in_float64 if found is not None else "unknown"
+    if event.wider == "nonfinite" and exact == "nonfinite":
         return ("no wider format has a value for these numbers either",)
+    if event.wider == "nonfinite":
+        return in_float64(evidence)
     if event.wider == "finite" and output.dtype == "float32":
         return ("finite in float64, whose exponential ends at an argument of 709",)
     return ()

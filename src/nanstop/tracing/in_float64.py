@@ -1,0 +1,120 @@
+"""Some operations of a second run once more beside it, all in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.tensors import bad_mask, is_inexact, is_measurable, is_plain
+from nanstop.records import Finiteness
+from nanstop.tracing.op_details import outputs_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """The memory that tensors and their views show, in float64. ``held``: one of them, so that
+    nobody else gets its memory.
+    """
+
+    held: Tensor
+    dtype: torch.dtype
+    flat: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Storage:
+        """Return the memory behind a tensor with what it holds now."""
+        num = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return cls(tensor, tensor.dtype, _widened(tensor.detach().as_strided((num,), (1,), 0)))
+
+    def shown_by(self, tensor: Tensor) -> Tensor:
+        """Return what a tensor shows of it."""
+        return self.flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+class InFloat64:
+    """Computes ``ops``, the last of them with what the others gave, as if every number had been
+    float64 from their start.
+
+    Numbers that are drawn, whole numbers and choices are those of the run. ``outcome``: whether the
+    last one is finite there where its result is not; "unknown" where one could not be computed.
+    Holds what the operations read and made until its end.
+    """
+
+    def __init__(self, ops: Collection[int], last: int) -> None:
+        self.outcome: Finiteness = "unknown"
+        self._ops, self._last = frozenset(ops) | {last}, last
+        self._known: dict[int, _Storage] = {}
+        self._gave_up = False
+
+    @torch.no_grad()
+    def __call__(
+        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        """Compute an operation before the run does; return what is to be called with its result."""
+        if index not in self._ops or self._gave_up:
+            return None
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        try:
+            given, options = self._exact(args), self._exact(dict(kwargs))
+            exact = outputs_of(func, given, options, func(*given, **options))
+        except Exception:
+            self._gave_up = True
+            return None
+
+        def done(result: Any) -> None:
+            outputs = outputs_of(func, args, kwargs, result)
+            if index == self._last:
+                self._judge(outputs, exact)
+                return
+            for output, one in zip(outputs, exact, strict=False):
+                if is_inexact(output) and is_plain(output):
+                    self._keep(output, one)
+
+        return done
+
+    def _keep(self, made: Tensor, exact: Tensor) -> None:
+        key = made.untyped_storage()._cdata
+        if key not in self._known or self._known[key].dtype is not made.dtype:
+            self._known[key] = _Storage.of(made)
+        self._known[key].shown_by(made).copy_(exact)
+
+    def _exact(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            known = self._known.get(value.untyped_storage()._cdata) if is_plain(value) else None
+            has_it = known is not None and known.dtype is value.dtype
+            return known.shown_by(value) if has_it else _widened(value)
+        if isinstance(value, torch.dtype):
+            return _wide(value)
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._exact, value))
+        if isinstance(value, dict):
+            return {key: self._exact(one) for key, one in value.items()}
+        return value
+
+    def _judge(self, outputs: list[Tensor], exact: list[Tensor]) -> None:
+        self._known.clear()
+        for output, one in zip(outputs, exact, strict=False):
+            if not is_measurable(output) or output.shape != one.shape:
+                continue
+            bad = bad_mask(output)
+            if bool((bad & bad_mask(one)).any()):
+                self.outcome = "nonfinite"
+                return
+            if bool(bad.any()):
+                self.outcome = "finite"
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Return a copy, so that what the operation writes does not reach the run."""
+    return tensor.detach().to(_wide(tensor.dtype), copy=True)

@@ -1025,3 +1025,49 @@ def test_an_optimizer_that_squares_nothing_is_told_nothing_of_squares():
     )
     update = check("NS402", evidence(UPDATE, half_head(eps=None, name="SGD", per_rate=None)))
     assert "squared" not in update.cause
+
+
+EMPTY = event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),))  # fmt: skip
+ROWS_COUNTED = event(op="aten.pow.Tensor_Scalar", dtype="float32", wider="nonfinite", scalars=(-0.5,), inputs=(stats("float32", shape=(14,), zeros=1),), descent=(("count", "data"),))  # fmt: skip
+CLASSES = event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64"), stats("float32", shape=(8,))))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failed", "title"),
+    [
+        (EMPTY, "`mean` over no element"),
+        (COUNTS, "division by a count of 0"),
+        (ROWS_COUNTED, "division by a count of 0"),
+        (CLASSES, "division by a sum of 0"),
+    ],
+)
+def test_a_count_of_0_is_no_operation_over_no_element(failed, title):
+    assert check("NS205", evidence(localization(failed))).title == title
+
+
+EXP = event(op="aten.exp.default", dtype="float32", source=SourceLine(file="train.py", line=8, function="f"))  # fmt: skip
+BY_ZERO = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", inputs=(stats("float32"), stats("float32", zeros=1)), descent=(("parameter",), ("parameter",)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("exact", "rounded", "lines", "cause"),
+    [
+        ("finite", EXP, 2, "by a value that was rounded to 0"),
+        ("finite", None, 0, "by a value that is 0"),
+        ("nonfinite", None, 0, "by a value that is 0, for these inputs in any format"),
+        ("unknown", None, 0, "by a value that is 0, for these inputs in any format"),
+    ],
+)
+def test_a_divisor_that_float64_holds_was_rounded_to_0(exact, rounded, lines, cause):
+    place = replace(localization(BY_ZERO), in_float64=exact, vanished=rounded)
+    found = check("NS204", evidence(place))
+    assert found.cause.endswith(cause)
+    assert len(found.lines) == lines
+
+
+@pytest.mark.parametrize("exact", ["finite", "nonfinite", "unknown"])
+def test_no_wider_format_is_said_of_what_float64_has_no_value_for(exact):
+    log = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"neginf": 1}, inputs=(stats("float32", zeros=1),), descent=(("parameter",),))  # fmt: skip
+    found = check("NS207", evidence(replace(localization(log), in_float64=exact)))
+    said = "no wider format has a value for these numbers either"
+    assert (said in found.lines) == (exact == "nonfinite")

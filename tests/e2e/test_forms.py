@@ -218,6 +218,44 @@ def test_code_that_was_not_run_is_told_from_code_that_was():
     assert "(not run on this step)" in text
 
 
+class Share(nn.Module):
+    """A network whose own forward divides by what may be 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, count):
+        return self.inner(x).square() / count
+
+
+def shared_in_the_model(net, b):
+    return net(b["x"], b["m"].sum(-1, keepdim=True)).mean()
+
+
+def shared_in_the_loss(net, b):
+    given = net(b["x"], torch.ones(1))
+    return (given.sum(-1) / b["m"].sum(-1)).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "needs"), [(shared_in_the_model, True), (shared_in_the_loss, False)]
+)
+def test_a_saved_model_needs_what_its_own_forward_needs(loss, needs, capsys):
+    torch.manual_seed(0)
+    net = Share()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with nanstop.watch(net, optimizer, policy=nanstop.Policy(allow=("form",))) as watch:
+        for step in range(3):
+            given = batch(step)
+            if step == 0:  # what fails at the first step is cured for the rest of the run
+                hidden(given)
+            watch.step(lambda now: loss(net, now), given)
+            watch.update()
+    assert watch.incidents[0].audit[-1].action.kind == "adopt"
+    assert ("saved of the model" in capsys.readouterr().err) == needs
+
+
 LOOP = """
 import sys
 

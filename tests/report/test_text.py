@@ -219,3 +219,36 @@ def test_the_usual_cure_is_said_where_nothing_could_be_tried(outcome, confidence
     shown = render(replace(REPORT, proof=proof, diagnoses=(known,)))
     assert ("help: the usual cure, not tried here: Mend the data." in shown) == is_said
     assert ("nothing that was tried cures it" in shown) == (outcome == "same_failure")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "gap", "cosine", "rows", "said"),
+    [
+        ("proven", 2e-7, 0.99999, None, "; loss within 2e-7 of float32, gradient cosine 0.99999"),
+        ("isolated", 1.0, -0.29921, True, "; healthy rows unchanged]"),
+        ("isolated", 1.0, -0.29921, None, "fail]"),
+        ("isolated", 1e-6, -0.5, None, "fail]"),
+        ("plausible", 0.7, 0.2, None, "; other numbers than in float32]"),
+    ],
+)
+def test_only_what_is_near_exact_numbers_is_told_as_near(verdict, gap, cosine, rows, said):
+    run = replace(trial(ISLAND, "pass", gap), grad_cosine=cosine, rows_unchanged=rows)
+    proof = replace(PROOF, verdict=verdict, passing=(run,), cost="", alternatives=())
+    shown = render(replace(REPORT, proof=proof))
+    assert said in shown
+    assert ("cosine" in shown) == (verdict == "proven")
+
+
+@pytest.mark.parametrize("formats", [("float32",), ("float32", "float64")])
+def test_an_exact_run_that_fails_is_what_was_seen_and_no_experiment(formats):
+    text = f"{formats[-1]} fails too: no number format cures this"
+    proof = replace(
+        PROOF,
+        verdict="none_found",
+        minimal=(),
+        next_experiment=text,
+        reference=Reference(outcome="same_failure", fails_in=formats),
+    )
+    shown = render(replace(REPORT, proof=proof))
+    assert f"help: {text}" in shown
+    assert "next experiment" not in shown

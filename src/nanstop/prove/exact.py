@@ -85,6 +85,12 @@ class ExactRuns:
         root = self._failing.step.view.root
         return sum(p.numel() for p in root.parameters()) <= MOST_IN_FLOAT64
 
+    def fails_in(self) -> tuple[str, ...]:
+        """Return the formats in which the failing micro-batch was run exactly and failed."""
+        if not self.of(self._failing.micro).failed:
+            return ()
+        return ("float32", "float64") if self._is_small() else ("float32",)
+
     def still_in(self) -> str:
         """Return the half format that the float32 run of the failing micro-batch has ops in, which
         casts of the script bring back; "" where there is none, or the run passes.

@@ -105,6 +105,7 @@ class Trials:
             num_draws=num_draws,
             num_choices=num_choices,
             still_in=self._exact.still_in(),
+            fails_in=self._exact.fails_in(),
         )
 
     def _healthy_gaps(self) -> tuple[str, Gaps | None]:

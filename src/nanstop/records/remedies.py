@@ -13,7 +13,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from nanstop.errors import NanstopError
-from nanstop.records import Atom, Safety
+from nanstop.records import Atom, OpEvent, Safety
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,18 @@ def of_the_forward(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
     The others act on data, gradients and updates, or on what is stored.
     """
     return tuple(atom for atom in atoms if remedy_of(atom).forward)
+
+
+def of_the_loss(atoms: Iterable[Atom], failures: Iterable[OpEvent | None]) -> tuple[Atom, ...]:
+    """Return the forms of lines that failed where a loss was computed from what the model gave:
+    what is saved of the model has no part in them. ``failures``: the first bad operations.
+    """
+    lines = {
+        f"{event.source.file}:{event.source.line}"
+        for event in failures
+        if event is not None and event.source is not None and event.phase == "loss"
+    }
+    return tuple(atom for atom in atoms if atom.remedy in FORMS and atom.target in lines)
 
 
 def describe(atoms: Sequence[Atom]) -> str:

@@ -192,6 +192,13 @@ class Reference:
     """Where it fails: the half format that a part of it computed in all the same, which casts by
     itself; then it says nothing of float32.
     """
+    fails_in: tuple[str, ...] = ()
+    """The formats in which it was run and failed."""
+
+    @property
+    def widest(self) -> str:
+        """The widest format that it was run in."""
+        return self.fails_in[-1] if self.fails_in else self.dtype
 
 
 @record

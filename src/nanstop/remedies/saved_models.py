@@ -36,6 +36,7 @@ class SavedModels:
         self._root = weakref.ref(root)
         self._tell = tell
         self._atoms: tuple[Atom, ...] = ()
+        self._of_loss: tuple[Atom, ...] = ()
         self._undo = ExitStack()
         self._told: set[tuple[Atom, ...]] = set()
         self._last = ""
@@ -48,8 +49,12 @@ class SavedModels:
         """The model that is followed, None when it is gone."""
         return self._root()
 
-    def need(self, atoms: Sequence[Atom]) -> None:
-        """From here on, what is saved needs ``atoms``, in the place of what it needed before."""
+    def need(self, atoms: Sequence[Atom], of_loss: Sequence[Atom] = ()) -> None:
+        """From here on, what is saved needs ``atoms``, in the place of what it needed before.
+
+        ``of_loss``: those of them that its training alone needs.
+        """
+        self._of_loss = tuple(of_loss)
         root = self.root
         if not self._atoms and root is not None:
             for name, part in root.named_modules():
@@ -65,12 +70,12 @@ class SavedModels:
         atoms = tuple(_within(part, self._atoms))
         if not atoms or not Path(folder).is_dir():
             return
+        needed = self._needed(atoms)
         try:
-            write_beside(Path(folder), atoms)
+            write_beside(Path(folder), atoms, needed)
         except Exception as error:  # nanstop is never the reason a save fails
             self._tell(f"no plan was written beside {folder} ({type(error).__name__}: {error})")
             return
-        needed = of_the_forward(atoms)
         self._last = str(folder) if needed else self._last
         if needed and needed not in self._told:
             self._told.add(needed)
@@ -81,9 +86,12 @@ class SavedModels:
 
     def at_the_end(self) -> str:
         """Return what to add to what kept the run finite, "" where no loaded model needs it."""
-        if not of_the_forward(self._atoms):
+        if not self._needed(self._atoms):
             return ""
         return f"; what is saved of the model needs that too: {_how(self._last or 'FOLDER')}"
+
+    def _needed(self, atoms: Sequence[Atom]) -> tuple[Atom, ...]:
+        return of_the_forward(atom for atom in atoms if atom not in self._of_loss)
 
     def release(self) -> None:
         """Follow no more saves. Calling it again does nothing."""

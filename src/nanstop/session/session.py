@@ -31,7 +31,7 @@ from nanstop.records import (
     Signal,
     StepId,
 )
-from nanstop.records.remedies import describe
+from nanstop.records.remedies import describe, of_the_loss
 from nanstop.report.announce import News, short
 from nanstop.report.text.run_end import RunEnd, said_again
 from nanstop.report.text.run_start import said_at_start
@@ -294,7 +294,8 @@ class Session(WatchedRun):
 
         if self._saves is None or self._saves.root is not self.view.root:
             self._saves = SavedModels(self.view.root, self.announce)
-        self._saves.need(self._in_force)
+        failures = (r.localization.first_bad for r in self.reports if r.localization is not None)
+        self._saves.need(self._in_force, of_the_loss(self._in_force, failures))
 
     def saved(self, folder: Path) -> None:
         if self._saves is not None:

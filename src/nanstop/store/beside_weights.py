@@ -37,12 +37,13 @@ nanstop.load_plan(FOLDER).apply(model)  # the folder of this file
 """
 
 
-def write_beside(folder: Path, atoms: Sequence[Atom]) -> None:
+def write_beside(folder: Path, atoms: Sequence[Atom], needed: Sequence[Atom] | None = None) -> None:
     """Write the plan of ``atoms`` into the folder of saved weights, and say in its model card what
-    of it the model needs. Errors: ``OSError``.
+    of it the model needs: ``needed``, where its training alone needs the others. Errors:
+    ``OSError``.
     """
     save_plan(PrecisionPlan(remedies=tuple(atoms)), folder / PLAN)
-    note_in_card(folder / CARD, atoms)
+    note_in_card(folder / CARD, atoms if needed is None else needed)
 
 
 def note_in_card(card: Path, atoms: Sequence[Atom]) -> None:

@@ -13,7 +13,6 @@ from typing import Literal
 from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.records import (
     FORMAT_MAX,
-    Alternative,
     Atom,
     BatchRows,
     Diagnosis,
@@ -24,9 +23,9 @@ from nanstop.records import (
     Replay,
     Report,
     TensorStats,
-    Trial,
 )
 from nanstop.records.remedies import describe, safety_of
+from nanstop.report.text.nearness import alternative_in_brackets, exact_fails, proof_in_brackets
 from nanstop.wording import counted, number
 
 MAX_TENSORS = 6
@@ -293,7 +292,7 @@ def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
         return tuple(_none_found(best, proof))
     others: dict[str, str] = {}
     for other in proof.alternatives:
-        others.setdefault(describe(other.atoms), _alternative(other, _exact(proof)))
+        others.setdefault(describe(other.atoms), alternative_in_brackets(other, proof.reference))
     others.pop(describe(proof.minimal), None)
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
     cures += [(f"or {cure}", how) for cure, how in others.items()]
@@ -322,60 +321,10 @@ def _none_found(best: Diagnosis, proof: Proof) -> list[Block]:
     outcomes = ((describe(trial.atoms), trial.outcome.replace("_", " ")) for trial in applicable)
     tried = "; ".join(dict.fromkeys(f"{cure} ({outcome})" for cure, outcome in outcomes))
     said = f"nothing that was tried cures it: {tried}" if tried else "no remedy could be tried"
-    following = (f"next experiment: {proof.next_experiment}",) if proof.next_experiment else ()
+    label = "" if exact_fails(proof) else "next experiment: "  # else it is what was seen
+    following = (f"{label}{proof.next_experiment}",) if proof.next_experiment else ()
     usual = () if tried else _usual_cure(best)
     return [*(Block("help", "help: ", (text,)) for text in (said, *following)), *usual]
-
-
-def proof_in_brackets(proof: Proof) -> str:
-    """Return the verdict with its counts: passes, ablations, distance to float32, cost."""
-    removed = proof.ablations or ((proof.baseline,) if proof.baseline is not None else ())
-    part = "it" if len(proof.minimal) == 1 else "any part of it"
-    said = "isolated, not cured" if proof.verdict == "isolated" else proof.verdict
-    clauses = [f"{said}: with it {_share(proof.passing, passed=True)} runs pass"]
-    if removed:
-        clauses[0] += f", without {part} {_share(removed, passed=False)} fail"
-    clauses.append(_nearness(proof))
-    clauses.append("changes training" if proof.safety == "changes_training" else "")
-    clauses.append(proof.cost)
-    return f"[{'; '.join(clause for clause in clauses if clause)}]"
-
-
-def _share(trials: tuple[Trial, ...], *, passed: bool) -> str:
-    return f"{sum((trial.outcome == 'pass') == passed for trial in trials)} of {len(trials)}"
-
-
-def _nearness(proof: Proof) -> str:
-    gaps = [abs(trial.loss_gap) for trial in proof.passing if trial.loss_gap is not None]
-    if proof.reference is not None and proof.reference.outcome != "pass":
-        unchanged = [trial.rows_unchanged for trial in proof.passing]
-        known = [one for one in unchanged if one is not None]
-        return "healthy rows unchanged" if known and all(known) else "float32 fails too"
-    if not gaps:
-        return ""
-    cosines = [trial.grad_cosine for trial in proof.passing if trial.grad_cosine is not None]
-    near = _within(max(gaps), _exact(proof)) + (
-        f", gradient cosine {min(cosines):.5f}" if cosines else ""
-    )
-    shared = proof.reference.num_choices if proof.reference is not None else 0
-    return near + (f", with {counted(shared, 'choice')} as in the run" if shared else "")
-
-
-def _exact(proof: Proof) -> str:
-    return proof.reference.dtype if proof.reference is not None else "float32"
-
-
-def _within(gap: float, exact: str) -> str:
-    if gap == 0.0:
-        return f"loss equal to {exact}"
-    mantissa, _, exponent = f"{gap:.0e}".partition("e")
-    return f"loss within {mantissa}e{int(exponent)} of {exact}"
-
-
-def _alternative(other: Alternative, exact: str) -> str:
-    changes = "; changes training" if other.safety == "changes_training" else ""
-    near = f"; {_within(abs(other.loss_gap), exact)}" if other.loss_gap is not None else ""
-    return f"[{other.passed} of {other.runs} runs pass{near}{changes}]"
 
 
 def _pointer(code: str, record: str | None) -> Block:

@@ -68,16 +68,23 @@ def check(evidence: Evidence) -> Diagnosis | None:
     total = _divides_by_no_total(event) if cause is None else None
     if cause is None and total is None:
         return None
-    over = "one" if few == _ONE else "no"
     return Diagnosis(
         code="NS205",
-        title="division by a sum of 0" if total else f"`{op_name(event.op)}` over {over} element",
+        title=_title(event, few, total),
         cause=cause or total or "",
         confidence="certain",
         confirmed=f"the operation's own shape: {few}" if few else "",
         remedies=at_the_line(evidence),
         where=event.module,
     )
+
+
+def _title(event: OpEvent, few: str | None, total: str | None) -> str:
+    if few is not None:
+        return f"`{op_name(event.op)}` over {'one' if few == _ONE else 'no'} element"
+    if total is None and _weighs_nothing(event) is None:
+        return "division by a count of 0"
+    return "division by a sum of 0"
 
 
 def confirm(evidence: Evidence) -> Change | None:

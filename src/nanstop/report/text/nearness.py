@@ -1,0 +1,92 @@
+"""How well a cure did, in brackets behind it."""
+
+from __future__ import annotations
+
+from nanstop.records import Alternative, Proof, Reference, Trial
+from nanstop.wording import counted
+
+_NEAR = 1e-2
+"""How far the loss of a cure and the direction of its gradients are from exact ones at most, where
+they are told as near.
+"""
+
+
+def exact_fails(proof: Proof) -> bool:
+    """Return whether the exact run itself fails: then what a proof ends with is what was seen."""
+    exact = proof.reference
+    return exact is not None and bool(exact.fails_in) and not exact.still_in
+
+
+def proof_in_brackets(proof: Proof) -> str:
+    """Return the verdict with its counts: passes, ablations, distance to float32, cost."""
+    removed = proof.ablations or ((proof.baseline,) if proof.baseline is not None else ())
+    part = "it" if len(proof.minimal) == 1 else "any part of it"
+    said = "isolated, not cured" if proof.verdict == "isolated" else proof.verdict
+    clauses = [f"{said}: with it {_share(proof.passing, passed=True)} runs pass"]
+    if removed:
+        clauses[0] += f", without {part} {_share(removed, passed=False)} fail"
+    clauses.append(_nearness(proof))
+    clauses.append("changes training" if proof.safety == "changes_training" else "")
+    clauses.append(proof.cost)
+    return f"[{'; '.join(clause for clause in clauses if clause)}]"
+
+
+def _share(trials: tuple[Trial, ...], *, passed: bool) -> str:
+    return f"{sum((trial.outcome == 'pass') == passed for trial in trials)} of {len(trials)}"
+
+
+def _nearness(proof: Proof) -> str:
+    gaps = [abs(trial.loss_gap) for trial in proof.passing if trial.loss_gap is not None]
+    if proof.reference is not None and proof.reference.outcome != "pass":
+        unchanged = [trial.rows_unchanged for trial in proof.passing]
+        known = [one for one in unchanged if one is not None]
+        widest = proof.reference.widest
+        return "healthy rows unchanged" if known and all(known) else f"{widest} fails too"
+    if not gaps:
+        return ""
+    cosines = [trial.grad_cosine for trial in proof.passing if trial.grad_cosine is not None]
+    cosine = min(cosines, default=None)
+    if not _is_near(max(gaps), cosine, proof.reference):
+        return _differs(proof)
+    near = _within(max(gaps), _exact(proof.reference)) + (
+        f", gradient cosine {cosine:.5f}" if cosine is not None else ""
+    )
+    shared = proof.reference.num_choices if proof.reference is not None else 0
+    return near + (f", with {counted(shared, 'choice')} as in the run" if shared else "")
+
+
+def _is_near(gap: float, cosine: float | None, reference: Reference | None) -> bool:
+    loss, turned = _NEAR, _NEAR
+    if reference is not None:
+        loss, turned = max(loss, reference.loss_tolerance), max(turned, reference.cosine_tolerance)
+    return gap <= loss and (cosine is None or 1.0 - cosine <= turned)
+
+
+def _differs(proof: Proof) -> str:
+    """Return what is said of a cure that is not near exact numbers: what leaves samples out is not
+    meant to be.
+    """
+    kept = any(trial.rows_unchanged for trial in proof.passing)
+    if kept or proof.verdict == "isolated":
+        return "healthy rows unchanged" if kept else ""
+    return f"other numbers than in {_exact(proof.reference)}"
+
+
+def _exact(reference: Reference | None) -> str:
+    return reference.dtype if reference is not None else "float32"
+
+
+def _within(gap: float, exact: str) -> str:
+    if gap == 0.0:
+        return f"loss equal to {exact}"
+    mantissa, _, exponent = f"{gap:.0e}".partition("e")
+    return f"loss within {mantissa}e{int(exponent)} of {exact}"
+
+
+def alternative_in_brackets(other: Alternative, reference: Reference | None) -> str:
+    """Return how another cure that passes did."""
+    changes = "; changes training" if other.safety == "changes_training" else ""
+    gap = None if other.loss_gap is None else abs(other.loss_gap)
+    is_near = gap is not None and _is_near(gap, other.grad_cosine, reference)
+    near = f"; {_within(gap, _exact(reference))}" if gap is not None and is_near else ""
+    return f"[{other.passed} of {other.runs} runs pass{near}{changes}]"

@@ -71,19 +71,19 @@ def windows_before(failing: FailingStep) -> Iterator[FailingStep]:
 
 
 def typed_forms(
-    failing: FailingStep, exact: ExactRuns, cure: tuple[Atom, ...], codes: Iterable[FormCode]
+    failing: FailingStep, exact: ExactRuns, codes: Iterable[FormCode]
 ) -> tuple[Atom, ...] | None:
-    """Return the forms whose code passes the failing micro-batch with the loss and gradients of the
-    cure; empty where none does, None where none could be run.
+    """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
+    loss and gradients that they have there; empty where none does, None where none could be run.
     """
     view, found = failing.step.view, None
-    cured = exact.attempt(failing.micro, under=partial(applied, view, cure))
     for code in codes:
+        forms = partial(applied, view, (*code.atoms, *code.rest))
         seen: list[Typed] = []
         run = exact.attempt(failing.micro, under=partial(_as_typed, view, code, seen))
         if not seen or not all(one.is_run for one in seen):
             continue
-        if _is_near(gaps_between(run, cured)):
+        if _is_near(gaps_between(run, exact.attempt(failing.micro, under=forms))):
             return code.atoms
         found = ()
     return found

@@ -63,5 +63,5 @@ def prove_step(
     )
     scope = "optimizer update" if failing.update else "micro-batch"
     has_forms = any(atom.remedy in FORMS for atom in proof.minimal) and not failing.update
-    typed = trials.typed(proof.minimal, codes(proof)) if has_forms else None
+    typed = trials.typed(codes(proof)) if has_forms else None
     return replace(proof, scope=scope, typed=typed)

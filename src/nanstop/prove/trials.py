@@ -251,9 +251,9 @@ class Trials:
             message=message,
         )
 
-    def typed(self, cure: tuple[Atom, ...], codes: Iterable[FormCode]) -> tuple[Atom, ...] | None:
+    def typed(self, codes: Iterable[FormCode]) -> tuple[Atom, ...] | None:
         """Return the forms of a cure that can be typed: see ``typed_forms``."""
-        return typed_forms(self._failing, self._exact, cure, codes)
+        return typed_forms(self._failing, self._exact, codes)
 
     def _in_time(self) -> Callable[[int], bool]:
         """Return whether another update is made after so many, from now on."""

@@ -238,8 +238,8 @@ class Proof:
     chance: bool = False
     seconds: float = 0.0
     typed: tuple[Atom, ...] | None = None
-    """The forms of lines whose code, put in their place, gives on the failing step what the cure
-    gives; empty where none does, None where that could not be run.
+    """The forms of lines, those of the cure or others that passed, whose code gives on the failing
+    step what they give; empty where none does, None where that could not be run.
     """
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from nanstop.rewrite.operations import Operation, constructor_of, operation
+from nanstop.rewrite.operations import Operation, operation
 from nanstop.rewrite.source import Source
 
 _UNSURE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.GeneratorExp)
@@ -25,22 +25,14 @@ class Replaced:
     named: Mapping[str, ast.expr]
     remade: Mapping[str, ast.Call]
 
-    def written_out(self, source: Source, node: ast.expr) -> ast.expr:
-        """Return the expression with each module that the file calls as its constructor."""
-        return _WrittenOut(source, self.remade).visit(copied(node))
-
-
-class _WrittenOut(ast.NodeTransformer):
-    def __init__(self, source: Source, remade: Mapping[str, ast.Call]) -> None:
-        self._source, self._remade = source, remade
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        known = self._remade.get(ast.unparse(node.func))
-        made = known or constructor_of(self._source, node.func)
-        if made is not None and self._source.qualified(made.func).startswith("torch.nn."):
-            node.func = copied(made)
-        return node
+    def constructed(self, source: Source, node: ast.expr) -> ast.Call | None:
+        """Return how the module is made that a node calls as an operation; None for what calls
+        none. It has no weights.
+        """
+        found = operation(source, node)
+        if found is None or found.made_by is None or not isinstance(node, ast.Call):
+            return None
+        return self.remade.get(ast.unparse(node.func), found.made_by)
 
 
 def replaced(old: Source, new: Source) -> Replaced | None:

@@ -19,6 +19,7 @@ from torch import nn
 
 ctc = nn.CTCLoss(blank=0)
 soft = nn.Softmax(dim=1)
+net = nn.Sequential(nn.Identity())
 
 
 def inner(x):
@@ -43,6 +44,7 @@ CASES = {
         "div",
         {"inf": 1},
     ),
+    "of a model": ("return (net(x) * y).square().sum(-1).sqrt()", "form", "sqrt", {}),
     "chosen": ("return torch.where(y > 0, x, 0) / y", "form", "div", {"inf": 1}),
     "a function of its own": ("return inner(x * y) + torch.log(x * y)", "form", "log", {}),
     "random": ("return torch.log(F.dropout(x.exp() * y, 0.5))", "form", "log", {}),

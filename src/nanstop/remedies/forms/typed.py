@@ -95,9 +95,9 @@ class Typed:
 
     def _computed(self, scope: Scope, one: Operation) -> Any:
         assert self._found is not None
-        written = _Written(self, scope, self._found)
+        written = _Written(self, self._old, scope, self._found)
         try:
-            node = written.visit(self._found.written_out(self._old, self._found.by[one.node]))
+            node = written.visit(copied(self._found.by[one.node]))
             names = {name: self._value(name) for name in written.free}
         except _UnknownError:
             self._is_unknown = True
@@ -130,8 +130,8 @@ class Typed:
 class _Written(ast.NodeTransformer):
     """Puts values in the place of expressions, and expressions in that of new names."""
 
-    def __init__(self, typed: Typed, scope: Scope, found: Replaced) -> None:
-        self._typed, self._scope, self._found = typed, scope, found
+    def __init__(self, typed: Typed, source: Source, scope: Scope, found: Replaced) -> None:
+        self._typed, self._source, self._scope, self._found = typed, source, scope, found
         self.values: dict[str, Any] = {}
         self.free: set[str] = set()
 
@@ -147,6 +147,9 @@ class _Written(ast.NodeTransformer):
             if node.id in self._found.named:
                 return self.visit(copied(self._found.named[node.id]))
             self.free.add(node.id)
+        made = self._found.constructed(self._source, node)
+        if made is not None and isinstance(node, ast.Call):
+            node.func = copied(made)
         return super().visit(node)
 
 

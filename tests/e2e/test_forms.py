@@ -1,6 +1,7 @@
 """Failing lines in another form: proposed, proven on the failing step, in force from then on."""
 
 import warnings
+from contextlib import suppress
 
 import pytest
 import torch
@@ -413,3 +414,35 @@ def test_a_trainer_ends_as_if_its_line_had_been_changed_by_hand(tmp_path):
     ours = trained(Classifier, tmp_path / "watched", watched=True)
     theirs = trained(Patched, tmp_path / "changed", watched=False)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+class Masked(nn.Module):
+    """Scores under autocast with a mask's number that float16 does not hold."""
+
+    def __init__(self, *, as_weights):
+        super().__init__()
+        self.inner, self.as_weights = nn.Linear(WIDTH, WIDTH), as_weights
+
+    def forward(self, x, mask):
+        with torch.autocast("cpu", dtype=torch.float16):
+            scores = self.inner(x)
+            scores = scores.masked_fill(~mask, -1e9)
+        return scores.float().softmax(-1) if self.as_weights else 1e-3 * scores.float()
+
+
+@pytest.mark.parametrize("as_weights", [True, False])
+def test_a_fill_beyond_its_format_is_a_fill_with_what_that_holds(as_weights):
+    """Where the number itself is used, another one is another function."""
+    torch.manual_seed(0)
+    net = Masked(as_weights=as_weights)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    given = batch(0)
+    given["m"][:, :2] = False
+    with suppress(RuntimeError), nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda now: (net(now["x"], now["m"]) * now["t"]).sum(), given)
+    (incident,) = watch.incidents
+    (atom,) = incident.proof.minimal
+    assert (atom.remedy == "held_fill") == as_weights
+    assert incident.proof.verdict == "proven"
+    new = "+ scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)"
+    assert (new in render(incident)) == as_weights

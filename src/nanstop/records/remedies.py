@@ -69,6 +69,12 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 "leave out of {targets} what has no value",
                 forward=True,
             ),
+            RemedyInfo(
+                "held_fill",
+                "safe",
+                "fill at {targets} with the farthest number of its format",
+                forward=True,
+            ),
             RemedyInfo("island", "safe", "keep {targets} in float32", forward=True),
             RemedyInfo(
                 "outer_autocast",
@@ -91,7 +97,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 )
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
-FORMS = ("stable_form", "form")
+FORMS = ("stable_form", "held_fill", "form")
 """Remedies that write a failing line in another way."""
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")

@@ -48,6 +48,7 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("fp32_trainables", precision.fp32_trainables, "window"),
             Remedy("fp32_logits", precision.fp32_logits),
             Remedy("stable_form", form),
+            Remedy("held_fill", form),
             Remedy("form", form),
             Remedy("island", precision.island),
             Remedy("outer_autocast", precision.outer_autocast),

@@ -11,6 +11,7 @@ from nanstop.records.remedies import FORMS
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.guarded import rewrite_guarded
+from nanstop.rewrite.held import rewrite_held
 from nanstop.rewrite.log_space import rewrite_in_log_space
 from nanstop.rewrite.source import Edit, Source, edited, source_of
 
@@ -99,12 +100,19 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.by_number = event is not None and event.name == "div" and event.divisor is None
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
-            done = rewrite_in_log_space(draft) if stable else rewrite_guarded(draft, _name(event))
-            if done:
+            if _rewritten(draft, atom, _name(event)):
                 return draft.finished()
         except NotKnownError:
             continue
     return ()
+
+
+def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
+    if atom.remedy == "held_fill":
+        return rewrite_held(draft)
+    if atom.remedy == "stable_form":
+        return rewrite_in_log_space(draft)
+    return rewrite_guarded(draft, op)
 
 
 def _format(event: OpEvent | None) -> str:

@@ -64,7 +64,7 @@ def _rewritten(draft: Draft, found: Operation) -> bool:
     return False
 
 
-def _with_operand(draft: Draft, found: Operation, place: int, text: str) -> str:
+def with_operand(draft: Draft, found: Operation, place: int, text: str) -> str:
     """Return an operation's text with another operand; ``text`` is closed."""
     start, end = draft.source.span(found.node)
     first, last = draft.source.span(found.args[place])
@@ -101,7 +101,7 @@ def _chosen(draft: Draft, found: Operation, condition: ast.expr, *, first: bool)
     value = draft.source.segment(found.args[place])
     choice = f"{value}, {harmless}" if first else f"{harmless}, {value}"
     text = f"{draft.torch('where')}({draft.source.segment(condition)}, {choice})"
-    return _with_operand(draft, found, place, text)
+    return with_operand(draft, found, place, text)
 
 
 def _compares_cheap(node: ast.expr) -> bool:
@@ -112,7 +112,7 @@ def _clamped(draft: Draft, found: Operation) -> str:
     """Raised to the smallest number: the gradient at 0 is 0."""
     operand = found.operand
     tiny = draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
-    return _with_operand(draft, found, 0, f"{draft.source.operand(operand)}.clamp(min={tiny})")
+    return with_operand(draft, found, 0, f"{draft.source.operand(operand)}.clamp(min={tiny})")
 
 
 def _are_nested(named: Collection[Operation]) -> bool:
@@ -150,13 +150,13 @@ def _log_of_more(draft: Draft, found: Operation) -> str:
     """Kept off -1: the gradient there is 0."""
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
-    return _with_operand(draft, found, 0, f"{operand}.clamp(min=-1 + {edge})")
+    return with_operand(draft, found, 0, f"{operand}.clamp(min=-1 + {edge})")
 
 
 def _edged(draft: Draft, found: Operation) -> str:
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
-    return _with_operand(draft, found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
+    return with_operand(draft, found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
@@ -164,18 +164,18 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return None
     divisor = found.args[1]
     if _is_integer(draft, divisor):  # 0, or 1 at least
-        return _with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
+        return with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
     if draft.by_number or _comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
-        return _with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
+        return with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
     if draft.counted:
         text = f"{draft.source.operand(divisor)}.clamp(min=1)"
-        return _with_operand(draft, found, 1, text)
+        return with_operand(draft, found, 1, text)
     normalized = _normalized(draft, found)
     if normalized is not None:
         return normalized
     value = draft.twice(divisor, "divisor")
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
-    quotient = _with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
+    quotient = with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
     if not draft.infinite:  # 0 / 0: 0 by anything is 0
         return quotient
     return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
@@ -263,7 +263,7 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
     empty = draft.named(hidden, "empty", found.operand)
     if found.made_by is not None or not is_cheap(found.operand):
         scores = scores if scores.isidentifier() else f"({scores})"
-    inner = _with_operand(draft, found, 0, f"{scores}.masked_fill({empty}, 0.0)")
+    inner = with_operand(draft, found, 0, f"{scores}.masked_fill({empty}, 0.0)")
     return f"{inner}.masked_fill({empty}, 0.0)" if found.name == "softmax" else inner
 
 

@@ -63,6 +63,8 @@ def said(
         head = Atom(remedy="island", value="float32")
         code = "\n".join(island_lines((head,), "model.get_output_embeddings()", device))
         return f"after the model is made:\n{code}"
+    if atom.remedy == "held_fill":
+        return f"{atom.target}: fill with `torch.finfo(x.dtype).min`"
     if atom.remedy in FORMS:
         return _form(atom, report)
     if settings:

@@ -86,8 +86,9 @@ class InFloat64:
     def _exact(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             known = self._known.get(value.untyped_storage()._cdata) if is_plain(value) else None
-            has_it = known is not None and known.dtype is value.dtype
-            return known.shown_by(value) if has_it else _widened(value)
+            if known is None or known.dtype is not value.dtype:
+                return _widened(value)
+            return known.shown_by(value)
         if isinstance(value, torch.dtype):
             return _wide(value)
         if isinstance(value, list | tuple):

@@ -92,15 +92,25 @@ def forms(evidence: Evidence) -> Candidates:
 
     Which of them the line has is for the trial to say.
     """
-    found = evidence.localization
-    source = found.first_bad.source if found is not None and found.first_bad is not None else None
-    if source is None:
+    target = _line(evidence)
+    if not target:
         return ()
-    target = f"{source.file}:{source.line}"
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
         (Atom(remedy="form", target=target, value="guarded"),),
     )
+
+
+def held_fill(evidence: Evidence) -> Candidates:
+    """Return the fill of the first bad operation with a number that its format holds."""
+    target = _line(evidence)
+    return ((Atom(remedy="held_fill", target=target, value="held"),),) if target else ()
+
+
+def _line(evidence: Evidence) -> str:
+    found = evidence.localization
+    source = found.first_bad.source if found is not None and found.first_bad is not None else None
+    return f"{source.file}:{source.line}" if source is not None else ""
 
 
 def at_the_line(evidence: Evidence) -> Candidates:

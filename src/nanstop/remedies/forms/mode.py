@@ -9,7 +9,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.remedies.forms import guarded
+from nanstop.remedies.forms import guarded, held
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.log_space import LogSpace
@@ -24,6 +24,7 @@ _BACKWARDS = ("backward", "grad")
 
 _FORMS: Mapping[str, Callable[[], Form]] = {
     "log_space": lambda: LogSpace().call,
+    "held": lambda: held.answer,
     "guarded": lambda: guarded.answer,
 }
 

@@ -55,7 +55,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import at_the_line, kernels, precision
+from nanstop.diagnose.evidence.candidates import at_the_line, held_fill, kernels, precision
 from nanstop.diagnose.evidence.reading import FORWARD, born, limit, raised_op, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, OpEvent, TensorStats, op_name
@@ -115,7 +115,11 @@ def _too_low(event: OpEvent, evidence: Evidence) -> Diagnosis | None:
         f"{scores.dtype} ends at {limit(scores.dtype)}",
         confidence="certain",
         confirmed="the operation raised for it",
-        remedies=(*kernels(facts), *precision(event, facts, scores.dtype)),
+        remedies=(
+            *held_fill(evidence),
+            *kernels(facts),
+            *precision(event, facts, scores.dtype),
+        ),
         where=event.module,
     )
 

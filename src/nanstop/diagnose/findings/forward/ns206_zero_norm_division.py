@@ -112,8 +112,8 @@ def _is_layer_without_eps(event: OpEvent) -> bool:
     its last result.
     """
     finite = all(stats.finite for stats in event.inputs)
-    is_layer = event.name in _LAYERS and len(event.outputs) > 1 and bool(event.scalars)
-    return finite and is_layer and event.outputs[-1].posinf > 0
+    is_layer = event.name in _LAYERS and bool(event.scalars)
+    return finite and is_layer and len(event.outputs) > 1 and event.outputs[-1].posinf > 0
 
 
 def _cause(event: OpEvent, divisor: Operand) -> str:

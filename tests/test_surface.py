@@ -125,7 +125,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "49b8ea4753361c6a")
+REPORT_FORM = (1, "793ca93001f2a260")
 
 
 def test_names():

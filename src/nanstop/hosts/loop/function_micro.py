@@ -10,10 +10,10 @@ from torch import Tensor
 
 from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import tensors, version
+from nanstop.own_code import is_of_library
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch
 from nanstop.tracebacks import passes_through
-from nanstop.own_code import is_of_library
 
 __tracebackhide__ = passes_through
 

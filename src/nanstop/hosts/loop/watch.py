@@ -28,7 +28,6 @@ from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import format_name
 from nanstop.numerics.trained import held_by
-from nanstop.own_code import is_of_library
 from nanstop.replay.rng import RngNotes
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.session.watched_run import OpenSession

@@ -503,3 +503,25 @@ for step in range(2):
     report = next(one for one in news if hasattr(one, "diagnoses"))
     assert (report.diagnoses[0].code, report.diagnoses[0].where) == ("NS506", "bank")
     assert "since before the first step" in report.diagnoses[0].cause
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_rounded"), [("1", True), ("(x[:, :1] < 3)", False), ("0", False)]
+)
+def test_a_product_that_is_rounded_to_0_is_told_from_one_that_is_masked(
+    tmp_path, factor, is_rounded
+):
+    body = f"""
+def objective(step, x, y):
+    bad = step == 2
+    if bad:
+        x[2] = 30.0
+    p = torch.sigmoid(net(x if bad else x * 0)) * ({factor} if bad else 1)
+    p = p * torch.full((), 1e-30 if bad and {is_rounded} else 1.0)
+    return 1 - p.prod(-1).pow(1 / 60).mean()
+"""
+    _, news = investigated(tmp_path / "script.py", HEAD + body + STEPS)
+    report = next(one for one in news if hasattr(one, "diagnoses"))
+    found = report.diagnoses[0]
+    assert found.code == "NS304"
+    assert any("makes 0 of what is not 0" in one for one in found.lines) is is_rounded

@@ -102,11 +102,19 @@ def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | Non
         read = [range_of(trace, one) for one in op.inputs if one.slot >= 0]
         if base in _EXPONENTIALS and not any(one.is_bad for one in read):
             return index
-        if base in _PRODUCTS and read and all(0.0 < one.low <= one.high < math.inf for one in read):
+        if base in _PRODUCTS and _is_of_positive(trace, op):
             return index
         if base in _PRODUCTS | _SUMS | KEEPS:
             queue.extend(writer for one in op.inputs for writer in writers(trace, one))
     return None
+
+
+def _is_of_positive(trace: Trace, op: Op) -> bool:
+    """Return whether all that an op reads is above 0 and finite: a mask is not."""
+    if not op.inputs or 0.0 in op.scalars or any(one.slot < 0 for one in op.inputs):
+        return False
+    read = [range_of(trace, one) for one in op.inputs]
+    return all(0.0 < one.low <= one.high < math.inf for one in read)
 
 
 def _vanishes(op: Op, number: float) -> bool:

@@ -345,12 +345,13 @@ class FailureOrigin:
 
     def _vanished(self, event: OpEvent) -> OpEvent | None:
         """Return what should have kept the op's divisor from 0 and is rounded to 0 itself, or has
-        rounded to 0 what the op takes the logarithm of.
+        rounded to 0 what the op takes the logarithm of, or the derivative at.
         """
-        read, divisor = self.trace.ops[event.index].inputs, self.divisor(event)
+        op, divisor = self.trace.ops[event.index], self.divisor(event)
         found = dataflow.vanished_number(self.trace, divisor) if divisor is not None else None
-        if event.name in LOGARITHMS and read:
-            found = dataflow.rounded_to_zero(self.trace, read[0])
+        of = self.trace.ops[op.made_by] if op.made_by is not None else op
+        if (event.name in LOGARITHMS or of is not op) and of.inputs:
+            found = dataflow.rounded_to_zero(self.trace, of.inputs[0])
         return self.event(found) if found is not None else None
 
     def _counted(self, event: OpEvent) -> tuple[str, ...]:

@@ -50,7 +50,13 @@ consumer of an earlier NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.reading import bad_kinds, first_bad, foreign_kernel, reached
+from nanstop.diagnose.evidence.reading import (
+    bad_kinds,
+    first_bad,
+    foreign_kernel,
+    reached,
+    rounded_at,
+)
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import NARROW
@@ -72,16 +78,20 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS304",
         title=f"derivative{of} is undefined in `{op_name(event.op)}`",
-        cause=_cause(event),
+        cause=_cause(event, rounded_at(evidence)),
         confidence="likely" if untested else "certain",
-        lines=(f"reaches the gradient of {listed(spoiled)}",) if spoiled else (),
+        lines=(
+            *rounded_at(evidence),
+            *((f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()),
+        ),
         remedies=at_the_line(evidence),
         where=event.module,
     )
 
 
-def _cause(event: OpEvent) -> str:
-    """Return what the forward op came to, whose derivative has no value.
+def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
+    """Return what the forward op came to, whose derivative has no value. ``rounded``: says what
+    made the 0 that it has no value at of what is not 0.
 
     A loss that leaves an infinity out (a choice, a saturated function) is finite all the same, and
     a wider format may hold what this one does not: repeating the derivative does not tell.
@@ -97,10 +107,10 @@ def _cause(event: OpEvent) -> str:
         return "its derivative reads what is not finite already"
     if event.wider == "unknown":
         return f"{_forward(event)} is finite, its derivative is not; not repeated in a wider format"
-    return (
-        f"{_forward(event)} is finite, its derivative is not; "
-        "no wider format has one for these numbers either"
-    )
+    finite = f"{_forward(event)} is finite, its derivative is not"
+    if rounded:
+        return f"{finite} where it meets a number that was rounded to 0"
+    return f"{finite}; no wider format has one for these numbers either"
 
 
 def _forward(event: OpEvent) -> str:

@@ -183,7 +183,7 @@ def test_mixtures_are_forked_and_what_confirms_is_not(bisect_it):
 
 
 def test_where_forks_deceive_only_processes_of_their_own_count(bisect_it):
-    """A fork, which is a child of the warm parent, would have ``k0`` decide."""
+    """A fork, which is a child of the fork server, would have ``k0`` decide."""
     ending = """
 import numpy
 forked = "fork_server" in open(f"/proc/{os.getpid()}/cmdline").read()

@@ -1,4 +1,4 @@
-"""Children forked from a warm parent end, look and are bounded as spawned ones;
+"""Children forked from a fork server end, look and are bounded as spawned ones;
 where they would not, they are refused.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nanstop.process.children.fork_server import CannotForkError, WarmParent
+from nanstop.process.children.fork_server import CannotForkError, ForkServer
 from nanstop.process.children.isolate import ERRORS, OUTPUT, BoundedCommand, spawn
 from nanstop.process.children.script_imports import Imports, imports_of
 
@@ -70,11 +70,11 @@ def script(tmp_path, monkeypatch):
 
 @pytest.fixture
 def parents():
-    """Make warm parents that are closed at the end."""
+    """Make fork servers that are closed at the end."""
     made = []
 
     def make(imports, late=()):
-        made.append(WarmParent(imports, environment=dict(os.environ), late=late))
+        made.append(ForkServer(imports, environment=dict(os.environ), late=late))
         return made[-1]
 
     yield make
@@ -198,9 +198,9 @@ OWNER = """
 import os, sys, time
 from pathlib import Path
 from nanstop.process.children.script_imports import imports_of
-from nanstop.process.children.fork_server import WarmParent
+from nanstop.process.children.fork_server import ForkServer
 from nanstop.process.children.isolate import BoundedCommand
-parent = WarmParent(imports_of(Path(sys.argv[1])), environment=os.environ)
+parent = ForkServer(imports_of(Path(sys.argv[1])), environment=os.environ)
 words = [sys.executable, sys.argv[1]]
 job = BoundedCommand(command=words, folder=Path(sys.argv[2]), environment=os.environ)
 child = parent.fork(job)

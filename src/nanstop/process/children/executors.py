@@ -1,6 +1,6 @@
 """Where the trials of a bisect run.
 
-Forked from a warm parent, spawned, or as tasks of a Ray cluster.
+Forked from a fork server, spawned, or as tasks of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nanstop.errors import unknown
-from nanstop.process.children.fork_server import CannotForkError, WarmParent
+from nanstop.process.children.fork_server import CannotForkError, ForkServer
 from nanstop.process.children.isolate import BoundedCommand, Child, End, ExitKind, spawn
 from nanstop.process.children.script_imports import Imports, imports_of
 
@@ -65,7 +65,7 @@ class Local:
 
     def __init__(self, *, forks: bool) -> None:
         self.why_not = "" if forks else "each trial is to be started by itself"
-        self._parent: WarmParent | None = None
+        self._parent: ForkServer | None = None
 
     @property
     def forks(self) -> bool:
@@ -73,7 +73,7 @@ class Local:
 
     def start(self, bounded: BoundedCommand) -> Child:
         """Return the running child. Errors: ``NanstopError`` NS001 as ``spawn``."""
-        parent = self._warm_parent(bounded)
+        parent = self._fork_server(bounded)
         if parent is not None and not bounded.alone:
             try:
                 return parent.fork(bounded)
@@ -92,7 +92,7 @@ class Local:
             self._parent.close()
             self._parent = None
 
-    def _warm_parent(self, bounded: BoundedCommand) -> WarmParent | None:
+    def _fork_server(self, bounded: BoundedCommand) -> ForkServer | None:
         """Return the parent to fork from.
 
         It begins to import while commands that have to be alone are running.
@@ -101,7 +101,7 @@ class Local:
             imports = _imports(bounded.command)
             self.why_not = imports.problem
             if not imports.problem:
-                self._parent = WarmParent(imports, environment=bounded.environment, late=_LATE)
+                self._parent = ForkServer(imports, environment=bounded.environment, late=_LATE)
         return self._parent
 
 

@@ -4,7 +4,7 @@ Importing torch, transformers and trl takes longer than many a short training. A
 has them at once; all else is as if its command had been started by itself: environment, arguments,
 standard streams, limits, ``__main__``.
 
-    with WarmParent(imports_of(script), environment=os.environ) as parent:
+    with ForkServer(imports_of(script), environment=os.environ) as parent:
         words = [sys.executable, "train.py", "--steps", "3"]
         child = parent.fork(BoundedCommand(command=words, folder=out, environment=os.environ))
 
@@ -39,7 +39,7 @@ class CannotForkError(Exception):
     """A command has to be spawned; the message says why."""
 
 
-class WarmParent:
+class ForkServer:
     """Begins to import at once, in a process of its own that ends with this one, and all of its
     children with it.
 
@@ -113,7 +113,7 @@ class WarmParent:
             self._server.kill()
             self._server.wait()
 
-    def __enter__(self) -> WarmParent:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -178,9 +178,9 @@ class WarmParent:
 
 
 class _Forked:
-    """A process that the warm parent has forked and waits for."""
+    """A process that the fork server has forked and waits for."""
 
-    def __init__(self, parent: WarmParent, pid: int) -> None:
+    def __init__(self, parent: ForkServer, pid: int) -> None:
         self._parent = parent
         self._pid = pid
 

@@ -1,4 +1,4 @@
-"""The warm parent's own process: imports, then forks a child for each request (see ``warm``).
+"""The process of ``fork_server``: imports, then forks a child for each request.
 
 Requests and answers are lines of JSON in two pipes. A fork copies one thread only, so that none may
 run beside the main one; and a device that is open in the parent cannot be used in its children.

@@ -178,7 +178,7 @@ def require_bounds(memory_bytes: int | None) -> None:
 
 
 class _Spawned:
-    """A command that was started by way of ``guard``."""
+    """A command that was started by way of ``run_bounded``."""
 
     def __init__(self, bounded: BoundedCommand) -> None:
         prefix = [sys.executable, "-I", "-S", run_bounded.__file__]

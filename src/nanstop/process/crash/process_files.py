@@ -3,7 +3,7 @@
 Its flight file and more.
 
 In the folder that ``nanstop run`` names in ``NANSTOP_LIVE``: ``PID.flight`` (see
-``recorder_file``), ``PID.stacks`` (Python's own report of a fatal signal, or the stacks that were
+``flight_file``), ``PID.stacks`` (Python's own report of a fatal signal, or the stacks that were
 asked for) and ``PID.facts.json`` (of the training that was begun). Until a training is begun
 nothing heavy is imported: many a process imports torch and trains nothing.
 """

@@ -1,8 +1,8 @@
 """Notes every operation before it runs, so that a process that dies inside one has left its name
 behind.
 
-Unlike ``Recorder`` it measures nothing and keeps nothing: what it notes goes to ``write`` at once. It
-is entered for a whole run, whose models it does not know beforehand.
+Unlike ``Recorder`` it measures nothing and keeps nothing: what it notes goes to ``write`` at
+once. It is entered for a whole run, whose models it does not know beforehand.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from nanstop.records import Atom, OpEvent, Proof
 from nanstop.records.remedies import FORMS
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.guarded import rewrite_guarded
-from nanstop.rewrite.held import rewrite_held
+from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.log_space import rewrite_in_log_space
 from nanstop.rewrite.source import Edit, Source, edited, source_of
 

@@ -45,6 +45,31 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     return done
 
 
+def rewrite_held(draft: Draft) -> bool:
+    """Return whether a fill with a number beyond its format could be rewritten as one with the
+    farthest that the format holds; the draft holds it.
+    """
+    done = False
+    nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
+    for found in (operation(draft.source, node) for node in nodes):
+        given = found.argument(2, "value") if found is not None else None
+        number = number_of(given)
+        if found is None or found.name != "masked_fill" or number is None:
+            continue
+        value = draft.twice(found.operand, "filled")
+        end = "min" if number < 0 else "max"
+        text = draft.source.segment(found.node)
+        if not is_cheap(found.operand):
+            text = _with_operand(draft, found, 0, value)
+        assert given is not None
+        old = draft.source.segment(given)
+        head, _, tail = text.rpartition(old)
+        number_text = f"{draft.torch('finfo')}({value}.dtype).{end}"
+        draft.replaced(found.node, f"{head}{number_text}{tail}")
+        done = True
+    return done
+
+
 def _operations(draft: Draft) -> list[Operation]:
     nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
     found = [operation(draft.source, node) for node in nodes]
@@ -64,7 +89,7 @@ def _rewritten(draft: Draft, found: Operation) -> bool:
     return False
 
 
-def with_operand(draft: Draft, found: Operation, place: int, text: str) -> str:
+def _with_operand(draft: Draft, found: Operation, place: int, text: str) -> str:
     """Return an operation's text with another operand; ``text`` is closed."""
     start, end = draft.source.span(found.node)
     first, last = draft.source.span(found.args[place])
@@ -101,7 +126,7 @@ def _chosen(draft: Draft, found: Operation, condition: ast.expr, *, first: bool)
     value = draft.source.segment(found.args[place])
     choice = f"{value}, {harmless}" if first else f"{harmless}, {value}"
     text = f"{draft.torch('where')}({draft.source.segment(condition)}, {choice})"
-    return with_operand(draft, found, place, text)
+    return _with_operand(draft, found, place, text)
 
 
 def _compares_cheap(node: ast.expr) -> bool:
@@ -112,7 +137,7 @@ def _clamped(draft: Draft, found: Operation) -> str:
     """Raised to the smallest number: the gradient at 0 is 0."""
     operand = found.operand
     tiny = draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
-    return with_operand(draft, found, 0, f"{draft.source.operand(operand)}.clamp(min={tiny})")
+    return _with_operand(draft, found, 0, f"{draft.source.operand(operand)}.clamp(min={tiny})")
 
 
 def _are_nested(named: Collection[Operation]) -> bool:
@@ -150,13 +175,13 @@ def _log_of_more(draft: Draft, found: Operation) -> str:
     """Kept off -1: the gradient there is 0."""
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
-    return with_operand(draft, found, 0, f"{operand}.clamp(min=-1 + {edge})")
+    return _with_operand(draft, found, 0, f"{operand}.clamp(min=-1 + {edge})")
 
 
 def _edged(draft: Draft, found: Operation) -> str:
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
-    return with_operand(draft, found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
+    return _with_operand(draft, found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
@@ -164,18 +189,18 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return None
     divisor = found.args[1]
     if _is_integer(draft, divisor):  # 0, or 1 at least
-        return with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
+        return _with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
     if draft.by_number or _comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
-        return with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
+        return _with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
     if draft.counted:
         text = f"{draft.source.operand(divisor)}.clamp(min=1)"
-        return with_operand(draft, found, 1, text)
+        return _with_operand(draft, found, 1, text)
     normalized = _normalized(draft, found)
     if normalized is not None:
         return normalized
     value = draft.twice(divisor, "divisor")
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
-    quotient = with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
+    quotient = _with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
     if not draft.infinite:  # 0 / 0: 0 by anything is 0
         return quotient
     return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
@@ -263,7 +288,7 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
     empty = draft.named(hidden, "empty", found.operand)
     if found.made_by is not None or not is_cheap(found.operand):
         scores = scores if scores.isidentifier() else f"({scores})"
-    inner = with_operand(draft, found, 0, f"{scores}.masked_fill({empty}, 0.0)")
+    inner = _with_operand(draft, found, 0, f"{scores}.masked_fill({empty}, 0.0)")
     return f"{inner}.masked_fill({empty}, 0.0)" if found.name == "softmax" else inner
 
 

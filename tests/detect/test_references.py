@@ -60,6 +60,26 @@ def preferred(now, before, batch):
     return -F.logsigmoid(0.1 * (gain[:4] - gain[4:])).mean()
 
 
+def squared(now, before, batch):
+    gain = chosen(now, batch) - chosen(before, batch)
+    return (gain[:4] - gain[4:] - 5.0).square().mean()
+
+
+def hinged(now, before, batch):
+    gain = chosen(now, batch) - chosen(before, batch)
+    return (1.0 - gain[:4] + gain[4:]).relu().mean()
+
+
+def linear(now, before, batch):
+    return -((chosen(now, batch) - chosen(before, batch)) * batch["a"]).mean()
+
+
+def exponential(now, before, batch):
+    """Its value is -1 at each update."""
+    del batch
+    return -(now - before).exp().mean()
+
+
 def surrogate(now, before, batch):
     ratio = (chosen(now, batch) - chosen(before, batch)).exp()
     return -torch.minimum(ratio * batch["a"], ratio.clamp(0.8, 1.2) * batch["a"]).mean()
@@ -102,7 +122,22 @@ def test_preferences_are_told_where_two_models_share_their_memory(tmp_path):
     assert said(tmp_path, preferred, shared) is not None
 
 
-@pytest.mark.parametrize("loss", [exact, of_torch, estimated, preferred])
+@pytest.mark.parametrize("loss", [preferred, squared, hinged])
+def test_preferences_of_a_policy_over_itself_are_told(loss, tmp_path):
+    """They have a gradient, and the loss is the same number at each update."""
+    finding = said(tmp_path, loss, itself)
+    assert finding is not None
+    assert "itself" in finding.title
+
+
+@pytest.mark.parametrize("loss", [linear, exponential, surrogate])
+def test_surrogates_of_a_policy_that_acts_anew_each_time_are_left_in_peace(loss, tmp_path):
+    assert said(tmp_path, loss, itself) is None
+
+
+@pytest.mark.parametrize(
+    "loss", [exact, of_torch, estimated, preferred, squared, hinged, linear, exponential]
+)
 def test_a_copy_is_left_in_peace(loss, tmp_path):
     assert said(tmp_path, loss, copy.deepcopy) is None
 

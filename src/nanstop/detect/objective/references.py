@@ -2,7 +2,9 @@
 
 Its distance is 0 at every update, whatever is learned. That a difference is 0 is seen in the
 numbers; that it stays so, by an experiment: the micro-batch run again, undone, with other weights.
-Ratios of a policy to what it was a moment ago are 0 as well, and meant: they have a gradient.
+Ratios of a policy to what it was a moment ago are 0 as well, and meant: they have a gradient, and
+the loss has no lower bound in them, or none that grows. A loss of preferences has one: raised and
+lowered far, the difference leaves the loss where it was, or raises it as fast as itself.
 """
 
 from __future__ import annotations
@@ -35,6 +37,12 @@ FAR = 1.0
 """By how much of their size weights are moved."""
 NOTHING = 1e-4
 """Share of a gradient that roundings are."""
+_LARGE = 4e3
+"""Beside it any margin is small, and any format can hold eight times as much."""
+_SLOWEST, _FASTEST = 1.5, 6.0
+"""By what a loss of preferences grows where a difference is doubled: 2, or 4 where it is
+squared."""
+_STAYS = 0.01
 
 
 class Equals:
@@ -76,6 +84,8 @@ class OwnReference:
         self._next: int | None = None
         self._first: list[tuple[Tensor, Tensor]] = []
         """Trained weights, and what they were the first time."""
+        self._value: float | None = None
+        """The loss of the first time."""
 
     def is_due(self, step: int) -> bool:
         """Return whether the micro-batch of an update is to be looked at again."""
@@ -91,10 +101,10 @@ class OwnReference:
         """Return the first of the differences to itself that a policy's loss is made of, once they
         were there in each of some updates.
 
-        Undone bitwise; runs the micro-batch up to six times where there are any, and not at all
-        elsewhere. Synchronises the device.
+        Undone bitwise; runs the micro-batch up to six times where there are any, four more for each
+        that has a gradient, and not at all elsewhere. Synchronises the device.
         """
-        found, first = _teachless(step, seen), self._first
+        found, first = self._compared(step, seen), self._first
         self._next, self._first = None, []
         if not found:
             return ()
@@ -109,19 +119,23 @@ class OwnReference:
         line = line_text(op.line)
         return (ObjectiveRow(op=op.name, module=op.module, given="itself", width=1, line=line),)
 
-
-def _teachless(step: Step, seen: Equals) -> list[int]:
-    """Return the differences that the loss is made of and that nothing is learned from, or that are
-    those to other parameters in the same memory.
-    """
-    if not seen.found:
-        return []
-    plain = first_loss(step, SecondRun())
-    found = [index for index in seen.found if first_loss(step, _Raised(index)) != plain]
-    own = {id(p) for p in step.view.root.parameters()}
-    theirs = {address(p) for p in seen.read.values() if id(p) not in own}
-    shares = any(address(p) in theirs for p in step.view.root.parameters() if p.requires_grad)
-    return found if found and (shares or _teaches_nothing(step, found)) else []
+    def _compared(self, step: Step, seen: Equals) -> list[int]:
+        """Return the differences that the loss is made of and that nothing is learned from, that
+        are those to other parameters in the same memory, or that a loss of preferences is made of
+        which has been the same number each time.
+        """
+        if not seen.found:
+            return []
+        plain = first_loss(step, SecondRun())
+        found = [index for index in seen.found if first_loss(step, _Raised(index)) != plain]
+        own = {id(p) for p in step.view.root.parameters()}
+        theirs = {address(p) for p in seen.read.values() if id(p) not in own}
+        shares = any(address(p) in theirs for p in step.view.root.parameters() if p.requires_grad)
+        if not found or shares or _teaches_nothing(step, found):
+            return found
+        value, self._value = self._value, plain
+        is_same = plain == value or not self._num_times
+        return found if is_same and all(_is_preference(step, one, plain) for one in found) else []
 
 
 def _follows(step: Step, differences: list[int], first: list[tuple[Tensor, Tensor]]) -> bool:
@@ -159,6 +173,21 @@ def _written(weights: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
             one.put_back()
 
 
+def _is_preference(step: Step, index: int, plain: float) -> bool:
+    """Return whether a loss grows with a difference on one side at least, about as fast as that or
+    its square, and falls without end on none.
+    """
+    grows = False
+    for far in (_LARGE, -_LARGE):
+        one, two = (first_loss(step, _Raised(index, least=times * far)) - plain for times in (1, 2))
+        is_growing = one > 0.0 and _SLOWEST <= two / one <= _FASTEST
+        grows |= is_growing
+        stays = abs(two - one) <= _STAYS * abs(one)  # of what is not finite neither is so
+        if not (is_growing or stays):
+            return False
+    return grows
+
+
 def _teaches_nothing(step: Step, differences: Sequence[int]) -> bool:
     """Return whether gradients are the same where none comes to some differences."""
     whole, cut = (_gradients(step, mode) for mode in (SecondRun(), _Cut(differences)))
@@ -177,17 +206,17 @@ def _gradients(step: Step, mode: SecondRun) -> dict[str, Tensor]:
 
 
 class _Raised(SecondRun):
-    """Has one difference be other numbers, no two of them alike."""
+    """Has one difference be other numbers, no two of them alike: ``least`` to 4 times as much."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, least: float = 1.0) -> None:
         super().__init__()
-        self._index = index
+        self._index, self._least = index, least
 
     def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if index == self._index:
-            other = torch.linspace(1.0, 2.0, result.numel(), dtype=result.dtype)
-            result.copy_(other.square().to(result.device).reshape(result.shape))
+            other = torch.linspace(1.0, 2.0, result.numel(), dtype=result.dtype).square()
+            result.copy_((self._least * other).to(result.device).reshape(result.shape))
         return result
 
 

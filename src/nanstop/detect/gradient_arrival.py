@@ -7,10 +7,11 @@ gradients and write them back. That is told here by what tensors hold and are he
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ UPDATES = 8
 """Updates without a gradient after which a parameter is asked about: some take turns."""
 MOST_UPDATES = 33
 """Updates of an optimizer that are looked at."""
+CONFIRMED = 3
+"""Updates in a row that show once more what was replaced."""
 _SAME = 1e-6
 
 
@@ -248,3 +251,103 @@ def _matters(step: Step, parameters: Sequence[Tensor]) -> bool:
     with step.isolated(), moved(parameters):
         other = float(step.run(0).detach())
     return abs(other - plain) > _SAME * abs(plain)
+
+
+class ReplacedParts:
+    """Follows which parameters a model has under each name, and tells when those that an optimizer
+    holds were replaced by others, which are trained and in no optimizer.
+
+    Looked at before updates 0, 1, 2, 4, 8, ... of an optimizer. What has taken the place is looked
+    at in each of the next updates too: it gets gradients, and keeps the values that it has.
+    """
+
+    def __init__(self) -> None:
+        self._num: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, tuple[int, dict[str, ref[Tensor]]]] = (
+            WeakKeyDictionary()
+        )
+        """The update of the last look at each model, and its parameters then, by name."""
+        self._suspects: list[_Suspect] = []
+        self._of: ref[Optimizer] | None = None
+        self._since = self._times = 0
+        self._is_over = False
+
+    def note(self, facts: RunFacts, step: Step) -> GradientPath | None:
+        """Return what was replaced, once, before an update that is near. Walks the names of all
+        parameters at updates that are looked at; synchronises the device where something was
+        replaced.
+        """
+        optimizer, path = step.view.optimizer, facts.gradient_path
+        if optimizer is None or path is None or self._is_over or not is_whole(facts):
+            return None
+        number = self._num[optimizer] = self._num.get(optimizer, 0) + 1
+        if self._suspects and self._of is not None and self._of() is optimizer:
+            return self._confirmed(path, step.view)
+        if (number - 1) & (number - 2) == 0:
+            self._suspects, self._times, self._of = [], 0, ref(optimizer)
+            self._look(step.view, number - 1)
+            if self._suspects and not self._are_free():
+                self._suspects = []
+        return None
+
+    def _confirmed(self, path: GradientPath, view: ModelView) -> GradientPath | None:
+        homes = _homes(view)
+        if not all(one.stays(homes) for one in self._suspects) or not self._are_free():
+            self._suspects = []
+            return None
+        self._times += 1
+        if self._times < CONFIRMED:
+            return None
+        names = tuple(one.name for one in self._suspects)
+        self._suspects, self._is_over = [], True
+        return replace(path, replaced=names, replaced_after=self._since)
+
+    def _look(self, view: ModelView, update: int) -> None:
+        held = _held(view)
+        for home in _homes(view):
+            now = dict(home.named_parameters())
+            mine = set(map(id, now.values()))
+            since, was = self._known.get(home, (0, {}))
+            for name, parameter in now.items():
+                before = was[name]() if name in was else None
+                if before is None or before is parameter or id(before) in mine:
+                    continue
+                if id(before) in held and id(parameter) not in held and _is_trained(parameter):
+                    self._suspects.append(_Suspect(home, name, parameter))
+                    self._since = since
+            self._known[home] = update, {name: ref(parameter) for name, parameter in now.items()}
+
+    def _are_free(self) -> bool:
+        """Return whether what has taken a place is in no optimizer of this process. Walks all
+        objects there are.
+        """
+        found = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+        held = {id(p) for one in found for p in held_by(one)}
+        return not any(id(one.parameter()) in held for one in self._suspects)
+
+
+class _Suspect:
+    """A parameter of the module ``home`` that has taken the place of another."""
+
+    def __init__(self, home: Any, name: str, parameter: Tensor) -> None:
+        self._home, self.name, self.parameter = ref(home), name, ref(parameter)
+        self._values = _start(parameter).clone()
+
+    def stays(self, homes: Sequence[Any]) -> bool:
+        """Return whether it is still there, trained, and as it was."""
+        home, parameter = self._home(), self.parameter()
+        if home is None or parameter is None or not any(home is one for one in homes):
+            return False
+        is_there = dict(home.named_parameters()).get(self.name) is parameter
+        is_same = is_there and _is_trained(parameter)
+        return is_same and torch.equal(_start(parameter), self._values)
+
+
+def _is_trained(parameter: Tensor) -> bool:
+    return parameter.requires_grad and parameter.grad is not None
+
+
+def _homes(view: ModelView) -> list[Any]:
+    """Return the models of a step: the root, or what a plain holder of several has."""
+    root = view.root
+    return [*root.children()] if type(root) is torch.nn.Module else [root]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nanstop.detect.early_steps import EarlySteps, is_early
 from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
-from nanstop.detect.gradient_arrival import NeverReached
+from nanstop.detect.gradient_arrival import NeverReached, ReplacedParts
 from nanstop.detect.rates import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
@@ -62,6 +62,7 @@ class Looks:
         self._rates = Rates()
         self._rows = FirstRows(run.view)
         self._never = NeverReached()
+        self._replaced = ReplacedParts()
         self._ranges = SampledRanges(wanted=keeps_ranges)
         self._accounts: defaultdict[str, deque[GradientAccount]] = defaultdict(
             lambda: deque(maxlen=_ACCOUNTS)
@@ -74,6 +75,7 @@ class Looks:
         self._standstill.note(self._run.series.last("grad_norm"))
         self._arrived(self._early.arrival.arrived(self._run.facts, step))
         self._never.note(step)
+        self._arrived(self._replaced.note(self._run.facts, step))
         rates = self._rates.note(step)
         if rates is not None:
             self._learned(at=self._window, rates=rates)

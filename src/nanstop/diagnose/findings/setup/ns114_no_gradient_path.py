@@ -15,7 +15,9 @@ does not require grad`. transformers 5.23 avoids both by itself: it checkpoints 
 versions, `torch.utils.checkpoint` in a model of one's own, and `use_reentrant=True`, which TRL 1.16
 forces under DeepSpeed ZeRO-3 with PEFT. An optimizer that was made before `get_peft_model` or for
 an earlier `model` keeps the old tensors: it updates 0 of the parameters that are trained.
-(`model.half()` is harmless there: the Parameter objects stay the same.) A `.detach()`, `.item()` or
+(`model.half()` is harmless there: the Parameter objects stay the same.) So does `model.head =
+nn.Linear(...)` after it: the new head gets gradients, is in no optimizer and stays as it is, and
+the old one, which it holds, is no part of the model any more. A `.detach()`, `.item()` or
 `torch.no_grad()` on the way to the loss ends the graph. LoRA adds B A x alpha / r, and B starts at
 zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well as B (a
 model initialised after its adapters): 0 times something, each.
@@ -43,7 +45,8 @@ sum(id(p) in held for p in model.parameters() if p.requires_grad)     # 0
    a name of which transformers 5.23 warns). Cost: none; it is the default of 5.23.
 2. `model.enable_input_require_grads()` before training, where reentrant checkpointing has to stay.
    Cost: one more gradient, of the embedding's output.
-3. Make the optimizer after the model is complete. Cost: none.
+3. Make the optimizer after the model is complete, or `optimizer.add_param_group` for what came
+   later. Cost: none.
 4. See that what is to be trained has `requires_grad`, and that the loss comes from it without a
    detour. Cost: none.
 5. Begin one of two factors with random values. Cost: none.
@@ -87,6 +90,7 @@ _FIVE, _LATE = 5, 8
 """Looks of an optimizer that never has a gradient, and the update of the last of them."""
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
+_REPLACED = "the optimizer holds what the model has replaced"
 _REFUSAL = "does not require grad and does not have a grad_fn"
 
 
@@ -114,7 +118,7 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
     num = counted(twice[-1].num_replaced, "parameter")
     reason = Reason(
         "likely",
-        "the optimizer holds what the model has replaced",
+        _REPLACED,
         (
             f"{num} with gradients are in no optimizer, and it holds as many of the same shapes "
             "that get none"
@@ -191,7 +195,7 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
         return None
     if _nothing_trainable(facts) is not None:
         return None
-    if _held_elsewhere(facts) is not None:
+    if _held_elsewhere(facts) is not None or path.replaced:
         return sighting(evidence, "optimizer")
     met = is_mostly_unreached(path) or bool(path.stuck) or bool(path.cut)
     return sighting(evidence, "backward") if met else None
@@ -244,6 +248,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
     return (
         _none_arrives(path)
         or _part_cut_off(path)
+        or _part_replaced(facts, path)
         or _stuck(path)
         or _few_arrive(path)
         or _none_enters(path)
@@ -273,6 +278,18 @@ def _part_cut_off(path: GradientPath) -> Reason | None:
     sure: Confidence = "possible" if path.cut_at else "likely"
     shown_at = path.cut_at or path.lost_at
     return Reason(sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip())
+
+
+def _part_replaced(facts: RunFacts, path: GradientPath) -> Reason | None:
+    if not path.replaced:
+        return None
+    cause = (
+        f"{counted(len(path.replaced), 'parameter')} with gradients are in no optimizer: "
+        f"{listed(path.replaced)}; those that it holds under these names have been no part of the "
+        f"model since an update after {path.replaced_after}"
+    )
+    advice = "make the optimizer after the model is complete, or give it optimizer.add_param_group"
+    return Reason("likely", _REPLACED, cause, advice, facts.optimizer_at)
 
 
 def _stuck(path: GradientPath) -> Reason | None:

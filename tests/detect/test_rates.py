@@ -67,6 +67,60 @@ def test_a_warm_up_longer_than_the_run_is_told_at_the_end(tmp_path):
     assert finding.title == "out of range: a warm-up longer than the training"
 
 
+def in_epochs(folder, make, *, updates=64, every=16):
+    """A schedule that is stepped after each ``every`` updates."""
+
+    class Rare:
+        def __init__(self, optimizer):
+            self.schedule, self.num = make(optimizer), 0
+
+        def step(self):
+            self.num += 1
+            if self.num % every == 0:
+                self.schedule.step()
+
+    return found(folder, Rare, updates=updates)
+
+
+FOR_ALL_UPDATES = {
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=64),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 64),
+    "linear": lambda o: linear(o, 64, 2),
+}
+
+
+@pytest.mark.parametrize("name", FOR_ALL_UPDATES)
+def test_a_schedule_for_all_updates_that_is_stepped_for_epochs_is_told(name, tmp_path):
+    finding = in_epochs(tmp_path, FOR_ALL_UPDATES[name])["NS113"]
+    assert finding.title == "out of range: a schedule that is stepped too rarely"
+    assert "64 steps long, as many as there were updates, and was stepped 4 times" in finding.cause
+
+
+FOR_EPOCHS = {
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=5),
+    "a longer training, cut short": lambda o: lr_scheduler.CosineAnnealingLR(o, 90),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 1.0),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "steps": lambda o: lr_scheduler.StepLR(o, 2),
+    "there and back": lambda o: lr_scheduler.CosineAnnealingLR(o, 2),
+}
+
+
+@pytest.mark.parametrize("name", FOR_EPOCHS)
+def test_a_schedule_for_epochs_is_left_in_peace(name, tmp_path):
+    assert "NS113" not in in_epochs(tmp_path, FOR_EPOCHS[name])
+
+
+def test_a_schedule_that_is_constant_for_most_of_the_time_is_left_in_peace(tmp_path):
+    """It is stepped after each update: a warm-up, a long plateau, a decay at the end."""
+
+    def make(optimizer):
+        return lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 3, (64 - s) / 6))
+
+    assert "NS113" not in found(tmp_path, make, updates=64)
+
+
 HEALTHY = {
     "linear": lambda o: linear(o, 24, 2),
     "two steps too many": lambda o: linear(o, 22, 2),

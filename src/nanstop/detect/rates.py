@@ -41,6 +41,8 @@ a few more steps than were planned for are none of it.
 """
 FIRST_LOOK = 16
 """Updates after which a schedule is asked when its warm-up ends."""
+RARELY = 4
+"""Updates a step of a schedule from which it is stepped rarely: for each epoch, as a rule."""
 LEAST_RISING = 32
 """Updates of a run from which the end of a warm-up can be told to be out of its reach."""
 
@@ -52,6 +54,8 @@ class _Used:
     """
 
     num: int = 0
+    num_changes: int = 0
+    latest: float = 0.0
     num_dead: int = 0
     highest: float = 0.0
     micros: int = 1
@@ -65,6 +69,11 @@ class _Used:
         after ``FIRST_LOOK`` updates, and each time that their number has doubled.
         """
         return self.num >= FIRST_LOOK and not self.num & (self.num - 1) and not self.schedule()
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether most updates had the rate of the one before."""
+        return self.num >= FIRST_LOOK and RARELY * self.num_changes <= self.num
 
 
 class Rates:
@@ -87,7 +96,8 @@ class Rates:
             return None
         used = self._used.setdefault(optimizer, _Used())
         rate = max(rates)
-        used.num, used.highest = used.num + 1, max(used.highest, rate)
+        used.num_changes += used.num > 0 and rate != used.latest
+        used.num, used.highest, used.latest = used.num + 1, max(used.highest, rate), rate
         used.micros = max(used.micros, len(step.losses))
         used.num_dead = used.num_dead + 1 if rate <= DEAD * used.highest else 0
         if used.told:
@@ -96,12 +106,12 @@ class Rates:
         if used.num_dead == least:
             found = self._asked(optimizer, used)
             used.told = found is not None and found.coming <= DEAD * max(used.highest, 1e-30)
-        elif used.is_look and _may_rise(optimizer, used):
+        elif used.is_look and _is_open(optimizer, used):
             found = self._asked(optimizer, used)
             used.told = found is not None and found.rising >= LONGEST_WARM_UP
         else:
             return None
-        return found if used.told else None
+        return replace(found, length=0) if found is not None and used.told else None
 
     def finished(self) -> Iterator[RateFacts]:
         """Yield what is known at the end of a run of rates that stayed at 0, or never came to
@@ -113,11 +123,13 @@ class Rates:
             never = used.num == used.num_dead >= LEAST_DEAD
             if used.told or not (never or used.num >= LEAST_RISING):
                 continue
-            if optimizer is not None and not (never or _may_rise(optimizer, used)):
+            if optimizer is not None and not (never or _is_open(optimizer, used)):
                 continue
             now = self._asked(optimizer, used) if optimizer is not None else None
             found = now or _later(used)  # a schedule may be gone, alone or with its optimizer
-            if found is not None and (never or found.coming > 2 * found.highest):
+            if found is not None and not _is_stepped_rarely(used, found):
+                found = replace(found, length=0)
+            if found is not None and (never or found.length or found.coming > 2 * found.highest):
                 yield found
 
     def _asked(self, optimizer: Optimizer, used: _Used) -> RateFacts | None:
@@ -138,7 +150,8 @@ class Rates:
             coming=max(coming),
             num_schedule_steps=schedule.last_epoch,
             num_micro=used.micros,
-            rising=len(coming) if max(coming[:-AHEAD]) < max(coming[-AHEAD:]) else 0,
+            rising=len(coming) if _is_rising(coming) else 0,
+            length=_length(schedule.last_epoch, coming),
         )
         return used.seen
 
@@ -152,8 +165,32 @@ def _later(used: _Used) -> RateFacts | None:
         num_used=used.num,
         num_dead=used.num_dead,
         highest=used.highest,
-        num_schedule_steps=max(1, used.seen.num_schedule_steps),  # it may have been stepped since
+        num_schedule_steps=max(1, used.seen.num_schedule_steps, used.num_changes),
     )
+
+
+def _is_stepped_rarely(used: _Used, found: RateFacts) -> bool:
+    """Return whether a schedule is as long as its run has updates, and was stepped far more rarely:
+    one that is meant to be stepped for each epoch is as long as there are epochs.
+    """
+    seen = used.seen
+    rarely = seen is not None and RARELY * seen.num_schedule_steps <= seen.num_used
+    return rarely and used.is_rare and abs(found.length - found.num_used) <= 1
+
+
+def _length(begun: int, coming: Sequence[float]) -> int:
+    """Return the length of a schedule that was stepped ``begun`` times and gives these rates; 0
+    where it was not seen to come to an end.
+    """
+    if len(coming) % AHEAD:  # it refuses a step beyond its end
+        return begun + len(coming) - 1
+    lowest = coming.index(min(coming))
+    return begun + lowest if lowest < len(coming) - 1 else 0
+
+
+def _is_rising(coming: Sequence[float]) -> bool:
+    earlier, later = coming[:-AHEAD], coming[-AHEAD:]
+    return bool(earlier) and max(earlier) < max(later)
 
 
 def _is_over(rates: Sequence[float]) -> bool:
@@ -203,13 +240,15 @@ def asked(schedule: Any, num_steps: int) -> list[float]:
     A copy is stepped, whose optimizer has rates and no weights. Empty where it cannot be copied or
     stepped without more than that.
     """
-    return _followed(schedule, lambda rates: len(rates) >= num_steps)
+    rates = _followed(schedule, lambda rates: len(rates) >= num_steps)
+    return rates if len(rates) == num_steps else []
 
 
 def _followed(schedule: Any, is_over: Callable[[Sequence[float]], bool]) -> list[float]:
     groups = [
         {k: v for k, v in g.items() if k != "params"} for g in schedule.optimizer.param_groups
     ]
+    rates: list[float] = []
     try:
         with rng_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -219,8 +258,8 @@ def _followed(schedule: Any, is_over: Callable[[Sequence[float]], bool]) -> list
             while not is_over(rates):
                 mine.step()
                 rates.append(max(_rates(stand_in.param_groups)))
-    except Exception:  # one that waits for a metric, or holds what cannot be copied
-        return []
+    except Exception:  # one that waits for a metric, holds what cannot be copied, or has an end
+        return rates if len(rates) > 1 else []
     return rates
 
 
@@ -245,5 +284,13 @@ def _rates(groups: Sequence[dict[str, Any]]) -> Iterator[float]:
 
 def _may_rise(optimizer: Optimizer, used: _Used) -> bool:
     """Return whether some schedule multiplies a rate far above those that were used."""
-    initial = [float(g["initial_lr"]) for g in optimizer.param_groups if "initial_lr" in g]
-    return max(initial, default=0.0) > 2 * used.highest
+    return max(_multiplied(optimizer), default=0.0) > 2 * used.highest
+
+
+def _is_open(optimizer: Optimizer, used: _Used) -> bool:
+    """Return whether a schedule is to be asked: it may rise, or is stepped rarely."""
+    return _may_rise(optimizer, used) or (used.is_rare and bool(_multiplied(optimizer)))
+
+
+def _multiplied(optimizer: Optimizer) -> list[float]:
+    return [float(g["initial_lr"]) for g in optimizer.param_groups if "initial_lr" in g]

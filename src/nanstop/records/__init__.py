@@ -58,6 +58,7 @@ from nanstop.records.probe import (
 )
 from nanstop.records.setup import (
     AdapterFacts,
+    ClippingFacts,
     DataFacts,
     GradientPath,
     HeadFacts,
@@ -129,6 +130,7 @@ __all__ = [
     "CancelledRow",
     "Change",
     "CheckpointScan",
+    "ClippingFacts",
     "CoarseRow",
     "CommandFacts",
     "Confidence",

@@ -7,6 +7,7 @@ from typing import Literal
 from nanstop.records.record import record
 from nanstop.records.setup import (
     AdapterFacts,
+    ClippingFacts,
     DataFacts,
     GradientPath,
     HeadFacts,
@@ -231,6 +232,8 @@ class RunFacts:
     """
     sink_at: SourceLine | None = None
     """The line that did the first of these."""
+    clipping: ClippingFacts | None = None
+    """That gradients were clipped before there were any; None where that was not seen."""
     resume: ResumeFacts | None = None
     loaded: LoadFacts | None = None
     """What the model's weights lacked when they were loaded; None where they fitted."""

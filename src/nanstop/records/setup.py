@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanstop.records.record import record
+from nanstop.records.values import SourceLine
 
 
 @record
@@ -72,7 +73,9 @@ class RateFacts:
     ``highest``. ``coming``: the highest rate of the next steps of the schedule, from a copy of it.
     ``num_schedule_steps``: how often it was stepped, ``num_micro``: micro-batches of an update.
     ``planned``: of a whole training, before its first step. ``rising``: over how many steps the
-    schedule was asked and its rate went on to rise, 0 where it came to its peak.
+    schedule was asked and its rate went on to rise, 0 where it came to its peak. ``length``: steps
+    from its beginning to its end, or to its lowest rate where it has none, of a schedule that is as
+    long as its run has updates and was stepped far more rarely; else 0.
     """
 
     num_used: int
@@ -83,6 +86,20 @@ class RateFacts:
     num_micro: int = 1
     planned: bool = False
     rising: int = 0
+    length: int = 0
+
+
+@record
+class ClippingFacts:
+    """The first ``num_updates`` updates, ahead of each of which gradients were clipped to ``limit``
+    when there were none. ``norm``: of those that the last of them took. ``at``: the line that
+    clips.
+    """
+
+    num_updates: int
+    limit: float
+    norm: float
+    at: SourceLine | None = None
 
 
 @record

@@ -61,6 +61,12 @@ class AccumulationFacts:
     """Half precision in which a loop's own gradients are summed over the window, or None."""
     made_at: SourceLine | None = None
     """The line that made the loss of the first micro-batch, where that was seen."""
+    num_single: int = 0
+    """Updates of one micro-batch each, whose loss was divided by the ``num_asked`` that accelerate
+    was told to sum up."""
+    num_asked: int = 0
+    backward_at: SourceLine | None = None
+    """The line that asked accelerate for these backwards."""
 
 
 @record

@@ -34,6 +34,7 @@ ACCELERATED = """
 from accelerate import Accelerator
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+opt = type(opt)(weights, lr=opt.defaults["lr"])
 net, opt = accelerator.prepare(net, opt)
 """
 HAND_NORM = "norm = sum(p.grad.pow(2).sum() for p in weights) ** 0.5\n"
@@ -68,6 +69,25 @@ FAULTS = {
             (loss_of(x) / 4).backward()
         opt.step()
         """, windows=True)),
+    "clipped before the backward": ("NS112", "nn.utils.clip_grad_norm_(weights, 1e-3)", loop("""
+        loss = loss_of(x)
+        opt.zero_grad()
+        nn.utils.clip_grad_norm_(weights, 1e-3)
+        loss.backward()
+        opt.step()
+        """)),
+    "zeros are clipped before the backward": (
+        "NS112", "nn.utils.clip_grad_norm_(net.parameters(), max_norm=1e-3)", loop("""
+        opt.zero_grad(set_to_none=False)
+        nn.utils.clip_grad_norm_(net.parameters(), max_norm=1e-3)
+        loss_of(x).backward()
+        opt.step()
+        """)),
+    "divided by accelerate, never summed": ("NS117", "accelerator.backward(loss_of(x))", loop("""
+        accelerator.backward(loss_of(x))
+        opt.step()
+        opt.zero_grad()
+        """, before=ACCELERATED)),
     "another model is cleared": ("NS306", "loss_of(x).backward()", loop("""
         kept.zero_grad()
         loss_of(x).backward()
@@ -340,6 +360,43 @@ HEALTHY = {
                 opt.step()
                 opt.zero_grad()
         """, before=ACCELERATED, windows=True),
+    "one micro-batch, which accelerate is told of": loop("""
+        accelerator.backward(loss_of(x))
+        opt.step()
+        opt.zero_grad()
+        """, before=ACCELERATED.replace("=4", "=1"), num_updates=20),
+    "accumulated by hand with accelerate's division": loop("""
+        for x in window:
+            accelerator.backward(loss_of(x))
+        opt.step()
+        opt.zero_grad()
+        """, before=ACCELERATED, windows=True),
+    "a clip that would clip nothing, before the backward": loop("""
+        opt.zero_grad()
+        nn.utils.clip_grad_norm_(weights, 100.0)
+        loss_of(x).backward()
+        opt.step()
+        """),
+    "an idle clip and another": loop("""
+        opt.zero_grad()
+        nn.utils.clip_grad_norm_(weights, 0.1)
+        loss_of(x).backward()
+        nn.utils.clip_grad_norm_(weights, 0.1)
+        opt.step()
+        """),
+    "a clip in each micro-batch, before its backward": loop("""
+        opt.zero_grad()
+        for x in window:
+            nn.utils.clip_grad_norm_(weights, 1e-3)
+            (loss_of(x) / 4).backward()
+        opt.step()
+        """, windows=True),
+    "a norm that is only read": loop("""
+        opt.zero_grad()
+        nn.utils.clip_grad_norm_(weights, float("inf"))
+        loss_of(x).backward()
+        opt.step()
+        """),
     "a short trial of a long window": loop("""
         with accelerator.accumulate(net):
             accelerator.backward(loss_of(x))

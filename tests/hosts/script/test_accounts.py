@@ -8,7 +8,7 @@ from loop_scripts import run_script, same, weights, with_findings
 from nanstop.measure.gradient_accounts import GradientAccounts
 
 torch.set_num_threads(1)
-ACCOUNTED = ("NS306", "NS307", "NS112", "NS114")
+ACCOUNTED = ("NS306", "NS307", "NS112", "NS114", "NS117")
 
 
 def accounted(folder, source):

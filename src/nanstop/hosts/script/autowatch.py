@@ -59,6 +59,8 @@ def install(open_session: OpenSession) -> None:
         table.replace(sys, "excepthook", _uncaught)
         table.replace(threading, "excepthook", _uncaught_in_thread)
         table.replace(warnings, "showwarning", show_at_script)
+    if _loops is not None:
+        _loops.imported()
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         utils = torch.nn.utils

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -308,6 +309,13 @@ class Judge:
         self._state.roots.end()
         self.controller.completed()
         self._state.expect_micro()
+
+    def learned(self, **facts: Any) -> None:
+        """Have the set-up looked at once more, by those of some facts that are there."""
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+        if known and self.controller.session is not None:
+            with self._looking("the set-up was not looked at"):
+                self.controller.session.learned(at=self.controller.step_id(), **known)
 
     def account_by_hand(self, losses: Sequence[Tensor]) -> None:
         """Account for the update that a script without an optimizer has made since its last

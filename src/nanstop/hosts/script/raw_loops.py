@@ -43,11 +43,14 @@ class RawLoops:
         steps = Steps(self.controller, self._updates, self._restored, self.state.buffers)
         steps.written_at = lambda: self.state.accounts.written_at
         self._schedules = ScheduleLines(table)
-        self._asked = AskedUpdates(
-            lambda optimizer: self._updates.get(optimizer, 0), lambda: self.state.idle
-        )
         steps.lines_of = self.lines_of
         self.judge = Judge(self.state, steps, self.controller)
+        self._asked = AskedUpdates(
+            lambda optimizer: self._updates.get(optimizer, 0),
+            lambda: self.state.idle,
+            lambda: 0 if self.state.window.closed else len(self.state.window.micros),
+            self.judge.learned,
+        )
         self._calls = Calls(self.state, self.judge, table)
         self.backward = self._calls.backward
         self.sinks = Sinks(self.state, self.judge, table)
@@ -60,6 +63,10 @@ class RawLoops:
         self._calls.install()
         rows = self.controller.data_rows
         self._table.replace(DataLoader, "_get_iterator", rows.made_iterator)
+
+    def imported(self) -> None:
+        """Stand in for functions of what has been imported by now."""
+        self._asked.install(self._table)
 
     def end(self) -> None:
         """Look once more at what is under way, and let go of it."""
@@ -85,7 +92,7 @@ class RawLoops:
     def made_optimizer(self, optimizer: Optimizer) -> None:
         """Note an optimizer: the first sink of a window may not name it."""
         self._updates[optimizer] = 0
-        self._asked.install(self._table)
+        self.imported()
         self.state.accounts.made(optimizer, user_line())
         self.state.by_hand = False
         self.state.expect_micro()

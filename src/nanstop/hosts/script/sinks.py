@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from nanstop.detect.empty_clips import EmptyClips
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.closures import Closures, OpenUpdate
 from nanstop.hosts.script.judge import Judge
@@ -48,6 +49,7 @@ class Sinks:
         self._table = table
         self._open: list[OpenUpdate] = []
         self._closures = Closures()
+        self._empty_clips = EmptyClips()
         self._in_scaler = False
 
     def install(self) -> None:
@@ -70,11 +72,14 @@ class Sinks:
         foreach: bool | None = None,
     ) -> Tensor:
         """Stand in for ``clip_grad_norm_``: the norm that it computes anyway is the flag."""
-        if not self._state.idle or not self._state.window.micros or self._state.window.closed:
+        if not self._state.idle:
+            return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        self._empty_clips.clipped(parameters, float(max_norm), user_line())
+        if not self._state.window.micros or self._state.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         self._state.stop_expecting()
         self._state.begin_sink()
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         measure = partial(norm_of, parameters, norm_type, foreach)
         self._state.window.clip = float(max_norm)
         again = partial(clip_norm, parameters, max_norm, norm_type, foreach)
@@ -193,6 +198,7 @@ class Sinks:
             update.held.take(held)
         elif not window.failed:
             self._state.account(self._state.accounts.updating, optimizer, user_line())
+            self._judge.learned(clipping=self._empty_clips.updating(optimizer))
         return None
 
     def after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -1,11 +1,13 @@
-"""Gradients are clipped while they are still scaled, or float16 computes without a loss scale.
+"""Gradients are clipped while they are still scaled, or before there are any, or float16 computes
+without a loss scale.
 
 ## What happened
 The loop multiplies its loss by a loss scale and clips the gradients before `scaler.unscale_`; or it
 computes under float16 autocast and has no scaler; or the norm by which it clips is itself kept in
 float16. Nothing fails: training is slower, or stands still, than the numbers in the script say.
-Where `optimizer.step()` is called in place of `scaler.step(optimizer)`, the scale stays on the
-gradients: SGD runs away within a few steps.
+Where the call stands ahead of `loss.backward()`, between `zero_grad()` and it, there is nothing to
+clip: it returns 0 each time, and no update is clipped. Where `optimizer.step()` is called in place
+of `scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within a few steps.
 
 ## Why it happens
 With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they
@@ -37,6 +39,7 @@ update(unscaled=False)              # tensor([-1.5259e-05])
 1. `scaler.unscale_(optimizer)` before clipping, and `scaler.step(optimizer)` after it. Cost: none.
 2. A `torch.amp.GradScaler` around float16 autocast, or bfloat16, which needs none. Cost: none.
 3. Store what is trained in float32; the norm then is too. Cost: memory of the trainables.
+4. `backward`, then clip, then `optimizer.step()`. Cost: none.
 
 ## Fix safety
 Changes training: the update becomes what the script asks for.
@@ -85,6 +88,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if evidence.incident is None:
         reason = reason or _clipped_scaled(facts)
     source = facts.sink_at if reason else None
+    if reason is None and evidence.incident is None and not evidence.accounts:
+        reason = _clipped_before(facts)
+        source = facts.clipping.at if facts.clipping is not None else None
     if evidence.accounts:  # what the order of calls has told is told
         reason = None if reason else _measured(evidence.accounts)
     elif evidence.incident is None:
@@ -101,6 +107,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _seen(evidence: Evidence, facts: RunFacts, source: SourceLine | None) -> Sighting | None:
     if source is not None and source is facts.sink_at:
         return Sighting(step=0, phase="optimizer")  # sinks are those of the first window
+    if facts.clipping is not None and source is facts.clipping.at:
+        return sighting(evidence, "optimizer", since=0)
     if not evidence.accounts:
         return None
     return sighting(evidence, "optimizer", since=since(evidence.accounts))
@@ -168,6 +176,19 @@ def _clipped_scaled(facts: RunFacts) -> Reason | None:
     return Reason(
         "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
     )
+
+
+def _clipped_before(facts: RunFacts) -> Reason | None:
+    clipping = facts.clipping
+    if clipping is None:
+        return None
+    cause = (
+        f"in each of the first {clipping.num_updates} updates there was no gradient yet when they "
+        f"were clipped to {number(clipping.limit)}, and the last of them took a norm of "
+        f"{number(clipping.norm)}"
+    )
+    title = "gradients are clipped before there are any"
+    return Reason("certain", title, cause, "backward, then clip")
 
 
 def _unscaled_half(facts: RunFacts) -> Reason | None:

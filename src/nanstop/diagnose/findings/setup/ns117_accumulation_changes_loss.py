@@ -3,7 +3,8 @@
 ## What happened
 With gradient accumulation the run optimises something else than without it: each micro-batch is
 averaged over its own tokens although they have different numbers of them, or the losses of the
-window are added up and divided by nothing, or divided twice, or a BatchNorm sees one micro-batch at
+window are added up and divided by nothing, or divided twice, or divided and never added up, or a
+BatchNorm sees one micro-batch at
 a time, or gradients of many micro-batches are summed in half precision, which rounds the late ones
 away.
 
@@ -18,6 +19,10 @@ AdamW hides and clipping turns into another learning rate. The trainer goes by t
 for sequence and token classification of Llama and Bert, and Bert's for masked words, take them and
 do not: at 8 micro-batches loss and gradient are exactly 8 times too large (transformers issue
 47688). A model whose `forward` takes neither is averaged by micro-batch.
+`Accelerator(gradient_accumulation_steps=8)` of accelerate 1.15 divides the loss of each
+`accelerator.backward` by 8, inside of `accelerator.accumulate(model)` or not; outside of it each
+`optimizer.step()` makes an update: 8 times as many as were meant, of gradients that are 8 times too
+small, while the schedule runs 8 times too fast.
 
 ## Example
 ```python
@@ -48,7 +53,8 @@ of_eight == model(**batch).loss     # tensor(True)
    `trainer.model_accepts_loss_kwargs = False`). Passing the argument on does not help there. Cost:
    none; each micro-batch then weighs the same.
 3. Pack or group by length, so that micro-batches have as many tokens. Cost: order of the data.
-4. GroupNorm or frozen statistics in place of BatchNorm. Cost: another model.
+4. `with accelerator.accumulate(model):` around each micro-batch. Cost: none.
+5. GroupNorm or frozen statistics in place of BatchNorm. Cost: another model.
 
 ## Fix safety
 Changes training: the gradient becomes that of the whole batch.
@@ -71,7 +77,7 @@ samples: they are no pieces of one batch, and are not told.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import standing
+from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.records import AccumulationFacts, Diagnosis, Evidence
 from nanstop.wording import counted
@@ -87,15 +93,20 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return how the split into micro-batches changes what is optimised."""
     facts = standing(evidence)
     sums = facts.accumulation
-    if sums is None or facts.num_micro < 2:
+    if sums is None or (facts.num_micro < 2 and not sums.num_single):
         return None
     reason = (
-        _divided_wrongly(sums, facts.num_micro)
+        _never_summed(sums)
+        or _divided_wrongly(sums, facts.num_micro)
         or _weighed_unevenly(sums)
         or _rounded(sums, facts.num_micro)
         or _normed(sums)
     )
-    return reason.diagnosis("NS117", where=facts.host).at(sums.made_at) if reason else None
+    if reason is None:
+        return None
+    seen = sighting(evidence, "optimizer", since=0) if sums.num_single else None
+    made = sums.backward_at or sums.made_at
+    return reason.diagnosis("NS117", where=facts.host, seen=seen).at(made)
 
 
 def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:

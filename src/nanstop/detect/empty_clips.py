@@ -1,0 +1,83 @@
+"""Whether gradients are clipped before there are any: the call comes ahead of the backward, returns
+0 each time, and every update takes what nobody has clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nanstop.detect.sentinel import norm_of_gradients
+from nanstop.measure.followed import Line
+from nanstop.numerics.trained import held_by
+from nanstop.records import ClippingFacts
+from nanstop.tracing.places import source_line
+
+LEAST, MOST = 4, 16
+"""First updates of an optimizer that must all show it, and updates that are looked at at most."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call since the last update. ``is_empty``: whether there was nothing to clip."""
+
+    parameters: Sequence[Tensor]
+    limit: float
+    line: Line
+    is_empty: bool
+
+
+class EmptyClips:
+    """Follows the first updates of each optimizer, and what was clipped since the one before."""
+
+    def __init__(self) -> None:
+        self._num: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """How many updates each has made so, ``MOST`` where it is not looked at any more."""
+        self._calls: list[_Call] = []
+        self._is_over = False
+
+    def clipped(self, parameters: Sequence[Tensor], limit: float, line: Line) -> None:
+        """Note what is about to be clipped. Reads gradients, which synchronises, in the first
+        updates alone.
+        """
+        if self._is_over or len(self._calls) >= MOST or not math.isfinite(limit):
+            return
+        present = [p.grad for p in parameters if p.grad is not None]
+        is_empty = not any(one.is_sparse or bool(one.any()) for one in present)
+        self._calls.append(_Call(parameters, limit, line, is_empty))
+
+    def updating(self, optimizer: Optimizer) -> ClippingFacts | None:
+        """Return what an optimizer's first updates have shown, once. Synchronises the device where
+        they have.
+        """
+        if self._is_over:
+            return None
+        calls, self._calls = self._calls, []
+        number = self._num.get(optimizer, 0)
+        if number < MOST:
+            self._num[optimizer] = number = number + 1 if self._is_bare(optimizer, calls) else MOST
+        self._is_over = all(num >= MOST for num in self._num.values())
+        if not LEAST <= number < MOST:
+            return None
+        held = held_by(optimizer)
+        norm = norm_of_gradients([p.grad for p in held if p.grad is not None])
+        limit = min(one.limit for one in calls)
+        if norm is None or float(norm) <= limit:  # there would have been nothing to clip
+            return None
+        self._is_over = True
+        return ClippingFacts(
+            num_updates=number, limit=limit, norm=float(norm), at=source_line(calls[-1].line)
+        )
+
+    def _is_bare(self, optimizer: Optimizer, calls: Sequence[_Call]) -> bool:
+        """Return whether what this update takes was to be clipped, and each time there was nothing
+        yet.
+        """
+        taken = {id(p) for p in held_by(optimizer) if p.grad is not None}
+        mine = [one for one in calls if not taken.isdisjoint(map(id, one.parameters))]
+        return bool(mine) and all(one.is_empty for one in mine)

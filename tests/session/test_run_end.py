@@ -60,6 +60,11 @@ def test_a_healthy_run_ends_in_one_line():
     assert ended(steps={1: 1}) == "1 step watched, nothing found"
 
 
+def test_updates_of_all_optimizers_are_counted():
+    said = "260 updates of several optimizers watched, nothing found"
+    assert ended(steps={1: 100, 2: 160}) == said
+
+
 def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
     micro, sample = Atom(remedy="drop_micro", target="0"), Atom(remedy="drop_sample", target="0:3")
     line = ended(
@@ -77,9 +82,9 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
         folder=".nanstop",
     )
     assert line == (
-        "30 steps watched, 2 incidents (NS501, NS201, 30 times) and 1 warning (NS102), "
-        "29 of 30 updates of one optimizer left out, 1 micro-batch and 2 samples of the data left "
-        "out, ended early; kept finite by: keep `norm` in float32; details: nanstop report .nanstop"
+        "60 updates of several optimizers watched, 2 incidents (NS501, NS201, 30 times) and "
+        "1 warning (NS102), 29 of 30 updates of one optimizer left out, 1 micro-batch and 2 samples "
+        "of the data left out, ended early; kept finite by: keep `norm` in float32; details: nanstop report .nanstop"
     )
 
 

@@ -18,8 +18,9 @@ from nanstop.numerics.trained import held_by
 from nanstop.records import ClippingFacts
 from nanstop.tracing.places import source_line
 
-LEAST, MOST = 4, 16
+LEAST, MOST = 4, 256
 """First updates of an optimizer that must all show it, and updates that are looked at at most."""
+MOST_CALLS = 64
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class EmptyClips:
         """Note what is about to be clipped. Reads gradients, which synchronises, in the first
         updates alone.
         """
-        if self._is_over or len(self._calls) >= MOST or not math.isfinite(limit):
+        if self._is_over or len(self._calls) >= MOST_CALLS or not math.isfinite(limit):
             return
         present = [p.grad for p in parameters if p.grad is not None]
         is_empty = not any(one.is_sparse or bool(one.any()) for one in present)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import (
 )
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.records import RateFacts
+from nanstop.replay.conditions import unwarned
 from nanstop.replay.rng import rng_kept
 
 if TYPE_CHECKING:
@@ -250,8 +250,7 @@ def _followed(schedule: Any, is_over: Callable[[Sequence[float]], bool]) -> list
     ]
     rates: list[float] = []
     try:
-        with rng_kept(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with rng_kept(), unwarned():
             stand_in = _WithoutWeights(copy.deepcopy(groups))
             mine = copy.deepcopy(schedule, {id(schedule.optimizer): stand_in})
             rates = [max(_rates(stand_in.param_groups))]

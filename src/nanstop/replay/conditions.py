@@ -5,6 +5,7 @@ compiled code eagerly, no word and no warning again, nothing drawn at random.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import warnings
@@ -38,10 +39,9 @@ def eager() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        # The recorder's module hooks see a compiled module and its original:
-        # both have the name of one place.
-        warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
+    # The recorder's module hooks see a compiled module and its original:
+    # both have the name of one place.
+    with unwarned("Using `torch.compile"), torch.compiler.set_stance("force_eager"):
         yield
 
 
@@ -51,6 +51,22 @@ def unrecorded() -> AbstractContextManager[Any]:
     """
     num = _len_torch_dispatch_stack() + _len_torch_dispatch_stack_pre_dispatch()
     return _disable_current_modes() if num else nullcontext()
+
+
+@contextmanager
+def unwarned(message: str = "") -> Iterator[None]:
+    """Have no warnings inside whose text begins with ``message``, errors of ``-W error`` neither.
+
+    Python is not told that its filters have changed: it would forget which warnings it has shown,
+    and show each of them again (https://github.com/python/cpython/issues/73858).
+    """
+    filters = cast("list[Any]", warnings.filters)
+    mine = ("ignore", re.compile(message), Warning, None, 0)
+    filters.insert(0, mine)
+    try:
+        yield
+    finally:
+        filters.remove(mine)
 
 
 @contextmanager

@@ -44,13 +44,20 @@ class RunEnd:
 
 def end_line(run: RunEnd) -> str:
     """Return the line."""
-    steps = max(run.steps.values(), default=0)
-    said = [f"{counted(steps, 'step')} watched", _met(run), *_lost(run), *_dropped(run)]
+    said = [_watched(run), _met(run), *_lost(run), *_dropped(run)]
     if run.ended:
         said.append(run.ended)
     kept = [_kept(run)] if run.kept else []
     details = [f"details: nanstop report {run.folder}"] if run.failures and run.folder else []
     return "; ".join([", ".join(said), *kept, *details])
+
+
+def _watched(run: RunEnd) -> str:
+    """Return how many updates were seen, of all optimizers: a step is one of a single optimizer."""
+    num = sum(run.steps.values())
+    if len(run.steps) > 1:
+        return f"{counted(num, 'update')} of several optimizers watched"
+    return f"{counted(num, 'step')} watched"
 
 
 def said_again(report: Report, times: int) -> str:

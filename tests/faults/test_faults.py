@@ -39,6 +39,7 @@ ELSEWHERE = (
     "NS104",
     "NS108",
     "NS117",
+    "NS119",
     "NS208",
     "NS303",
     "NS601",
@@ -52,7 +53,8 @@ ELSEWHERE = (
 )
 ENGINE = [code for code in ZOO if code not in ELSEWHERE]
 """The machine of a known stack, or without a format, is not this one; what a transformers log
-shows is tested with a real Trainer; what only a probe sees is below, or tested with a trainer
+shows is tested with a real Trainer; what only a script that is watched from outside shows, with
+one; what only a probe sees is below, or tested with a trainer
 that accumulates; how a process dies, with one that does, and what several ranks share, with two.
 """
 

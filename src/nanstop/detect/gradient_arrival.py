@@ -291,8 +291,8 @@ class ReplacedParts:
         return None
 
     def _confirmed(self, path: GradientPath, view: ModelView) -> GradientPath | None:
-        homes = _homes(view)
-        if not all(one.stays(homes) for one in self._suspects) or not self._are_free():
+        there = homes(view)
+        if not all(one.stays(there) for one in self._suspects) or not self._are_free():
             self._suspects = []
             return None
         self._times += 1
@@ -304,7 +304,7 @@ class ReplacedParts:
 
     def _look(self, view: ModelView, update: int) -> None:
         held = _held(view)
-        for home in _homes(view):
+        for home in homes(view):
             now = dict(home.named_parameters())
             mine = set(map(id, now.values()))
             since, was = self._known.get(home, (0, {}))
@@ -333,10 +333,10 @@ class _Suspect:
         self._home, self.name, self.parameter = ref(home), name, ref(parameter)
         self._values = _start(parameter).clone()
 
-    def stays(self, homes: Sequence[Any]) -> bool:
+    def stays(self, there: Sequence[Any]) -> bool:
         """Return whether it is still there, trained, and as it was."""
         home, parameter = self._home(), self.parameter()
-        if home is None or parameter is None or not any(home is one for one in homes):
+        if home is None or parameter is None or not any(home is one for one in there):
             return False
         is_there = dict(home.named_parameters()).get(self.name) is parameter
         is_same = is_there and _is_trained(parameter)
@@ -347,7 +347,7 @@ def _is_trained(parameter: Tensor) -> bool:
     return parameter.requires_grad and parameter.grad is not None
 
 
-def _homes(view: ModelView) -> list[Any]:
+def homes(view: ModelView) -> list[Any]:
     """Return the models of a step: the root, or what a plain holder of several has."""
     root = view.root
     return [*root.children()] if type(root) is torch.nn.Module else [root]

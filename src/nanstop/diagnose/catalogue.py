@@ -57,6 +57,7 @@ from nanstop.diagnose.findings.setup.ns115_resume_state_lost import RULE as NS11
 from nanstop.diagnose.findings.setup.ns116_update_cannot_be_vetoed import RULE as NS116
 from nanstop.diagnose.findings.setup.ns117_accumulation_changes_loss import RULE as NS117
 from nanstop.diagnose.findings.setup.ns118_objective_fed_with_the_wrong_thing import RULE as NS118
+from nanstop.diagnose.findings.setup.ns119_left_in_evaluation_mode import RULE as NS119
 from nanstop.diagnose.findings.weights.ns401_weights_not_finite import RULE as NS401
 from nanstop.diagnose.findings.weights.ns402_optimizer_broke_weights import RULE as NS402
 from nanstop.diagnose.findings.weights.ns403_optimizer_state_invalid import RULE as NS403
@@ -65,7 +66,7 @@ from nanstop.diagnose.findings.weights.ns404_divergence import RULE as NS404
 CATALOGUE: tuple[Rule, ...] = (
     NS000,
     *(NS101, NS102, NS103, NS104, NS105, NS106, NS107, NS108, NS109, NS110, NS111),
-    *(NS112, NS113, NS114, NS115, NS116, NS117, NS118),
+    *(NS112, NS113, NS114, NS115, NS116, NS117, NS118, NS119),
     *(NS201, NS202, NS203, NS204, NS205, NS206, NS207, NS208, NS209),
     *(NS301, NS302, NS303, NS304, NS305, NS306, NS307),
     *(NS401, NS402, NS403, NS404),

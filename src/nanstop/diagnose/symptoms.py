@@ -82,6 +82,7 @@ LOGGED: Mapping[str, str] = MappingProxyType(
         "NS703": "finite/finite",
         "NS104": "finite/finite",
         "NS607": "finite/finite",
+        "NS119": "finite/finite",
         "NS000": "finite/nan nan/nan",
     }
 )

@@ -246,6 +246,29 @@ def does_not_reward_being_sure(specimen: Specimen) -> bool:
     return specimen.loss_fn(batch).item() > 0.1
 
 
+def validated(ending: str) -> Specimen:
+    """Four steps with a validation after the second, which puts the model back or ("left") not."""
+    model = nn.Sequential(diagonal(1.0), nn.Dropout(0.5), diagonal(0.5))
+
+    def loss_fn(batch: Batch) -> Tensor:
+        if bool(batch["validates"]):
+            model.eval()
+            with torch.no_grad():
+                model(batch["x"])
+            model.train(ending != "left")
+        return model(batch["x"]).pow(2).mean()
+
+    steps = [{"x": ones(), "validates": torch.tensor(step == 2)} for step in range(4)]
+    return trained(model, loss_fn, batches=tuple(steps))
+
+
+def ends_in_evaluation_mode(specimen: Specimen) -> bool:
+    """Return whether a training that began in training mode ends in the other."""
+    began = specimen.model.training
+    run_plain(specimen)
+    return began and not specimen.model.training
+
+
 FAULTS: Mapping[str, Entry] = {
     "NS101": pair(
         declared_bfloat16, torch.float16, torch.bfloat16, narrow_for_its_family, quiet=True
@@ -258,4 +281,5 @@ FAULTS: Mapping[str, Entry] = {
     "NS113": pair(adam_at, 1.0, 1e-3, moves_too_far, quiet=True),
     "NS114": pair(optimizer_of, "before", "after", learns_nothing, quiet=True),
     "NS118": pair(classified, "softmax", "logits", does_not_reward_being_sure, quiet=True),
+    "NS119": pair(validated, "left", "put back", ends_in_evaluation_mode, quiet=True),
 }

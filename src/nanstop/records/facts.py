@@ -11,6 +11,7 @@ from nanstop.records.setup import (
     DataFacts,
     GradientPath,
     HeadFacts,
+    ModeFacts,
     ObjectiveFacts,
     PrecisionFacts,
     QuantizedFacts,
@@ -221,6 +222,8 @@ class RunFacts:
     head: HeadFacts | None = None
     schedule: ScheduleFacts | None = None
     rates: RateFacts | None = None
+    mode: ModeFacts | None = None
+    """That a model was left in evaluation mode; None where that was not seen."""
     text: TextFacts | None = None
     data: DataFacts | None = None
     objective: ObjectiveFacts | None = None

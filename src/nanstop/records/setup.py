@@ -103,6 +103,19 @@ class ClippingFacts:
 
 
 @record
+class ModeFacts:
+    """A model that was trained in training mode, ``num_train`` updates long, and in evaluation mode
+    since, ``num_eval``, in which a validation has left it. ``modules``: those that act in training
+    mode alone, or otherwise. ``at``: the line that put it in evaluation mode.
+    """
+
+    num_train: int
+    num_eval: int
+    modules: tuple[str, ...] = ()
+    at: SourceLine | None = None
+
+
+@record
 class TextFacts:
     """Ids of the tokens that begin, end and pad a text, and where texts are cut.
 

@@ -11,6 +11,7 @@ from nanstop.detect.early_steps import EarlySteps, is_early
 from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
 from nanstop.detect.gradient_arrival import NeverReached, ReplacedParts
+from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
@@ -60,6 +61,7 @@ class Looks:
         self._early = EarlySteps(run.view, lambda: self._gauge.formats)
         self._standstill = Standstill()
         self._rates = Rates()
+        self._modes = LeftModes()
         self._rows = FirstRows(run.view)
         self._never = NeverReached()
         self._replaced = ReplacedParts()
@@ -79,6 +81,9 @@ class Looks:
         rates = self._rates.note(step)
         if rates is not None:
             self._learned(at=self._window, rates=rates)
+        mode = self._modes.note(step)
+        if mode is not None:
+            self._learned(at=self._window, mode=mode)
         share = self._early.arrival.replaced(step.view)
         if share > 0.0:
             self._learned(resume=replace(self._run.facts.resume or ResumeFacts(), replaced=share))
@@ -159,6 +164,8 @@ class Looks:
         self._look(self.logged)
         for rates in self._rates.finished() if ended_well else ():
             self._learned(at=self._window, rates=rates)
+        for mode in self._modes.finished():
+            self._learned(at=self._window, mode=mode)
         self._counted(self._rows.finished())
         self._gauge.drop()
         return self._ranges.records()

@@ -53,6 +53,7 @@ class Calls:
     def install(self) -> None:
         """Replace torch's functions in the table."""
         self._table.replace(torch.amp.GradScaler, "scale", self.scale)
+        self._table.replace(nn.Module, "eval", self.put_in_eval)
         self._table.replace(torch.autograd.Function, "apply", self.apply_function)
         self._table.replace(torch, "from_numpy", self.bring_in)
         self._table.replace(torch.nn.utils.stateless, "_functional_call", self.call_with)
@@ -159,6 +160,12 @@ class Calls:
             micro.reason = _COMPILED
         elif not micro.tape.start():
             micro.reason = "the script has a torch function mode of its own"
+
+    def put_in_eval(self, original: Any, module: Any) -> Any:
+        """Stand in for ``nn.Module.eval``: a validation may leave the model so."""
+        if self._state.idle:
+            self._judge.put_in_eval(module, user_line())
+        return original(module)
 
     # ---- losses
 

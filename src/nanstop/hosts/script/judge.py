@@ -337,6 +337,13 @@ class Judge:
         """Note a model call of the script that no backward can come to."""
         num, first = self._steps.without_graph.get(module, (0, line))
         self._steps.without_graph[module] = num + 1, first
+        inner, known = inner_module(module), self._steps.put_in_eval
+        if inner in known:
+            known[inner] = known[inner][0], True
+
+    def put_in_eval(self, module: nn.Module, line: Line) -> None:
+        """Note that the script puts a module in evaluation mode."""
+        self._steps.put_in_eval[inner_module(module)] = line, False
 
     def died(self, error: BaseException) -> None:
         """Look at what the script ends with: an operation between two steps that refused a number,

@@ -60,6 +60,10 @@ class Steps:
         self._shared = SharedModels("script")
         self.without_graph: WeakKeyDictionary[nn.Module, tuple[int, Line]] = WeakKeyDictionary()
         """How often a module with what could be trained was called without one, and where."""
+        self.put_in_eval: WeakKeyDictionary[nn.Module, tuple[Line, bool]] = WeakKeyDictionary()
+        """Which line put a module in evaluation mode last, and whether it was called without a
+        graph since.
+        """
         self._asked: WeakSet[nn.Module] = WeakSet()
         """Models of which it is known how they were loaded."""
         self.written_at: Callable[[], tuple[SourceLine, ...]] = tuple
@@ -89,6 +93,7 @@ class Steps:
             past=_PAST if window.is_past else "",
             rewritten_at=lambda: self.written_at() if window.is_rewritten else None,
             without_graph=self.without_graph,
+            put_in_eval=self.put_in_eval,
             replicas=self._shared.of_window(window.micros, window.called.values(), optimizer),
         )
 

@@ -33,8 +33,10 @@ it, by an experiment: targets in another order, which leave the loss as it is.
 A reference can be the policy: the same module, or one whose parameters were given the policy's
 memory. Then each log-ratio is 0, at the first update as in health, and at the third as well: a
 penalty holds nothing back, and a preference loss is log(2) = 0.693 whatever is learned. It is told
-after three updates in a row, where the difference has no part in any gradient or the parameters
-share their memory; ratios to what a policy was when it acted have a gradient at 0.
+after three updates in a row, where the difference has no part in any gradient, the parameters
+share their memory, or the loss was one number each time and answers a difference of thousands as a
+preference does: not at all, or as fast as it grows. Ratios to what a policy was when it acted have
+a gradient at 0, and no such answer.
 
 A mask can be the wrong way round: `attention_mask` of transformers is 1 where a token is read,
 `key_padding_mask` of torch True where it is not. Texts are hidden then and their padding is read,

@@ -126,7 +126,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "793ca93001f2a260")
+REPORT_FORM = (1, "1f992b752012d78b")
 
 
 def test_names():

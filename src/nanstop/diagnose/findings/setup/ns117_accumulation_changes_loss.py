@@ -109,6 +109,17 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return reason.diagnosis("NS117", where=facts.host, seen=seen).at(made)
 
 
+def _never_summed(sums: AccumulationFacts) -> Reason | None:
+    if not sums.num_single:
+        return None
+    cause = (
+        f"each backward is divided by {sums.num_asked}, its gradient_accumulation_steps, and each "
+        f"of {sums.num_single} made an update of its own: accumulate() was never entered"
+    )
+    fix = "with accelerator.accumulate(model): around each micro-batch"
+    return Reason("certain", f"gradients are {sums.num_asked} times too small", cause, fix)
+
+
 def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:
     if sums.by_tokens is False and not sums.by_micros:
         cause = (

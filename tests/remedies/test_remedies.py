@@ -18,6 +18,7 @@ SAFE = {
     "fp32_logits",
     "fp32_optimizer_state",
     "stable_form",
+    "held_fill",
 }
 
 

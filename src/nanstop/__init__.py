@@ -64,3 +64,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return list(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext nanstop``: records as pages, and ``%%nanstop`` for cells that train."""
+    from nanstop.jupyter import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext nanstop``."""
+    from nanstop.jupyter import unload
+
+    unload(shell)

@@ -293,9 +293,10 @@ def check(target: Any, *, static: bool = False) -> tuple[Diagnosis, ...]:
     """
     from nanstop.commands.check.check import preflight
     from nanstop.commands.check.job import look
+    from nanstop.report.run_report import Findings
 
     trainer = target if _is_trainer(target) and not static else None
-    return preflight(look(_facts(target), trainer=trainer)).findings
+    return Findings(preflight(look(_facts(target), trainer=trainer)).findings)
 
 
 def _facts(target: Any) -> Any:

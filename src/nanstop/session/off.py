@@ -18,6 +18,7 @@ from nanstop.session.watched_run import WatchedRun
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
     from nanstop.replay.step import Batch, Step
+    from nanstop.report.announce import News
 
 
 class OffSession(WatchedRun):
@@ -29,6 +30,7 @@ class OffSession(WatchedRun):
         self.facts = RunFacts()
         self.series, self.metrics = History(), History()
         self.present: Callable[[], StepId | None] = lambda: None
+        self.announce: Callable[[News], None] = lambda _: None
         self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
         self.decode: Callable[[Sequence[int]], str] = str
 

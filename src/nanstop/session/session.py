@@ -368,6 +368,8 @@ class Session(WatchedRun):
             self._steps,
             self._clock() - self._began,
             stopped=self._exit == STOPPED,
+            exit=self._exit,
+            series=(*self.series.recent(), *self.metrics.recent()),
         )
 
     def _examine_setup(self, **seen: Any) -> None:

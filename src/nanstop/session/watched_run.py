@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
     from nanstop.prove.failing_step import WayBack
     from nanstop.replay.step import Batch, ModelView, Step
+    from nanstop.report.announce import News
     from nanstop.report.run_report import RunReport
 
 
@@ -44,6 +45,8 @@ class WatchedRun(Protocol):
     present: Callable[[], StepId | None]
     """Asks the host which step the run is in."""
 
+    announce: Callable[[News], None]
+    """Told of each incident, once, and of whatever else there is to say."""
     rows_of: Callable[[Batch], BatchRows | None]
     """Asks the host which rows a micro-batch was made of."""
     decode: Callable[[Sequence[int]], str]

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nanstop.store.incidents import Store
 from nanstop.store.live_file import LiveFile
+from nanstop.store.summary import FindingRow, Summary, summary_row
 from report.hostile import MARKUP
+from report.specimens import REPORT, UNSOLVED
 from view_server import served
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
@@ -30,6 +34,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium with its driver here"),
 ]
+
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="no axe.min.js here: set AXE_CORE")
 
 TRAINING = """
 import sys, time
@@ -108,6 +114,18 @@ def until(browser, holds, *, seconds=PATIENCE):
     return found
 
 
+def faults(browser):
+    """Serious faults of accessibility that axe-core finds, where it is here."""
+    if not AXE.is_file():
+        return []
+    browser.execute_script(AXE.read_text())
+    found = browser.execute_async_script(
+        "axe.run().then((found) => arguments[0](found.violations.map("
+        "(one) => [one.impact, one.id, one.nodes[0].html.slice(0, 99)])))"
+    )
+    return [one for one in found if one[0] in ("serious", "critical")]
+
+
 def complaints(browser):
     """What the browser complains of, but for connections that were refused."""
     said = [one["message"] for one in browser.get_log("browser")]
@@ -149,7 +167,8 @@ def recorded(folder, num_steps=300, host="SFTTrainer"):
     file.close()
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_runs_stand_side_by_side_and_nothing_overflows(width, dark, tmp_path):
     for name in ("first", "second-of-" + "a-very-long-name-" * 6):
         (tmp_path / name).mkdir()
@@ -164,14 +183,37 @@ def test_runs_stand_side_by_side_and_nothing_overflows(width, dark, tmp_path):
             ".map((one) => one.getBoundingClientRect().left)"
         )
         assert (left[0] == left[1]) is (width == 390)
-        if AXE.is_file():
-            browser.execute_script(AXE.read_text())
-            faults = browser.execute_async_script(
-                "axe.run().then((found) => arguments[0](found.violations.map("
-                "(one) => [one.impact, one.id, one.nodes[0].html.slice(0, 99)])))"
-            )
-            assert [one for one in faults if one[0] in ("serious", "critical")] == []
+        assert faults(browser) == []
         assert complaints(browser) == []
+
+
+@needs_axe
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_page_of_incidents_is_accessible(width, dark, tmp_path):
+    store = Store(tmp_path)
+    for at, one in enumerate((REPORT, UNSOLVED)):
+        store.open_incident()
+        store.write_report(replace(one, incident=replace(one.incident, id=f"000{at}")))
+    rows = tuple(map(summary_row, store.reports.values()))
+    row = FindingRow(code="NS101", title="t", where="w", confidence="likely", step=3)
+    store.write_summary(Summary(incidents=rows, findings=(row,), steps=2))
+    recorded(tmp_path)
+    with served(tmp_path) as address, opened(address, width=width, dark=dark) as browser:
+        until(browser, lambda now: "error[NS201]" in now["text"] and now["charts"] > 0)
+        browser.execute_script(
+            "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+        )
+        assert faults(browser) == []
+
+
+@needs_axe
+def test_axe_finds_what_is_planted(tmp_path):
+    recorded(tmp_path)
+    with served(tmp_path) as address, opened(address) as browser:
+        until(browser, lambda now: now["charts"] > 0)
+        browser.execute_script("document.body.append(document.createElement('button'))")
+        assert [name for _, name, _ in faults(browser)] == ["button-name"]
 
 
 def test_what_was_opened_or_closed_stays_so(tmp_path):

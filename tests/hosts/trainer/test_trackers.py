@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,7 +13,12 @@ from transformers import TrainerCallback
 
 import hf_cases
 import nanstop
+from nanstop.hosts.trackers import Incidents, Note
 from nanstop.hosts.trainer.callbacks import Trackers, is_tracker
+from nanstop.records import Report
+from nanstop.report.text.issue import issue
+from nanstop.session.off import OffSession
+from report.specimens import REPORT
 
 OWN = {"nanstop/headroom_bits": 9.5, "nanstop/incidents": 1.0}
 
@@ -123,8 +129,17 @@ args = TrainingArguments(
     output_dir="out", max_steps=4, logging_steps=1, report_to=[sys.argv[1]], optim="sgd",
     save_strategy="no", disable_tqdm=True, use_cpu=True, run_name="tried", project="tried",
 )
-trainer = Trainer(model=model, args=args, train_dataset=[{"input_ids": ids, "labels": ids}] * 8)
-nanstop.watch(trainer)
+
+
+class Failing(Trainer):
+    def compute_loss(self, *given, **options):
+        loss = super().compute_loss(*given, **options)
+        bad = sys.argv[2] == "fails" and self.state.global_step == 2
+        return loss * (float("inf") if bad else 1.0)
+
+
+trainer = Failing(model=model, args=args, train_dataset=[{"input_ids": ids, "labels": ids}] * 8)
+nanstop.watch(trainer, policy="skip")
 trainer.train()
 assert not any(name.startswith("nanstop/") for row in trainer.state.log_history for name in row)
 """
@@ -201,6 +216,22 @@ LOCAL = {
 }
 
 
+
+
+def run(command, folder, env):
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", READ)
 def test_a_float16_run_is_found_in_the_tracker_s_own_store(tracker, tmp_path):
@@ -209,20 +240,99 @@ def test_a_float16_run_is_found_in_the_tracker_s_own_store(tracker, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "read.py").write_text(READ[tracker])
     given = {**os.environ, **LOCAL, "TRACKIO_DIR": str(tmp_path / "trackio")}
-    for command in (["train.py", tracker], ["read.py"]):
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            env=given,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+    for command in (["train.py", tracker, "healthy"], ["read.py"]):
+        done = run(command, tmp_path, given)
     found = json.loads(done.stdout.splitlines()[-1])
     before = "" if tracker == "mlflow" else "train/"
     steps = [step for step, _ in found[f"{before}loss"]]
     rooms = [value for _, value in found[f"{before}nanstop/headroom_bits"]]
     assert steps == [1, 2, 3, 4]
     assert all(0.0 < room < 16.0 for room in rooms)
+
+
+INCIDENTS = {
+    "tensorboard": """
+import glob, json
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+found = []
+for file in glob.glob("out/runs/**/events*", recursive=True):
+    events = EventAccumulator(file)
+    events.Reload()
+    for tag in events.Tags()["tensors"]:
+        if tag.startswith("nanstop/incident"):
+            found += [one.tensor_proto.string_val[0].decode() for one in events.Tensors(tag)]
+print(json.dumps(found))
+""",
+    "wandb": READ["wandb"].replace(
+        'row = {',
+        """if told.HasField("alert"):
+        alerts.append([told.alert.title, told.alert.text])
+    if told.HasField("artifact") and told.artifact.type == "nanstop-incident":
+        (entry,) = told.artifact.manifest.contents
+        artifacts.append(open(entry.local_path).read())
+    row = {""",
+    )
+    .replace("found = {}", "found = {}", 1)
+    .replace("BLOCK, HEAD", "alerts, artifacts = [], []\nBLOCK, HEAD", 1)
+    .replace("print(json.dumps(found))", "print(json.dumps([alerts[0][1], *artifacts]))"),
+    "mlflow": """
+import json
+from mlflow.artifacts import load_text
+from mlflow.tracking import MlflowClient
+client = MlflowClient("sqlite:///mlflow.db")
+(run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+files = client.list_artifacts(run.info.run_id, "nanstop")
+print(json.dumps([load_text(f"{run.info.artifact_uri}/{one.path}") for one in files]))
+""",
+    "trackio": """
+import glob, json, sqlite3
+(file,) = [one for one in glob.glob("trackio/*.db") if "tried" in one]
+rows = sqlite3.connect(file).execute("select text from alerts").fetchall()
+print(json.dumps([text for (text,) in rows]))
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", INCIDENTS)
+def test_an_incident_is_found_in_the_tracker_s_own_store(tracker, tmp_path):
+    if find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "read.py").write_text(INCIDENTS[tracker])
+    given = {**os.environ, **LOCAL, "TRACKIO_DIR": str(tmp_path / "trackio")}
+    for command in (["train.py", tracker, "fails"], ["read.py"]):
+        done = run(command, tmp_path, given)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found
+    for text in found:
+        assert text.startswith("## error\\[NS")
+        assert "step 2," in text.splitlines()[0]
+        assert str(tmp_path) not in text
+
+
+def test_a_tracker_that_refuses_an_incident_is_asked_once(caplog):
+    told, run = [], OffSession()
+    run.announce = told.append
+
+    def refuse(note):
+        random.random()
+        raise OSError("no network")
+
+    incidents = Incidents(lambda: [("one", refuse), ("other", told.append)])
+    incidents.follow(run)
+    random.seed(0)
+    before = random.getstate()
+    for _ in range(2):
+        run.announce(REPORT)
+    run.announce("a note")
+    assert random.getstate() == before
+    assert [one if isinstance(one, str) else type(one) for one in told] == [
+        *(Report, Note, Report, Note),
+        "a note",
+    ]
+    assert told[1].step == REPORT.incident.at.step
+    assert told[1].text == issue(REPORT)
+    assert caplog.text.count("one was not given an incident (OSError: no network)") == 1
+    incidents.end()
+    assert run.announce == told.append

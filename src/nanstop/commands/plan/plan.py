@@ -95,6 +95,11 @@ class Plan:
     def __str__(self) -> str:
         return render(self.record)
 
+    def _repr_html_(self) -> str:
+        from nanstop.report.html.notebook import plan_html
+
+        return plan_html(self.record, str(self))
+
 
 class Applied:
     """A plan in force, as long as its model is there or until ``close``, whether anybody keeps

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nanstop.errors import TrainingStopped
+from nanstop.hosts.lightning.trainers import trainer_classes
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.script_warnings import show_at_script
@@ -79,6 +80,8 @@ def install(open_session: OpenSession) -> None:
         table.replace(model_class, "from_pretrained", _load_pretrained)
     if "transformers.trainer" in sys.modules:
         table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
+    for trainer_class in trainer_classes():
+        table.replace(trainer_class, "fit", _fit)
 
 
 def opener() -> OpenSession | None:
@@ -89,6 +92,16 @@ def opener() -> OpenSession | None:
 def tell(hear: Callable[[Any], None]) -> None:
     """Have ``hear`` told of every session that is opened in this process, by whoever opens it."""
     _heard_by.append(hear)
+
+
+@contextmanager
+def told(hear: Callable[[Any], None]) -> Iterator[None]:
+    """Have ``hear`` told of every session that is opened inside."""
+    _heard_by.append(hear)
+    try:
+        yield
+    finally:
+        _heard_by.remove(hear)
 
 
 def opened(session: Any) -> None:
@@ -204,6 +217,18 @@ def _clip(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     clip = _loops.sinks.clip_norm if name == "clip_grad_norm_" else _loops.sinks.clip_value
     return clip(original, *args, **kwargs)
+
+
+def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``fit`` of Lightning's trainer: what is watched meanwhile its loggers learn."""
+    from nanstop.hosts.lightning.loggers import Loggers
+
+    loggers = Loggers(trainer)
+    with told(loggers.opened):
+        try:
+            return original(trainer, *args, **kwargs)
+        finally:
+            loggers.end()
 
 
 def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -5,7 +5,7 @@ The classes that others build on, which of them only report, and what is added t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,13 @@ from transformers.trainer_callback import (
 )
 
 from nanstop.hosts.patching import Patches
+from nanstop.hosts.trackers import (
+    Send,
+    to_mlflow,
+    to_tensorboard,
+    to_trackio,
+    to_wandb,
+)
 from nanstop.own_code import is_class_of
 
 __all__ = ["Trackers", "TrainerCallback", "is_reporting", "is_tracker", "is_users"]
@@ -50,6 +57,7 @@ class Trackers:
 
     def __init__(self, numbers: Callable[[], Mapping[str, float]]) -> None:
         self._numbers = numbers
+        self._trainer: Any = None
         self._patches = Patches()
 
     def begin(self, trainer: Any) -> None:
@@ -57,14 +65,28 @@ class Trackers:
         earlier training.
         """
         self.end()
-        for callback in trainer.callback_handler.callbacks:
-            if is_tracker(callback):
-                sent = partial(self._sent, callback.on_log)
-                self._patches.set(callback, "on_log", sent)
+        self._trainer = trainer
+        for callback in self._trackers():
+            sent = partial(self._sent, callback.on_log)
+            self._patches.set(callback, "on_log", sent)
 
     def end(self) -> None:
         """Leave every tracker as it was."""
         self._patches.undo()
+
+    def sends(self) -> Iterator[tuple[str, Send]]:
+        """Yield what gives an incident to each tracker that has a run now, with its name."""
+        if not self._trainer.is_world_process_zero():
+            return
+        for callback in self._trackers():
+            for kind, sending in _SENDS.items():
+                if isinstance(callback, getattr(integrations, kind, ())):
+                    send = sending(callback)
+                    if send is not None:
+                        yield kind, send
+
+    def _trackers(self) -> Iterator[Any]:
+        return filter(is_tracker, self._trainer.callback_handler.callbacks)
 
     def _sent(
         self, on_log: Callable[..., Any], args: Any, state: Any, control: Any, **about: Any
@@ -73,6 +95,20 @@ class Trackers:
         if logs and "loss" in logs:
             about["logs"] = {**logs, **self._numbers()}
         return on_log(args, state, control, **about)
+
+
+def _of_mlflow(callback: Any) -> Send | None:
+    run = callback._ml_flow.active_run()
+    return to_mlflow(callback._ml_flow.MlflowClient(), run.info.run_id) if run else None
+
+
+_SENDS: Mapping[str, Callable[[Any], Send | None]] = {
+    "WandbCallback": lambda one: to_wandb(one._wandb.run) if one._wandb.run else None,
+    "TensorBoardCallback": lambda one: to_tensorboard(one.tb_writer) if one.tb_writer else None,
+    "MLflowCallback": _of_mlflow,
+    "TrackioCallback": lambda one: to_trackio(one._trackio),
+}
+"""How each of transformers' own integrations is given an incident, None while it has no run."""
 
 
 def is_users(callback: Any) -> bool:

@@ -31,6 +31,7 @@ from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.loaded_weights import LOADED
 from nanstop.hosts.patching import Patches
+from nanstop.hosts.trackers import Incidents
 from nanstop.hosts.trainer.accounts import TrainerAccounts
 from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.callbacks import Trackers
@@ -104,6 +105,7 @@ class TrainerWatch:
         self._stop: Decision | None = None
         self._hooks = HookWrites(nn.Module())
         self._trackers = Trackers(lambda: numbers(self.session) if self.session else {})
+        self._incidents = Incidents(self._trackers.sends)
 
     def install(self) -> None:
         """Put every patch in place; those of the window's end follow when training begins."""
@@ -121,6 +123,7 @@ class TrainerWatch:
         """Restore every patched attribute; calling it again does nothing."""
         self.patches.undo()
         self._trackers.end()
+        self._incidents.end()
 
     def open(self) -> None:
         """Open the session, or begin it anew.
@@ -147,6 +150,7 @@ class TrainerWatch:
         self.host.may_tape = alone and has_own_loss(self.trainer)
         session.start()
         self._trackers.begin(self.trainer)
+        self._incidents.follow(session)
         self._hooks.stop()
         self._hooks = HookWrites(self.view.root)
         try:
@@ -378,3 +382,4 @@ class TrainerWatch:
         odd = self.windows.ends.end(self.view, self.step_id())
         LEFT.note(odd, loaded=self.facts.odd_weights)
         session.finish(exit_code or (STOPPED if self._stop is not None else 0))
+        self._incidents.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanstop.records import AuditEntry, Environment, PrecisionPlan, Report
+from nanstop.records import AuditEntry, Environment, Report
 from nanstop.records.remedies import describe
 from nanstop.report.html.charts import MISSING, are_available
 from nanstop.report.html.headroom import HeatMap, heat_map
@@ -15,9 +15,10 @@ from nanstop.report.html.incident import (
     Rows,
     incident_parts,
 )
-from nanstop.report.html.module_tree import Fact, Node, module_tree
+from nanstop.report.html.module_tree import Node
 from nanstop.report.html.run_record import RunRecord
 from nanstop.report.html.series import run_series
+from nanstop.report.html.sheet import plan_tree
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, Panel, panels
 from nanstop.report.text.about import about_machine, about_run
@@ -91,7 +92,7 @@ def _page(run: RunRecord, *, show_text: bool) -> RunPage:
         panels=tuple(panels(series, run.reports, draw=draw)),
         heat=heat_map(series, first.incident.facts),
         plan=tuple(headline(run.plan)) if run.plan is not None else (),
-        plan_tree=_plan_tree(run.plan) if run.plan is not None else None,
+        plan_tree=plan_tree(run.plan) if run.plan is not None else None,
         findings=_findings(run),
         environment=tuple(_environment(first.incident.environment, first)),
         audit=tuple(_audited(one) for report in run.reports for one in report.audit)[:MOST_AUDITED],
@@ -109,17 +110,6 @@ def _headline(report: Report) -> str:
     best = report.diagnoses[0] if report.diagnoses else None
     what = f"error[{best.code}]: {best.title}" if best is not None else "not diagnosed"
     return f"{report.incident.id}: {what}, step {report.incident.at.step}"
-
-
-def _plan_tree(plan: PrecisionPlan) -> Node | None:
-    regions = [(name, one.dtype, one.reason) for one in plan.regions for name in one.modules]
-    islands = [(a.target, a.value or "float32", "") for a in plan.remedies if a.remedy == "island"]
-    facts = [
-        (module, Fact(f"{dtype}{f': {reason}' if reason else ''}", "wide"))
-        for module, dtype, reason in (*regions, *islands)
-    ]
-    root = f"the model: {plan.dtype}" if plan.dtype else "the model: as the run has it"
-    return module_tree(facts, root) if facts else None
 
 
 def _findings(run: RunRecord) -> Rows:

@@ -61,11 +61,16 @@ def issue(report: Report) -> str:
     Messages of exceptions, environment variables and the names of scripts are left out.
     """
     blocks = incident_blocks(report)
-    title = redacted(blocks[0].lead + "".join(blocks[0].cells))
     said = "\n".join(_line(block) for block in blocks)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", said)), default=0))
     versions = "\n".join(_versions(report.incident.environment, report))
-    return f"## {_flat(title)}\n\n{fence}\n{said}\n{fence}\n\n### Environment\n\n{versions}\n"
+    return f"## {_flat(headline(report))}\n\n{fence}\n{said}\n{fence}\n\n### Environment\n\n{versions}\n"
+
+
+def headline(report: Report) -> str:
+    """Return what happened in one line."""
+    first = incident_blocks(report)[0]
+    return redacted(first.lead + "".join(first.cells))
 
 
 def redacted(text: str) -> str:

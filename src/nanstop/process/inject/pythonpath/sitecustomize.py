@@ -79,6 +79,10 @@ if os.environ.get("NANSTOP_RUN") and os.environ.get("NANSTOP", "").lower() not i
     "false",
 ):
     sys.meta_path.insert(
-        0, _Following("torch", "transformers.modeling_utils", "transformers.trainer")
+        0,
+        _Following(
+            *("torch", "transformers.modeling_utils", "transformers.trainer"),
+            *("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"),
+        ),
     )
 _run_hidden()

@@ -1,0 +1,1 @@
+"""Lightning: what its loggers are told of a run that is watched."""

@@ -1,6 +1,5 @@
 """``%load_ext nanstop`` in a real shell of IPython."""
 
-import gc
 import re
 from html import unescape
 
@@ -33,15 +32,14 @@ for step in range(12):
 def shell(tmp_path, monkeypatch):
     monkeypatch.setenv("NANSTOP_DIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    one = InteractiveShell()
+    one = InteractiveShell.instance()
     one.history_manager.enabled = False
     one.run_line_magic("load_ext", "nanstop")
     yield one
     one.run_line_magic("unload_ext", "nanstop")
     one.history_manager.end_session()
     one.reset()
-    del one
-    gc.collect()
+    InteractiveShell.clear_instance()
 
 
 def shown(outputs):

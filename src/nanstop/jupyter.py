@@ -1,12 +1,12 @@
-"""``%load_ext nanstop``: incidents and findings as pages, and ``%%nanstop`` for cells that train."""
+"""``%load_ext nanstop``: records as pages, and ``%%nanstop`` for cells that train."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nanstop.hosts.script import autowatch
@@ -70,14 +70,14 @@ def _watched(shell: Any, line: str, cell: str) -> None:
     """
     from nanstop.decide.policy import Policy
     from nanstop.report.announce import announcer
-    from nanstop.session.factory import incident_folder, opener, run_store, switched_off
+    from nanstop.session.factory import opener, run_store, switched_off
 
     if switched_off() or autowatch.opener() is not None:  # a cell inside of such a cell
         shell.run_cell(cell)
         return
     policy = Policy(on_failure=line.strip() or "repair", quiet=True)  # type: ignore[arg-type]
-    store = run_store(os.environ.get("NANSTOP_DIR"))
-    announce = announcer(incident_folder())
+    store = run_store()
+    announce = announcer(store.folder)
     pictures: list[_Pictures] = []
     open_session = opener(policy, store, announce, opened=autowatch.opened)
     with autowatch.told(lambda session: _follow(pictures, session)):
@@ -99,11 +99,10 @@ class _Pictures:
     """One run in the cell's output, drawn anew while it goes on."""
 
     def __init__(self, session: Session) -> None:
-        from IPython.display import display
-
         self.session = session
         self._before, session.beat = session.beat, self._beat
-        self._handle = display(session.report(), display_id=True)
+        shown = import_module("IPython.display")
+        self._handle = shown.display(session.report(), display_id=True)
         self._due = time.monotonic() + LEAST_SECONDS
 
     def show(self) -> None:
@@ -119,5 +118,3 @@ class _Pictures:
             self.show()
         now = time.monotonic()
         self._due = now + max(LEAST_SECONDS, (now - began) / SHARE)
-
-

@@ -15,7 +15,9 @@ LOSSES = Series(name="loss_raw", steps=tuple(range(9)), values=tuple(9.0 - i for
 
 def page(html):
     """The page in a frame, which may run no script."""
-    found = re.fullmatch(r'<iframe sandbox="" title="[^"]*" style="[^"]*" srcdoc="([^"]*)">\s*</iframe>', html)
+    found = re.fullmatch(
+        r'<iframe sandbox="" title="[^"]*" style="[^"]*" srcdoc="([^"]*)">\s*</iframe>', html
+    )
     assert found is not None, html[:300]
     return unescape(found[1])
 
@@ -26,6 +28,8 @@ def test_a_run_with_an_incident_is_the_page_of_its_report():
     assert "9 steps in 1 s, ended well, 1 incident" in shown
     assert shown.count("<svg") >= 1
     assert FINDING.code in shown
+    assert "<script" not in shown
+    assert "<a " not in shown  # a fragment's base is the page around the frame
 
 
 def test_a_run_without_one_is_its_numbers_and_what_was_found():

@@ -11,7 +11,7 @@ from nanstop.store.summary import Summary, finding_row, summary_row
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """``str`` gives the terminal's text; a notebook shows HTML. 
+    """``str`` gives the terminal's text; a notebook shows HTML.
     ``exit``: None while it goes on. ``series``: the last numbers.
     """
 

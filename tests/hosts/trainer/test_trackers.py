@@ -216,8 +216,6 @@ LOCAL = {
 }
 
 
-
-
 def run(command, folder, env):
     done = subprocess.run(
         [sys.executable, *command],
@@ -263,8 +261,9 @@ for file in glob.glob("out/runs/**/events*", recursive=True):
             found += [one.tensor_proto.string_val[0].decode() for one in events.Tensors(tag)]
 print(json.dumps(found))
 """,
-    "wandb": READ["wandb"].replace(
-        'row = {',
+    "wandb": READ["wandb"]
+    .replace(
+        "row = {",
         """if told.HasField("alert"):
         alerts.append([told.alert.title, told.alert.text])
     if told.HasField("artifact") and told.artifact.type == "nanstop-incident":

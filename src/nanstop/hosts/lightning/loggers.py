@@ -66,4 +66,3 @@ class Loggers:
             for kind in type(logger).__mro__:
                 if kind.__name__ in _SENDS and kind.__module__.startswith(PACKAGES):
                     yield kind.__name__, _SENDS[kind.__name__](logger)
-

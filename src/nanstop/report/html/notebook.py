@@ -33,7 +33,7 @@ def report_html(report: Report) -> str:
 
 def run_html(run: RunRecord) -> str:
     """Return the page of a run with incidents."""
-    return framed(html_page(run), "nanstop report")
+    return framed(html_page(run, framed=True), "nanstop report")
 
 
 def findings_html(findings: Sequence[Diagnosis], said: str) -> str:

@@ -50,12 +50,12 @@ class RunPage:
     problem: str
 
 
-def html_page(run: RunRecord, *, show_text: bool = False) -> str:
+def html_page(run: RunRecord, *, show_text: bool = False, framed: bool = False) -> str:
     """Return the page. Every text is escaped; characters that do not print are replaced.
 
-    ``show_text``: with the messages of exceptions, which may quote data.
-    Without the library that draws, the numbers stand in tables alone. Errors:
-    ``ValueError`` for a run without incidents.
+    ``show_text``: with the messages of exceptions, which may quote data. ``framed``: for a frame
+    that runs no script, whose links would lead out of it. Without the library that draws, the
+    numbers stand in tables alone. Errors: ``ValueError`` for a run without incidents.
     """
     if not run.reports:
         raise ValueError("a page is made of incidents, and there is none")
@@ -63,7 +63,8 @@ def html_page(run: RunRecord, *, show_text: bool = False) -> str:
     return template("page.html.jinja").render(
         page=_page(run, show_text=show_text),
         style=trusted(style),
-        script=trusted(script),
+        script=None if framed else trusted(script),
+        linked=not framed,
         style_hash=policy_hash(style),
         script_hash=policy_hash(script),
         proof_columns=PROOF_COLUMNS,

@@ -64,7 +64,8 @@ def issue(report: Report) -> str:
     said = "\n".join(_line(block) for block in blocks)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", said)), default=0))
     versions = "\n".join(_versions(report.incident.environment, report))
-    return f"## {_flat(headline(report))}\n\n{fence}\n{said}\n{fence}\n\n### Environment\n\n{versions}\n"
+    title = _flat(headline(report))
+    return f"## {title}\n\n{fence}\n{said}\n{fence}\n\n### Environment\n\n{versions}\n"
 
 
 def headline(report: Report) -> str:

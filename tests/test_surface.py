@@ -138,6 +138,7 @@ def test_names():
         "TrainingStopped",
         "__version__",
         "check",
+        "compare",
         "explain",
         "investigate",
         "load",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanstop.api import Callback, check, investigate, load, load_plan, plan, watch
+    from nanstop.commands.compare.side_by_side import compare
     from nanstop.decide.policy import Policy
     from nanstop.diagnose.pages import explain
     from nanstop.errors import NanstopError, TrainingStopped
@@ -26,6 +27,7 @@ __all__ = [
     "TrainingStopped",
     "__version__",
     "check",
+    "compare",
     "explain",
     "investigate",
     "load",
@@ -41,6 +43,7 @@ _HOMES = {
     "Report": "nanstop.records",
     "TrainingStopped": "nanstop.errors",
     "check": "nanstop.api",
+    "compare": "nanstop.commands.compare.side_by_side",
     "explain": "nanstop.diagnose.pages",
     "investigate": "nanstop.api",
     "load": "nanstop.api",

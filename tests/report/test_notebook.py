@@ -1,12 +1,15 @@
 """What a notebook shows of runs, findings and plans: pages in frames of their own."""
 
 import re
+from dataclasses import replace
 from html import unescape
 
+import nanstop
 from nanstop.commands.plan.plan import Plan
 from nanstop.records import Atom, PrecisionPlan, Series
 from nanstop.report.html.notebook import report_html
 from nanstop.report.run_report import Findings, RunReport
+from nanstop.store.incidents import Store
 from report.hostile import MARKUP, spoiled
 from report.specimens import FINDING, REPORT
 
@@ -61,3 +64,18 @@ def test_hostile_texts_leave_neither_page_nor_frame():
     assert MARKUP not in html
     assert "<script" not in html
     assert "alert(1)</script>" not in page(html)
+
+
+def test_two_runs_share_their_charts_and_say_where_they_part(tmp_path):
+    for name, factor in (("a", 1.0), ("b", 2.0)):
+        values = tuple(v * (factor if i > 4 else 1.0) for i, v in enumerate(LOSSES.values))
+        (tmp_path / name).mkdir()
+        Store(tmp_path / name).write_series((replace(LOSSES, values=values),))
+    found = nanstop.compare(tmp_path / "a", tmp_path / "b")
+    assert found.record.step == 5
+    assert "they part at step 5, in loss_raw" in str(found)
+    shown = page(found._repr_html_())
+    assert shown.count("<svg") == 1
+    assert "they part at step 5" in shown
+    for kind in ("run-a", "run-b", "parts"):
+        assert f'class="swatch {kind}"' in shown

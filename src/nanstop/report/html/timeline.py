@@ -49,7 +49,7 @@ def panels(
     for number_of, (title, names) in enumerate(CHARTS):
         told = [(kind, label, series[kind]) for kind, label in names if series.get(kind)]
         if told:
-            yield _panel(f"{name}-{number_of}", title, told, marks, draw=draw)
+            yield panel(f"{name}-{number_of}", title, told, marks, draw=draw)
 
 
 def marked(reports: Sequence[Report]) -> dict[str, tuple[int, ...]]:
@@ -62,7 +62,7 @@ def marked(reports: Sequence[Report]) -> dict[str, tuple[int, ...]]:
     return {kind: tuple(sorted(steps)[:MOST_KEPT]) for kind, steps in found.items() if steps}
 
 
-def _panel(
+def panel(
     name: str,
     title: str,
     told: Sequence[tuple[str, str, Sequence[Point]]],
@@ -70,6 +70,7 @@ def _panel(
     *,
     draw: bool,
 ) -> Panel:
+    """Return a chart of lines, each with its class and label, with steps marked."""
     rows = tuple(_row(label, points) for _, label, points in told)
     keep = {step for steps in marks.values() for step in steps}
     lines: list[tuple[str, ChartLine]] = []
@@ -96,7 +97,7 @@ def _panel(
     return Panel(title, drawn(chart) if draw else "", tuple(key), rows, said)
 
 
-_MARKED = {"incident": "incident", "skip-mark": "update left out"}
+_MARKED = {"incident": "incident", "skip-mark": "update left out", "parts": "they part"}
 
 
 def _row(label: str, points: Sequence[Point]) -> tuple[str, ...]:

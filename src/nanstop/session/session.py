@@ -374,8 +374,7 @@ class Session(WatchedRun):
 
     def _examine_setup(self, **seen: Any) -> None:
         """``seen``: fields of ``Evidence`` that say where something was met."""
-        known = Evidence(facts=self.facts, environment=self.environment, **seen)
-        self._told.examine_setup(known)
+        self._told.examine_setup(Evidence(facts=self.facts, environment=self.environment, **seen))
 
     def _tell(self, finding: Diagnosis) -> None:
         like = self._told.with_the_help_of(finding)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanstop.commands.compare.compare import Comparison, Run, load_run, render
+from nanstop.commands.compare.compare import ComparedRun, RunComparison, load_run, render
 from nanstop.commands.compare.compare import compare as compared
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ class SideBySide:
     ``record``: what ``nanstop compare --json`` prints.
     """
 
-    record: Comparison
-    a: Run
-    b: Run
+    record: RunComparison
+    a: ComparedRun
+    b: ComparedRun
 
     def __str__(self) -> str:
         return render(self.record)
@@ -50,7 +50,7 @@ class SideBySide:
             yield panel(f"compared-{at}", row.name, told, marks, draw=draw)
 
 
-def _points(run: Run, name: str) -> list[tuple[int, float]]:
+def _points(run: ComparedRun, name: str) -> list[tuple[int, float]]:
     rows = run.series[name]
     return [(step, value) for step in sorted(rows) for value in rows[step]]
 

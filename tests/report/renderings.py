@@ -4,7 +4,6 @@
 
 from pathlib import Path
 
-from nanstop.report.html.notebook import html
 from nanstop.report.text.terminal import render, render_finding, render_summary
 from report.specimens import FINDING, REPORT, UNSOLVED, UPDATE
 
@@ -23,7 +22,6 @@ def renderings():
         "finding.txt": render_finding(FINDING),
         "summary.txt": render_summary([REPORT, UNSOLVED], [FINDING], steps=500, seconds=312.04),
         "healthy.txt": render_summary([], steps=1, seconds=3.0),
-        "notebook.html": html(REPORT, record=RECORD),
     }
 
 

@@ -79,3 +79,11 @@ def test_two_runs_share_their_charts_and_say_where_they_part(tmp_path):
     assert "they part at step 5" in shown
     for kind in ("run-a", "run-b", "parts"):
         assert f'class="swatch {kind}"' in shown
+
+
+def test_every_text_is_escaped():
+    hostile = replace(FINDING, title="<script>alert(1)</script>", cause="a & b")
+    made = report_html(replace(REPORT, diagnoses=(hostile,)))
+    assert "<script>" not in made
+    assert "&lt;script&gt;" in page(made)
+    assert "a &amp; b" in page(made)

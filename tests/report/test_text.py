@@ -16,7 +16,6 @@ from nanstop.records import (
     Sighting,
     TensorStats,
 )
-from nanstop.report.html.notebook import html
 from nanstop.report.text.terminal import render, render_finding
 from report.renderings import SNAPSHOTS, renderings
 from report.specimens import (
@@ -165,14 +164,6 @@ def test_finding_without_place_or_remedy():
 def test_a_finding_that_was_measured_says_where_it_was_seen(seen, headline):
     finding = Diagnosis(code="NS209", title="t", cause="c", confidence="certain", seen=seen)
     assert render_finding(finding).splitlines()[0] == f"warning[NS209]: {headline}"
-
-
-def test_notebook_escapes_every_text():
-    hostile = replace(DIAGNOSIS, title="<script>alert(1)</script>", cause="a & b")
-    made = html(replace(REPORT, diagnoses=(hostile,)))
-    assert "<script>" not in made
-    assert "&lt;script&gt;" in made
-    assert "a &amp; b" in made
 
 
 def test_rendering_needs_no_torch():

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FAST = ("raw_loop.py", "watched_loop.py", "accelerate_loop.py")
 NO_SCRIPT = ("tiny.py",)
+NEEDS = {"lightning_module.py": "lightning"}
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in NO_SCRIPT)
 
 
@@ -19,6 +21,8 @@ SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in
     [pytest.param(one, marks=[] if one in FAST else [pytest.mark.slow]) for one in SCRIPTS],
 )
 def test_an_example_is_healthy(script, tmp_path):
+    if script in NEEDS and find_spec(NEEDS[script]) is None:
+        pytest.skip(f"{NEEDS[script]} is not installed")
     ended = subprocess.run(
         [sys.executable, "-m", "nanstop", "run", str(EXAMPLES / script)],
         cwd=tmp_path,

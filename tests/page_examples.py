@@ -16,7 +16,7 @@ import pytest
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RAISES = re.compile(r"[A-Z]\w*(Error|Exception): ")
 NOT_RUN = re.compile(
-    r"# Not run by the tests: ([\w ]+ needs (?:several processes|a GPU|a network))\.\n"
+    r"# Not run by the tests: ([\w ]+ needs (?:several processes|a GPU|a network|a notebook))\.\n"
 )
 
 

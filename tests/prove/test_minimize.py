@@ -4,7 +4,7 @@ for every other one it is verified.
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanstop.prove.minimize import minimize
@@ -47,6 +47,7 @@ def test_each_subset_is_asked_once(case):
     assert len(ask.asked) == len(set(map(frozenset, ask.asked)))
 
 
+@settings(deadline=None)
 @given(st.integers(2, 256), st.data())
 def test_number_of_questions(count, data):
     needed = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4))

@@ -235,6 +235,7 @@ def test_span():
         "attention",
         "form",
         "fp32_logits",
+        "held_fill",
         "island",
         "outer_autocast",
         "stable_form",

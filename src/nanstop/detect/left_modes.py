@@ -65,8 +65,10 @@ class LeftModes:
         in evaluation mode. Walks the modules at its updates 1, 2, 4, 8, ... and at the first after
         a change of its mode. No device work.
         """
+        if self._is_told or not hasattr(step, "put_in_eval"):  # a trainer sees to its modes itself
+            return None
         optimizer = step.view.optimizer
-        if optimizer is None or self._is_told:
+        if optimizer is None:
             return None
         for home in homes(step.view):
             mode = self._of.get(home)

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import pytest
 
 from nanstop.errors import NanstopError
-from nanstop.process.crash.flight_file import NUM_STEPS, FlightFile, read
+from nanstop.process.crash.flight_file import NUM_STEPS, PHASES, FlightFile, read
+from nanstop.records.vocabulary import Phase
 
 OPERANDS = (("bfloat16", (64, 896)), ("float32", ()))
 
@@ -19,6 +21,10 @@ def record(file, index, *, done=True):
     place = file.op("backward", f"aten.mm.n{index}", "model.layers.0", "m.py:7 forward", OPERANDS)
     if done:
         file.done(place)
+
+
+def test_every_phase_can_be_written():
+    assert get_args(Phase) == PHASES
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -19,18 +19,20 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 from nanstop.errors import NanstopError
-from nanstop.records.values import FlightOperand
-from nanstop.records.vocabulary import Phase
+
+if TYPE_CHECKING:
+    from nanstop.records.values import FlightOperand
 
 MAGIC = b"NSFLIGHT"
 VERSION = 2
 NUM_OPS = 256
 NUM_STEPS = 64
 MAX_OPS = 2**16
-PHASES: tuple[str, ...] = get_args(Phase)
+PHASES = ("forward", "recompute", "backward", "optimizer", "generate", "loss", "evaluate")
+"""Those of ``records.vocabulary``, which each watched process would have to import at its start."""
 
 _HEADER = struct.Struct("<8sIIII")  # magic, version, pid, number of operation records, checksum
 _SEAL = struct.Struct("<IQH")  # checksum of the rest, sequence number from 1, length of the body

@@ -12,7 +12,7 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "nanstop"
 
 ROWS = (
-    ("errors", "wording", "ranks", "tracebacks", "own_code"),
+    ("errors", "wording", "ranks", "tracebacks", "own_code", "living"),
     ("records",),
     ("numerics", "diagnose.evidence", "store", "decide", "rewrite"),
     ("replay", "diagnose.findings", "report.text"),

@@ -7,7 +7,6 @@ gradients and write them back. That is told here by what tensors hold and are he
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
+from nanstop.living import living
 from nanstop.numerics.tensors import version
 from nanstop.numerics.trained import held_by
 from nanstop.records import GradientPath, RunFacts
@@ -321,8 +321,7 @@ class ReplacedParts:
         """Return whether what has taken a place is in no optimizer of this process. Walks all
         objects there are.
         """
-        found = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-        held = {id(p) for one in found for p in held_by(one)}
+        held = {id(p) for one in living(torch.optim.Optimizer) for p in held_by(one)}
         return not any(id(one.parameter()) in held for one in self._suspects)
 
 

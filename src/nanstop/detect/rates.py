@@ -7,7 +7,6 @@ of it: what it will give is what it gives when it is stepped. Nothing of a healt
 from __future__ import annotations
 
 import copy
-import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import (
     DEAD,
     LONGEST_WARM_UP,
 )
+from nanstop.living import living
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.records import RateFacts
 from nanstop.replay.conditions import unwarned
@@ -225,10 +225,8 @@ def schedules_of(optimizer: Optimizer) -> list[LRScheduler]:
     optimizer = innermost(optimizer)
     found = [
         one
-        for one in gc.get_objects()
-        # Not isinstance, which asks proxies of what is gone by now.
-        if issubclass(type(one), LRScheduler)
-        and innermost(getattr(one, "optimizer", None)) is optimizer
+        for one in living(LRScheduler)
+        if innermost(getattr(one, "optimizer", None)) is optimizer
     ]
     parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
     return [one for one in found if id(one) not in parts]

@@ -4,10 +4,8 @@ to open.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -28,6 +26,7 @@ from nanstop.hosts.script.window import (
 from nanstop.hosts.sharded.ddp import SharedModels
 from nanstop.hosts.tape.accumulation import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.living import living
 from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import format_name
 from nanstop.numerics.trained import held_by
@@ -178,6 +177,6 @@ def _scale_to_come(window: ScriptWindow) -> dict[str, float]:
     taped = [micro.loss for micro in window.micros if isinstance(micro, TapedMicro)]
     if window.scaler is not None or not taped or any(loss is not None for loss in taped):
         return {}
-    made: Any = (one for one in gc.get_objects() if issubclass(type(one), torch.amp.GradScaler))
+    made = living(torch.amp.GradScaler)
     scales = [float(one.get_scale()) for one in made if one.is_enabled()]
     return {"scaler": scales[0]} if scales else {}

@@ -962,6 +962,15 @@ def test_what_an_undefined_operation_was_given(fields, said):
             "`log` came to -Inf in the forward pass already: its derivative there has no value",
         ),
         ({}, "the loss is finite, its derivative is not"),
+        (
+            {
+                "op": "aten.div_.Tensor",
+                "forward_op": "aten._linalg_eigh.default",
+                "forward_outputs": (stats("float32"),),
+                "inputs": (stats("float32"), stats("float32", zeros=6)),
+            },
+            "`_linalg_eigh` is finite; its derivative divides by the differences of the eigenvalues",
+        ),
         ({"inputs": (stats("float32", posinf=5),)}, "its derivative reads what is not finite"),
     ],
 )

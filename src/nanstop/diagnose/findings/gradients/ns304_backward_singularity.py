@@ -10,7 +10,8 @@ the finite branch in the forward pass; the backward pass multiplies the other br
 0, and 0 x NaN = NaN. So is exp(100) = Inf in a branch that is never used: 0 x Inf = NaN.
 `nan_to_num` on a loss repairs the number in the log, and backward multiplies its gradient of 0 by
 the derivative: 0 x Inf is NaN for sqrt(0) and 0 / 0; for log(-1), or a cross-entropy without
-labels, it is 0, and the step teaches nothing.
+labels, it is 0, and the step teaches nothing. The derivative of eigenvectors (`torch.linalg.eigh`,
+`svd`) divides by the differences of eigenvalues or singular values: equal ones have none.
 
 ## Example
 ```python
@@ -50,6 +51,7 @@ consumer of an earlier NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
+from nanstop.diagnose.evidence.descent import zero_divisor
 from nanstop.diagnose.evidence.reading import (
     bad_kinds,
     first_bad,
@@ -61,6 +63,17 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import NARROW
 from nanstop.wording import listed
+
+_DIVISORS = {
+    "_linalg_eigh": "the differences of the eigenvalues",
+    "linalg_eig": "the differences of the eigenvalues",
+    "_linalg_svd": "the singular values, their sums and their differences",
+}
+"""What the derivatives of decompositions divide by (torch.linalg's pages on eigh, eig and svd)."""
+_APART = (
+    "keep these apart, as by small distinct numbers on the diagonal of the matrix, or use nothing "
+    "that hangs on single vectors of equal values"
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -83,10 +96,17 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(
             *rounded_at(evidence),
             *((f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()),
+            *((_APART,) if _equal_values(event) else ()),
         ),
         remedies=at_the_line(evidence),
         where=event.module,
     )
+
+
+def _equal_values(event: OpEvent) -> str:
+    """Return what a decomposition's derivative divides by where that is 0, "" for anything else."""
+    divides = _DIVISORS.get(op_name(event.forward_op)) if event.forward_op else None
+    return divides if divides is not None and zero_divisor(event) is not None else ""
 
 
 def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
@@ -107,6 +127,8 @@ def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
         return "its derivative reads what is not finite already"
     if event.wider == "unknown":
         return f"{_forward(event)} is finite, its derivative is not; not repeated in a wider format"
+    if equal := _equal_values(event):
+        return f"{_forward(event)} is finite; its derivative divides by {equal}, and some are 0"
     finite = f"{_forward(event)} is finite, its derivative is not"
     if rounded:
         return f"{finite} where it meets a number that was rounded to 0"

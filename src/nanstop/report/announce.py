@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from nanstop.ranks import is_first
 from nanstop.records import Diagnosis, Report
@@ -36,10 +37,23 @@ def announcer(folder: Path) -> Callable[[News], None]:
         else:
             said = end_line(news) if isinstance(news, RunEnd) else news
             shown = terminal.render_note(f"nanstop: {said}", stream=sys.stderr)
-        sys.stderr.write(shown if shown.endswith("\n") else f"{shown}\n")
-        sys.stderr.flush()
+        with _bars_aside():
+            sys.stderr.write(shown if shown.endswith("\n") else f"{shown}\n")
+            sys.stderr.flush()
 
     return announce
+
+
+@contextmanager
+def _bars_aside() -> Iterator[None]:
+    """Take the bars of tqdm's away from the terminal, where a script shows any, and draw them anew
+    below what was written meanwhile.
+    """
+    tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    with ExitStack() as stack:
+        with suppress(Exception):  # something else of that name
+            stack.enter_context(tqdm.external_write_mode(file=sys.stderr))
+        yield
 
 
 def _record(path: Path) -> str | None:

@@ -78,8 +78,8 @@ class Session(WatchedRun):
         self.environment = replace(environment(), command=command())
         self.series = History(WHOLE) if store.keeps_series else History()
         self.metrics = History()
-        histories = (self.series, self.metrics)
-        self.live = Live(store.folder, histories, writes=is_first(), clock=clock)
+        kept, is_told = (self.series, self.metrics), is_first()
+        self.live = Live(store.folder, kept, writes=is_told, quiet=policy.quiet, clock=clock)
         self._told = Findings(self._tell)
         self.beat: Callable[[int | None], None] = lambda _: None
         """Told each completed step, and None when a training is over."""

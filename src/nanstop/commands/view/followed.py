@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from nanstop.errors import NanstopError
 from nanstop.records import Report, Series
 from nanstop.report.html.series import Point, run_series
+from nanstop.report.text.progress import Stage
 from nanstop.store.incidents import REPORT, SERIES, SUMMARY, load_report, load_series, load_summary
 from nanstop.store.live_file import LIVE, LiveLines, Wish
 from nanstop.store.summary import Summary
@@ -22,20 +23,6 @@ T = TypeVar("T")
 _RATE_LINES = 12
 """Lines of the live file over which the pace is taken."""
 _RENEWED_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A stage of an investigation that is under way. ``tried`` of ``trials``; ``best``: the last
-    cure that passed, or ""; ``seconds_left``: None where that is not known.
-    """
-
-    name: str
-    step: int
-    tried: int = 0
-    trials: int = 0
-    best: str = ""
-    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from nanstop.commands.view.followed import RunNow, Stage
+from nanstop.commands.view.followed import RunNow
 from nanstop.records import Report, RunFacts
 from nanstop.report.html.charts import MISSING, are_available
 from nanstop.report.html.headroom import heat_map
@@ -13,6 +13,7 @@ from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS, IncidentP
 from nanstop.report.html.templates import FOLDER as SHARED
 from nanstop.report.html.templates import policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, panels
+from nanstop.report.text.progress import stage_lines
 from nanstop.store.summary import Summary
 from nanstop.wording import counted
 
@@ -20,17 +21,6 @@ FOLDER = Path(__file__).parent / "page"
 MOST_SHOWN = 6
 """Incidents that are shown whole; of others there is a line."""
 _QUIET_SECONDS = 30.0
-_STAGES = {
-    "capture": "taking hold of the failing step",
-    "batch": "reading the micro-batch",
-    "weights": "reading the weights",
-    "replay": "running the step again",
-    "localization": "looking for the first bad operation",
-    "samples": "telling which samples fail",
-    "rows": "telling which rows of the data these are",
-    "experiment": "making an experiment on the cause",
-    "proof": "proving a cure",
-}
 
 
 def shell(token_path: str) -> str:
@@ -61,7 +51,7 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
         "page": page if reports else "",
         "state": _state(run),
         "said": _said(run),
-        "stage": _stage_said(run.stage) if run.stage is not None else (),
+        "stage": tuple(stage_lines(run.stage)) if run.stage is not None else (),
         "bar": run.stage,
         "incidents": tuple(_incidents(shown, key)),
         "others": tuple(_headline(report) for report in reports[:-MOST_SHOWN]),
@@ -138,17 +128,6 @@ def _span(seconds: float) -> str:
     if seconds < 90:
         return f"{int(seconds // 10) * 10} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
-
-
-def _stage_said(stage: Stage) -> tuple[str, ...]:
-    """Return the lines of a stage: what it is, what it has come to, how long it may take."""
-    lines = [f"Step {stage.step}: {_STAGES.get(stage.name, stage.name)}"]
-    if stage.trials:
-        tried = f"{counted(stage.tried, 'trial')} of at most {stage.trials}"
-        lines.append(f"{tried}; {f'passes so far: {stage.best}' if stage.best else 'none passes'}")
-    if stage.seconds_left is not None:
-        lines.append(f"at most {stage.seconds_left:.0f} s left")
-    return tuple(lines)
 
 
 def _headline(report: Report) -> str:

@@ -1,7 +1,7 @@
 """What a run tells whoever follows it, and costs nobody else anything: see ``store.live_file``.
 
 Now and then it is asked for, at most once in a second, and never so often that asking and writing
-take more than ``SHARE`` of the run's time.
+take more than ``SHARE`` of the run's time. The terminal is told as often.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nanstop.records.remedies import describe
+from nanstop.report.text.progress import Stage
 from nanstop.session.history import History
+from nanstop.session.telling.terminal_line import TerminalLine
 from nanstop.store.live_file import LiveFile, Wish
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _SECONDS_OF_BYTE = 2.0**-20
 """Between two lines, for each byte written before: a file of 16 MiB grows every 16 seconds."""
 _MOST_POINTS = 120
 """Of a series in one line."""
+_AT_THE_TERMINAL = ("headroom", "scale", "skipped")
 _log = logging.getLogger("nanstop")
 
 
@@ -44,7 +47,8 @@ class Search:
 class Live:
     """The live file of one run, where somebody wants it. Never raises.
 
-    ``histories``: whose new values are written. Not ``writes``: nothing is ever done.
+    ``histories``: whose new values are written. Not ``writes``: nothing is ever done. ``quiet``:
+    nothing is said at the terminal.
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class Live:
         histories: Sequence[History],
         *,
         writes: bool = True,
+        quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._line = TerminalLine() if writes and not quiet else None
         self._folder = folder
         self._histories = histories
         self._clock = clock
@@ -69,8 +75,8 @@ class Live:
         """
         self._is_first = True
         self._told: list[dict[str, int]] = [{} for _ in histories]
-        self._failing: dict[str, Any] = {}
-        self._trials: list[tuple[bool, str]] = []
+        self._stage: Stage | None = None
+        self._stage_ends = math.inf
 
     def begin(self, **header: Any) -> None:
         """Note that a training begins: what is told of it goes into a file of its own."""
@@ -89,6 +95,8 @@ class Live:
         if began < self._due:
             return
         self._guarded(lambda: self._tell({"step": step}, numbers=True))
+        if self._line is not None:
+            self._line.stepped(step + 1, self._standing())
         if self._writes:
             now, written = self._clock(), self._file.num_bytes if self._file is not None else 0
             if not self._is_first:
@@ -99,20 +107,33 @@ class Live:
 
     def stage(self, name: str, step: int, search: Search | None = None) -> None:
         """Tell which stage an investigation is in, "" for the end of it."""
+        self._stage = Stage(name=name, step=step, trials=search.trials if search else 0)
+        self._stage_ends = self._clock() + search.seconds if search else math.inf
         bounds = {"trials": search.trials, "seconds": search.seconds} if search else {}
-        self._failing, self._trials = {"stage": name, "of": step, **bounds}, []
-        self._guarded(lambda: self._tell(self._failing))
+        self._guarded(lambda: self._tell({"stage": name, "of": step, **bounds}))
+        self._at_the_terminal()
 
     def tried(self, trial: Trial) -> None:
         """Tell of one more trial of the search that is under way."""
-        self._trials.append((trial.outcome == "pass", describe(trial.atoms)))
-        best = next((said for passed, said in reversed(self._trials) if passed), "")
-        done = {"stage": "proof", "of": self._failing.get("of", 0)}
-        self._guarded(lambda: self._tell({**done, "tried": len(self._trials), "best": best}))
+        before = self._stage or Stage(name="proof", step=0)
+        best = describe(trial.atoms) if trial.outcome == "pass" else before.best
+        now = self._stage = replace(before, name="proof", tried=before.tried + 1, best=best)
+        done = {"stage": now.name, "of": now.step, "tried": now.tried, "best": now.best}
+        self._guarded(lambda: self._tell(done))
+        self._at_the_terminal()
+
+    def _at_the_terminal(self) -> None:
+        if self._line is None or self._stage is None:
+            return
+        left = self._stage_ends - self._clock()
+        known = None if math.isinf(left) else max(left, 0.0)
+        self._line.stage(replace(self._stage, seconds_left=known))
 
     def end(self, exit_code: int) -> None:
         """Tell what is left, and that the training is over."""
         self._guarded(lambda: self._tell({"end": exit_code}, numbers=True))
+        if self._line is not None:
+            self._line.clear()
         self._close()
 
     def _tell(self, entry: dict[str, Any], *, numbers: bool = False) -> None:
@@ -134,6 +155,13 @@ class Live:
             for name, points in rows.items():
                 told = thinned(points, most=_MOST_POINTS)
                 yield name, [(step, float(f"{value:.6g}")) for step, value in told]
+
+    def _standing(self) -> dict[str, float]:
+        """Return the last of the numbers that the terminal shows. No synchronisation."""
+        last = {
+            n: kept.last(n) for kept in self._histories for n in _AT_THE_TERMINAL if kept.last(n)
+        }
+        return {n: float(value) for n, value in last.items() if isinstance(value, int | float)}
 
     def _guarded(self, tell: Callable[[], None]) -> None:
         try:

@@ -119,10 +119,10 @@ def test_positions_made_in_half_and_counts_that_fit():
 class Pooled(nn.Module):
     """Reads one token of each row, ``offset`` behind the last that the mask has."""
 
-    def __init__(self, offset, used=True, padding=None):
+    def __init__(self, offset, used=True, padding=None, wide=1):
         super().__init__()
         self.words = nn.Embedding(5, 4, padding_idx=padding)
-        self.score, self.offset, self.used = nn.Linear(4, 1), offset, used
+        self.score, self.offset, self.used = nn.Linear(4, wide), offset, used
 
     def forward(self, ids, attention_mask):
         last = attention_mask.sum(-1) - 1 + self.offset
@@ -139,6 +139,21 @@ PADDED = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]])
 def test_a_token_that_the_mask_leaves_out(offset, num_bad, padding):
     step = step_of(Pooled(offset, padding=padding), ids=PADDED, attention_mask=PADDED)
     assert pooled_rows(step).get("num_rows_pooled_at_padding", 0) == num_bad
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda scores: -nn.functional.logsigmoid(scores[0] - scores[1]).mean(),
+        lambda scores: nn.functional.cross_entropy(scores, torch.tensor([0, 1, 0])),
+        lambda scores: scores.var(),
+    ],
+    ids=["pairs", "classes", "spread"],
+)
+def test_a_token_that_the_mask_leaves_out_under_a_loss_of_differences(loss):
+    batch = {"ids": PADDED, "attention_mask": PADDED}
+    step = FnStep(Pooled(1, wide=2), lambda model, given: loss(model(**given)), [batch])
+    assert pooled_rows(step)["num_rows_pooled_at_padding"] == 3
 
 
 def test_what_the_mask_keeps_is_no_padding_and_what_nobody_uses_is_not_read():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import bad_mask, is_measurable
+from nanstop.numerics.tensors import bad_mask, is_measurable, ramp
 from nanstop.records import Change, Finiteness, OpEvent
 from nanstop.records.vocabulary import ChangeKind
 from nanstop.replay.step import Step
@@ -98,10 +98,7 @@ def _supervise(tensor: Tensor, value: float) -> Tensor | None:
 
 
 def _vary(tensor: Tensor, value: float) -> Tensor | None:
-    if not tensor.is_floating_point():
-        return None
-    ramp = torch.linspace(0.0, value, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    return tensor + ramp.view(tensor.shape)
+    return tensor + value * ramp(tensor) if tensor.is_floating_point() else None
 
 
 _CHANGES: Mapping[ChangeKind, Callable[[Tensor, float], Tensor | None]] = {

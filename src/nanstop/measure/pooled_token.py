@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.numerics.tensors import ramp
 from nanstop.records import op_name
 from nanstop.replay.step import Step
 from nanstop.tracing.op_patches import SecondRun
@@ -111,7 +112,9 @@ def pooled_rows(step: Step, look: Pooling | None = None) -> dict[str, Any]:
 
 
 class _Moved(SecondRun):
-    """Has one op read other numbers."""
+    """Has one op read other numbers, each moved by another length: differences of scores, as in
+    preference losses and softmax, do not see a common one.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -121,4 +124,4 @@ class _Moved(SecondRun):
         if index != self._index:
             return func(*args, **kwargs)
         read = args[0]
-        return func(read + 1.0 + read.detach().abs().amax(), *args[1:], **kwargs)
+        return func(read + ramp(read) * (1.0 + read.detach().abs().amax()), *args[1:], **kwargs)

@@ -189,6 +189,12 @@ def spread(tensor: Tensor, most: int) -> Tensor:
     return flat[:: odd_stride(flat.numel(), most)]
 
 
+def ramp(tensor: Tensor) -> Tensor:
+    """Return numbers of a floating tensor's shape, format and device, evenly from 0 to 1."""
+    evenly = torch.linspace(0.0, 1.0, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return evenly.view(tensor.shape)
+
+
 def as_numbers(values: Sequence[Any]) -> list[float]:
     """Return numbers and 0-dim tensors as floats. Each device that has some is synchronised once,
     and by nothing that a dispatch mode hears of.

@@ -251,6 +251,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     """Return what the objective reads, which differences are lost and what is counted in half
     precision, from one run of all three and of ``looks``.
     """
+    from nanstop.detect.objective.groups import Groups, lone_rows
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
     from nanstop.detect.objective.padding import Masks, hidden_texts
@@ -263,9 +264,10 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
-    seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, *looks)
+    groups = Groups()
+    seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, *looks)
     rows = objective_rows(step, 0, *seen)
-    rows += misaligned_rows(step, picks) + paired_rows(step, pairs)
+    rows += misaligned_rows(step, picks) + paired_rows(step, pairs) + lone_rows(step, groups)
     rows += hidden_texts(step, picks, masks)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {

@@ -12,7 +12,8 @@ p^G + (1 - p)^G of the groups of G without a difference: at p = 0.02 and G = 4 t
 16 still 72 %. A reward function that looks for a format which the model never writes, that compares
 with a wrong column or catches its own exceptions and returns 0.0, leaves 100 %. Negatives that are
 the other rows of a micro-batch are none where it has 1 row: the softmax of one score is 1, its loss
-0, and accumulation over 8 such micro-batches adds up 8 zeros.
+0, and accumulation over 8 such micro-batches adds up 8 zeros. So is a reward less the mean of a
+group of 1, or of a mean over the wrong dimension: 0, whatever the reward.
 
 ## Example
 ```
@@ -56,6 +57,19 @@ LATER = 16
 """The same of a run that has had some: rewards that are rarely won may pause."""
 OF_ANY = 64
 """Updates without a gradient before a loop of unknown objective is told: rewards come late."""
+_ALONE = {
+    "one_class": (
+        "the softmax of one entry is 1 whatever the weights are: the loss is constant",
+        "the same with other weights",
+        "more rows in one micro-batch, or classes",
+    ),
+    "own_mean": (
+        "a value less the mean of one value is 0 whatever it is: nothing is better than another",
+        "with differences there the loss is another",
+        "groups of more than one row, or the mean over the other dimension",
+    ),
+}
+"""By what was given: the cause, what confirmed it, what to do."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -64,20 +78,22 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _nothing_to_compare(evidence: Evidence) -> Diagnosis | None:
-    """Return that each row's softmax is over one entry, and that every gradient is 0."""
+    """Return that each row's softmax is over one entry, or its advantage over a group of one, and
+    that every gradient is 0.
+    """
     probe = evidence.probe
-    rows = [row for row in probe.objective if row.given == "one_class"] if probe else []
+    rows = [row for row in probe.objective if row.given in _ALONE] if probe else []
     if probe is None or not rows or not probe.are_all_zero:
         return None
     first = rows[0]
+    cause, confirmed, advice = _ALONE[first.given]
     return Diagnosis(
         code="NS701",
         title="each row is compared with itself alone",
-        cause="the softmax of one entry is 1 whatever the weights are: the loss is constant, and "
-        "every gradient exactly 0",
+        cause=f"{cause}, and every gradient exactly 0",
         confidence="certain",
-        confirmed="the same with other weights",
-        lines=(*((first.line,) if first.line else ()), "more rows in one micro-batch, or classes"),
+        confirmed=confirmed,
+        lines=(*((first.line,) if first.line else ()), advice),
         where=first.module or "loss",
         seen=sighting(evidence, "loss", op=first.op),
     )

@@ -372,6 +372,20 @@ def test_a_trainer_of_transformers_is_watched_by_its_own_adapter(folder):
     assert rows["incidents"]
 
 
+@pytest.mark.parametrize("first", ["Trainer", "PreTrainedModel", "LlamaForCausalLM"])
+def test_whatever_is_imported_first_is_watched(folder, first):
+    """transformers' trainer imports its models, and is in the table of modules by then."""
+    (folder / "imports.py").write_text(
+        f"from transformers import {first}\n"
+        "from transformers import PreTrainedModel, Trainer\n"
+        "for method in (Trainer.train, PreTrainedModel.from_pretrained.__func__):\n"
+        "    print(method.__globals__['__name__'])\n"
+    )
+    code, out, err, _ = run("imports.py")
+    assert (code, out.split()) == (0, ["nanstop.hosts.patch_table"] * 2)
+    assert "not watching" not in err
+
+
 def test_commands_are_resolved(folder):
     assert resolve_command(["loop.py", "--lr", "1"]) == [sys.executable, "loop.py", "--lr", "1"]
     assert resolve_command(["-m", "loop"]) == [sys.executable, "-m", "loop"]

@@ -65,14 +65,14 @@ class AskedUpdates:
 
     def install(self, table: Table) -> None:
         """Stand in where accelerate has been imported by now."""
-        known = sys.modules.get("accelerate.optimizer")
-        if known is not None:
-            table.replace(known.AcceleratedOptimizer, "step", self._step)
-        known = sys.modules.get("accelerate.accelerator")
-        if known is not None:
-            table.replace(known.Accelerator, "backward", self._backward)
+        optimizer = getattr(sys.modules.get("accelerate.optimizer"), "AcceleratedOptimizer", None)
+        if optimizer is not None:
+            table.replace(optimizer, "step", self._step)
+        accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+        if accelerator is not None:
+            table.replace(accelerator, "backward", self._backward)
             for name in ("accumulate", "no_sync"):
-                table.replace(known.Accelerator, name, self._enter)
+                table.replace(accelerator, name, self._enter)
 
     def never_made(self, at: StepId) -> Iterator[GradientAccount]:
         """Yield an account of each optimizer that was asked for updates and has made none."""

@@ -75,13 +75,15 @@ def install(open_session: OpenSession) -> None:
         table.replace(torch, "compile", _compile)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
-    if "transformers.modeling_utils" in sys.modules:
-        model_class = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    # A module that is being imported, and imports another one meanwhile, has no class yet.
+    model_class = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    if model_class is not None:
         table.replace(model_class, "from_pretrained", _load_pretrained)
-    if "transformers.trainer" in sys.modules:
-        table.replace(sys.modules["transformers.trainer"].Trainer, "train", _train)
-    for trainer_class in trainer_classes():
-        table.replace(trainer_class, "fit", _fit)
+    trainer_class = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    if trainer_class is not None:
+        table.replace(trainer_class, "train", _train)
+    for fitting_class in trainer_classes():
+        table.replace(fitting_class, "fit", _fit)
 
 
 def opener() -> OpenSession | None:

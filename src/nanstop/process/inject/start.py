@@ -40,8 +40,8 @@ def _do_job() -> None:
 
     dry_run = current_dry_run()
     assert dry_run is not None
-    if "transformers.trainer" in sys.modules:
-        trainer_class = sys.modules["transformers.trainer"].Trainer
+    trainer_class = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    if trainer_class is not None:
         dry_run_child.install(autowatch.table, trainer_class, dry_run)
     if "torch" in sys.modules and autowatch.opener() is None:
         opener = dry_run_child.loop_opener(dry_run, autowatch.table)

@@ -13,12 +13,13 @@ MATRIX = [torch.nn.Parameter(torch.ones(2, 2))]
 class Signs(torch.optim.Optimizer):
     """A step of three rates in the direction of the gradient's signs."""
 
-    def __init__(self, params, lr, flips=False):
-        super().__init__(params, {"lr": lr, "flips": flips})
+    def __init__(self, params, lr, flips=False, shrink=0.0):
+        super().__init__(params, {"lr": lr, "flips": flips, "shrink": shrink})
 
     def step(self, closure=None):
         group = self.param_groups[0]
         for p in group["params"]:
+            p.data *= 1 - group["lr"] * group["shrink"]
             p.data -= 3 * group["lr"] * p.grad.sign()
             if group["flips"]:
                 raise RuntimeError("never with a matrix of its own")
@@ -44,6 +45,7 @@ def measured(optimizer):
         (torch.optim.NAdam, {}, None),
         (Own, {}, 1.0),
         (Signs, {"lr": 7.0}, 3.0),
+        (Signs, {"lr": 7.0, "shrink": 0.5}, 3.0),
     ],
 )
 def test_steps_that_are_a_rate_whatever_the_gradient(kind, options, length):

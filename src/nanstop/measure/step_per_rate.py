@@ -36,7 +36,6 @@ _TRIALS: tuple[dict[str, Any], ...] = (
 )
 _OTHERWISE: dict[str, Any] = {
     "lr": _RATE,
-    "weight_decay": 0.0,
     "foreach": False,
     "fused": False,
     "capturable": False,
@@ -101,21 +100,29 @@ def _last_step(
     weight: float = 1.0,
     num_steps: int = _NUM_STEPS,
 ) -> float:
-    """Return the root mean square of what the last of some steps adds to weights of ``weight``
-    under the same gradient of about ``gradient``.
+    """Return the root mean square of what the gradient adds in the last of some steps to weights of
+    ``weight``, under the same gradient of about ``gradient``.
+
+    That is half of what opposite gradients differ in: what a decay of the weights, by whatever
+    name, adds to both is in neither.
     """
-    matrix = torch.full((size, size), weight, dtype=torch.float64).requires_grad_()
     draws = torch.Generator().manual_seed(0)
-    pattern = torch.randn(size, size, generator=draws, dtype=torch.float64)
-    before = matrix.detach().clone()
+    pattern = gradient * torch.randn(size, size, generator=draws, dtype=torch.float64)
 
-    def gradients() -> Iterator[Tensor]:
-        for _ in range(num_steps):
-            before.copy_(matrix.detach())
-            yield pattern * gradient
+    def last_move(direction: Tensor) -> Tensor:
+        matrix = torch.full((size, size), weight, dtype=torch.float64).requires_grad_()
+        before = matrix.detach().clone()
 
-    _stepped(kind, options, matrix, gradients())
-    return float((matrix.detach() - before).square().mean().sqrt())
+        def gradients() -> Iterator[Tensor]:
+            for _ in range(num_steps):
+                before.copy_(matrix.detach())
+                yield direction.clone()
+
+        _stepped(kind, options, matrix, gradients())
+        return matrix.detach() - before
+
+    apart = last_move(pattern) - last_move(-pattern)
+    return float(apart.square().mean().sqrt()) / 2
 
 
 def _stepped(

@@ -446,3 +446,29 @@ def test_a_fill_beyond_its_format_is_a_fill_with_what_that_holds(as_weights):
     assert incident.proof.verdict == "proven"
     new = "+ scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)"
     assert (new in render(incident)) == as_weights
+
+
+def energy(scores):
+    return scores.pow(2).sum() / 1024
+
+
+def test_a_line_of_the_loss_that_overflows_in_half_is_computed_in_float32():
+    """The line alone is what a person would change: no module holds it."""
+    torch.manual_seed(0)
+    net = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    rows = 300 * torch.randn(32, WIDTH)
+
+    def loss(x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            scores = net(x)
+        return energy(scores)
+
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(loss, rows)
+        assert watch.update()
+    (incident,) = watch.incidents
+    assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
+    assert incident.proof.verdict == "proven"
+    assert incident.audit[-1].action.kind == "adopt"
+    assert "+ return scores.float().pow(2).sum() / 1024" in render(incident)

@@ -19,6 +19,7 @@ SAFE = {
     "fp32_optimizer_state",
     "stable_form",
     "held_fill",
+    "fp32_line",
 }
 
 

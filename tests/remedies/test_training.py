@@ -234,6 +234,7 @@ def test_span():
         "drop_sample",
         "attention",
         "form",
+        "fp32_line",
         "fp32_logits",
         "held_fill",
         "island",

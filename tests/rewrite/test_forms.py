@@ -370,3 +370,27 @@ def test_what_a_library_computes_in_a_line_is_nothing_to_rewrite_there():
     text = body("return -x.log_prob(y).mean()")
     assert rewritten(text, "log_prob", "form", "atanh") == text
     assert rewritten(text, "log_prob", "form", "mean") != text
+
+
+IN_FLOAT32 = {
+    ("pow", "return x.pow(2).sum()"): "return x.float().pow(2).sum()",
+    ("pow", "return (x + y) ** 2"): "return (x + y).float() ** 2",
+    ("mul", "return (x * y).sum(-1)"): "return (x.float() * y).sum(-1)",
+    ("mul", "return 2 * x / y"): "return 2 * x.float() / y",
+    ("mul", "return x * y * y"): "return x.float() * y * y",
+    ("sum", "return torch.sum(x)"): "return torch.sum(x.float())",
+    ("matmul", "return torch.matmul(x, y.T)"): "return torch.matmul(x.float(), y.T.float())",
+    ("exp", "return (x - y).exp()"): "return (x - y).float().exp()",
+    ("exp", "return x * y"): "return x * y",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), IN_FLOAT32.items())
+def test_the_failing_operation_of_a_line_in_float32(old, new):
+    op, line = old
+    text = rewritten(body(line), line, form="fp32_line", op=op, dtype="float16")
+    assert text == body(new)
+    x, y = torch.rand(3, 4).half() + 0.5, torch.rand(3, 4).half() + 0.5
+    (was, _), (now, _) = outcome(body(line), x, y), outcome(text, x, y)
+    assert now.dtype is (torch.float16 if new == line else torch.float32)
+    torch.testing.assert_close(now, was.float() if new != line else was, rtol=1e-2, atol=1e-2)

@@ -75,6 +75,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 "fill at {targets} with the farthest number of its format",
                 forward=True,
             ),
+            RemedyInfo("fp32_line", "safe", "compute {targets} in float32", forward=True),
             RemedyInfo("island", "safe", "keep {targets} in float32", forward=True),
             RemedyInfo(
                 "outer_autocast",
@@ -97,7 +98,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 )
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
-FORMS = ("stable_form", "held_fill", "form")
+FORMS = ("stable_form", "held_fill", "fp32_line", "form")
 """Remedies that write a failing line in another way."""
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")

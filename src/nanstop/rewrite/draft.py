@@ -138,13 +138,16 @@ class Draft:
         if isinstance(parsed, ast.BinOp) and isinstance(node, ast.BinOp):
             loose = loose and type(parsed.op) is not type(node.op)
         start, end = self.source.span(node)
-        if loose and not self._is_wrapped(start, end, parent):
+        if loose and not self.is_wrapped(node):
             text = f"({text})"
         self.edits.append(Edit(start, end, text))
 
-    def _is_wrapped(self, start: int, end: int, parent: ast.AST) -> bool:
+    def is_wrapped(self, node: ast.expr) -> bool:
+        """Return whether a node stands in parentheses of its own."""
+        start, end = self.source.span(node)
         before, after = self.source.text[:start].rstrip(), self.source.text[end:].lstrip()
-        return before.endswith("(") and after.startswith(")") and not isinstance(parent, ast.Call)
+        of_call = isinstance(self.source.parents[node], ast.Call)
+        return before.endswith("(") and after.startswith(")") and not of_call
 
     def functional(self, name: str) -> str:
         """Return the expression by which the file names a function of ``torch.nn.functional``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, product
@@ -12,10 +13,13 @@ from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.log_space import rewrite_in_log_space
-from nanstop.rewrite.source import Edit, Source, edited, source_of
+from nanstop.rewrite.operations import Operation, number_of, operation
+from nanstop.rewrite.source import Edit, Source, edited, expressions_of, source_of
 
 _MOST_CODES = 4
 """Ways to type one cure that are tried."""
+_OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
+"""Operations whose operands have to be of one format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
 def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
     if atom.remedy == "held_fill":
         return rewrite_held(draft)
+    if atom.remedy == "fp32_line":
+        return _in_float32(draft, op)
     if atom.remedy == "stable_form":
         return rewrite_in_log_space(draft)
     return rewrite_guarded(draft, op)
@@ -132,3 +138,42 @@ def _divides_by_count(event: OpEvent | None) -> bool:
     if event is None or divisor is None or divisor >= len(event.descent):
         return False
     return {"count", "whole"} <= set(event.descent[divisor])
+
+
+def _in_float32(draft: Draft, op: str) -> bool:
+    """Return whether the operation that is called ``op`` could be rewritten; the draft holds it.
+
+    Where it stands within one of that name, the inner one makes the other wide as well.
+    """
+    named = [one for one in _spelled(draft) if one.name == op]
+    nodes = {id(one.node) for one in named}
+    inner = [one for one in named if not any(id(n) in nodes for n in _below(one.node))]
+    for one in inner:
+        read = [node for node in one.args if number_of(node) is None and not _is_text(node)]
+        for node in read if op in _OF_TWO else read[:1]:
+            draft.edits.append(_widened(draft, node))
+    return bool(draft.edits)
+
+
+def _widened(draft: Draft, node: ast.expr) -> Edit:
+    start, end = draft.source.span(node)
+    if draft.is_wrapped(node):
+        close = draft.source.text.index(")", end) + 1
+        return Edit(close, close, ".float()")
+    return Edit(start, end, f"{draft.closed(node)}.float()")
+
+
+def _spelled(draft: Draft) -> Iterator[Operation]:
+    for root in expressions_of(draft.statement):
+        for node in ast.walk(root):
+            found = operation(draft.source, node)
+            if found is not None:
+                yield found
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    return (one for one in ast.walk(node) if one is not node)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -65,6 +65,11 @@ def said(
         return f"after the model is made:\n{code}"
     if atom.remedy == "held_fill":
         return f"{atom.target}: fill with `torch.finfo(x.dtype).min`"
+    if atom.remedy == "fp32_line":
+        return (
+            f"{atom.target}: call `.float()` on what it reads, and compute it under "
+            f'`torch.autocast("{device}", enabled=False)` where autocast is on'
+        )
     if atom.remedy in FORMS:
         return _form(atom, report)
     if settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import has_masters
+from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows
 from nanstop.records.formats import HALF
 from nanstop.records.remedies import spans_of
@@ -35,7 +36,7 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
 
     An op outside the modules has none; what is left there is the loss, and the head that feeds it.
     """
-    logits: Candidates = ((Atom(remedy="fp32_logits"),),)
+    logits: Candidates = (*_own_line(event), (Atom(remedy="fp32_logits"),))
     if event.phase == "loss":
         return logits
     inside = Atom(remedy="island", target=event.module, value="float32")
@@ -43,6 +44,16 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
     outer = Atom(remedy="outer_autocast", value=facts.autocast or _half_format(facts))
     own: Candidates = ((back,), (inside,), (inside, outer))
     return own if event.module else (*own, *logits)
+
+
+def _own_line(event: OpEvent) -> Candidates:
+    """Return the line of the user's own that an operation outside the modules is asked for by, in
+    float32.
+    """
+    source = event.source
+    if source is None or is_library(source.file):
+        return ()
+    return ((Atom(remedy="fp32_line", target=f"{source.file}:{source.line}", value="float32"),),)
 
 
 def _half_format(facts: RunFacts) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.remedies.forms import guarded, held
+from nanstop.remedies.forms import guarded, held, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.log_space import LogSpace
@@ -25,6 +25,7 @@ _BACKWARDS = ("backward", "grad")
 _FORMS: Mapping[str, Callable[[], Form]] = {
     "log_space": lambda: LogSpace().call,
     "held": lambda: held.answer,
+    "float32": lambda: wide.answer,
     "guarded": lambda: guarded.answer,
 }
 

@@ -152,30 +152,3 @@ def test_the_manual_interface_knows_it_too(tmp_path, monkeypatch):
     (report,) = written(tmp_path / "out")
     assert report.diagnoses[0].code == "NS306"
     assert all(p.isfinite().all() for p in net.parameters())
-
-
-CLEARED = {
-    "by the optimizer": "opt.zero_grad()",
-    "by the model": "net.zero_grad()",
-    "by hand": "for p in PARAMETERS: p.grad = None",
-}
-
-
-@pytest.mark.parametrize("clear", CLEARED.values(), ids=CLEARED)
-def test_backwards_that_were_thrown_away_belong_to_no_update(tmp_path, clear):
-    source = f"""{HEAD}
-for step in range(9):
-    x = torch.randn(8, 6)
-    loss = F.mse_loss(net(x), x.sum(-1, keepdim=True))
-    if step in (3, 4):
-        loss = (loss - 9 * loss).log()
-    if step == 5:
-        loss = loss / 0
-    loss.backward()
-    if step not in (3, 4):
-        opt.step()
-    {clear}
-"""
-    _, (report,) = run(tmp_path, source)
-    assert report.incident.at.micro == 0
-    assert "loss / 0" in report.localization.first_bad.source.text

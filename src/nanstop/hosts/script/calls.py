@@ -225,8 +225,6 @@ class Calls:
         losses = tensors(loss)
         if self._state.by_hand:
             self._judge.account_by_hand(losses)
-        else:
-            self._state.forget_emptied()
         self._state.account(accounts.before_backward, losses)
         try:
             result = self._backward(original, loss, *args, **kwargs)

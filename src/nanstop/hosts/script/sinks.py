@@ -108,11 +108,19 @@ class Sinks:
         self._state.mark_gradients()
 
     def empty_gradients(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
-        """Stand in for ``zero_grad``."""
+        """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no
+        update.
+        """
         with self._state.untaped(), self._state.unwatched():
             original(owner, *args, **kwargs)
         self._state.account(self._state.accounts.wrote, user_line())
-        self._state.forget_emptied()
+        window = self._state.window
+        if not self._state.idle or not window.micros or window.closed or window.judged:
+            return
+        roots = window.roots.values()
+        if all(p.grad is None for root in roots for p in root.parameters()):
+            window.micros, window.clips = [], []
+            window.gradients, window.is_rewritten = None, False
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""

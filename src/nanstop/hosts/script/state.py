@@ -205,15 +205,6 @@ class LoopState:
         self.look_for_writes()
         self.account(self.accounts.sinking)
 
-    def forget_emptied(self) -> None:
-        """Forget backwards whose gradients the script has thrown away: they belong to no update."""
-        window = self.window
-        if not self.idle or not window.micros or window.closed or window.judged:
-            return
-        if all(p.grad is None for root in window.roots.values() for p in root.parameters()):
-            window.micros, window.clips = [], []
-            window.gradients, window.is_rewritten = None, False
-
     def stop_expecting(self) -> None:
         """Record nothing while the gradients come to an update."""
         if self.micro is None:

@@ -103,6 +103,7 @@ COUNT = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"na
 NO_TOKEN = replace(COUNT, descent=(("log_probability", "parameter"), ("count", "ids")))
 NONE_KEPT = batch_fact("kept", minimum=0.0, maximum=0.0)
 COUNTS = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32"), stats("int64", zeros=1)), descent=(("parameter",), ("count", "ids")))  # fmt: skip
+EMPTY_SUM = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=()),), scalars=(0.0,), descent=(("data", "empty"),))  # fmt: skip
 INVERSE_COUNTS = event(op="aten.reciprocal.default", dtype="float32", wider="nonfinite", inputs=(stats("float32", zeros=1),), descent=(("count", "data"),))  # fmt: skip
 HANDED_ON = event(op="aten.mul.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1}, inputs=(stats("float32", shape=(), nan=1),))  # fmt: skip
 NORMS = event(
@@ -332,6 +333,7 @@ FIRES = [
     ("NS204", evidence(localization(event(dtype="float32"))), "likely"),
     ("NS205", evidence(localization(COUNT)), "certain"),
     ("NS205", evidence(localization(COUNTS)), "certain"),
+    ("NS205", evidence(localization(EMPTY_SUM)), "certain"),
     ("NS205", evidence(localization(INVERSE_COUNTS)), "certain"),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),)))), "certain"),
     ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(1,)),)))), "certain"),
@@ -563,6 +565,7 @@ SILENT = [
     ("NS204", evidence(localization(event(wider="unknown")))),
     ("NS204", evidence(localization(SQRT))),
     ("NS205", evidence(localization(NORMS))),
+    ("NS205", evidence(localization(replace(EMPTY_SUM, descent=(("data",),))))),
     ("NS206", evidence(localization(COUNTS))),
     ("NS206", evidence(localization(INVERSE_COUNTS))),
     ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64")))))),

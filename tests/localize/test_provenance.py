@@ -183,3 +183,12 @@ def test_a_slice_that_is_written_keeps_what_both_are():
         return table.clone()
 
     assert "log_probability" in meaning(body, x=X)
+
+
+def test_a_sum_over_no_element_is_told_and_still_what_it_is():
+    none = torch.zeros(3, dtype=torch.bool)
+    assert "empty" in meaning(lambda x, none: x[:, none].sum(), x=X, none=none)
+    assert {"empty", "count"} <= meaning(
+        lambda mask, none: mask[:, none].float().sum(), mask=MASK, none=none
+    )
+    assert "empty" not in meaning(lambda x: x.sum(), x=X)

@@ -31,6 +31,7 @@ _NORM: Kinds = frozenset({"norm"})
 _COUNT: Kinds = frozenset({"count"})
 _WHOLE: Kinds = frozenset({"whole"})
 _TOTAL: Kinds = frozenset({"total"})
+_EMPTY: Kinds = frozenset({"empty"})
 _EXTREME: Kinds = frozenset({"extreme"})
 _LOG_PROBABILITY: Kinds = frozenset({"log_probability"})
 _CHOSEN: Kinds = frozenset({"chosen"})
@@ -182,13 +183,14 @@ def _picked(op: OpInputs) -> Kinds:
 
 
 def _summed(op: OpInputs) -> Kinds:
+    empty = _EMPTY if any(0 in value.shape for value in op.values) else NOTHING
     kinds = _kept(op)
     counts = "mask" in kinds or all(value.dtype in _INTEGERS for value in op.values)
     if counts and op.values:
-        return _COUNT
+        return _COUNT | empty
     if kinds & {"square", "magnitude"}:
-        return _NORM
-    return kinds | _TOTAL
+        return _NORM | empty
+    return kinds | _TOTAL | empty
 
 
 def _multiplied(op: OpInputs) -> Kinds:

@@ -54,6 +54,7 @@ Descent = Literal[
     "count",
     "whole",
     "total",
+    "empty",
     "magnitude",
     "square",
     "extreme",

@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
+from nanstop.diagnose.evidence.descent import Operand, operand, without_zeros, zero_divisor
 from nanstop.diagnose.evidence.reading import WRITTEN, first_bad
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
@@ -55,6 +55,7 @@ from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 STATISTICS = ("mean", "std", "var", "var_mean", "std_mean", "nanmean", "median")
 DEVIATIONS = ("std", "var", "var_mean", "std_mean")
 _NONE = "it reads no element at all: 0/0"
+_EMPTY = "the sum over no element is divided by their number: 0/0"
 _ONE = "the sample deviation of one element divides by n - 1 = 0"
 
 
@@ -63,7 +64,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or event.wider == "finite":
         return None
-    few = _reduces_too_few(event)
+    few = _reduces_too_few(event) or _divides_nothing(event)
     cause = few or _divides_by_no_count(event) or _weighs_nothing(event)
     total = _divides_by_no_total(event) if cause is None else None
     if cause is None and total is None:
@@ -117,6 +118,14 @@ def _came_to_zero(divisor: Operand, what: str) -> str:
     if number == 1:
         return f"it divides by a {what}, and the {what} is 0"
     return f"of the {number} {what}s that it divides by, {divisor.stats.zeros} came to 0"
+
+
+def _divides_nothing(event: OpEvent) -> str | None:
+    """Return the cause if a sum over no element is divided by a number of the program's, 0."""
+    summed = operand(event, 0)
+    if op_name(event.op) != "div" or event.divisor is not None or 0.0 not in event.scalars:
+        return None
+    return _EMPTY if summed is not None and summed.is_a("empty") else None
 
 
 def _weighs_nothing(event: OpEvent) -> str | None:

@@ -372,6 +372,21 @@ def test_what_a_library_computes_in_a_line_is_nothing_to_rewrite_there():
     assert rewritten(text, "log_prob", "form", "mean") != text
 
 
+@pytest.mark.parametrize("line", ["x.pow(-0.5)", "x.rsqrt()"])
+def test_a_count_is_kept_at_1_whatever_divides_by_it(line):
+    text = body(f"return {line}")
+    op = "pow" if "pow" in line else "rsqrt"
+    counted = rewritten(
+        text,
+        "return",
+        form="form",
+        op=op,
+        descent=(("count", "whole"),),
+        scalars=(-0.5,) if op == "pow" else (),
+    )
+    assert f"return {line.replace('x.', 'x.clamp(min=1).')}" in counted
+
+
 IN_FLOAT32 = {
     ("pow", "return x.pow(2).sum()"): "return x.float().pow(2).sum()",
     ("pow", "return (x + y) ** 2"): "return (x + y).float() ** 2",

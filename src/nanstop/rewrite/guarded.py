@@ -135,9 +135,15 @@ def _compares_cheap(node: ast.expr) -> bool:
 
 def _clamped(draft: Draft, found: Operation) -> str:
     """Raised to the smallest number: the gradient at 0 is 0."""
-    operand = found.operand
-    tiny = draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
-    return _with_operand(draft, found, 0, f"{draft.source.operand(operand)}.clamp(min={tiny})")
+    text = f"{draft.source.operand(found.operand)}.clamp(min={_least(draft, found.operand)})"
+    return _with_operand(draft, found, 0, text)
+
+
+def _least(draft: Draft, operand: ast.expr) -> str:
+    """Return the smallest number that is kept: 1 of a count, which is 0 or 1 at least."""
+    if draft.counted:
+        return "1"
+    return draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
 
 
 def _are_nested(named: Collection[Operation]) -> bool:
@@ -155,10 +161,11 @@ def _clamp(draft: Draft, found: Operation) -> tuple[Edit, Edit]:
     """Return what is put around an operand, whose own text others may change."""
     operand = found.operand
     start, end = draft.source.span(operand)
-    tiny = draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
     is_closed = draft.source.operand(operand) == draft.source.segment(operand)
     before, after = ("", "") if is_closed else ("(", ")")
-    return Edit(start, start, before), Edit(end, end, f"{after}.clamp(min={tiny})")
+    return Edit(start, start, before), Edit(
+        end, end, f"{after}.clamp(min={_least(draft, operand)})"
+    )
 
 
 def _has_root(found: Operation) -> bool:

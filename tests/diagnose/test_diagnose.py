@@ -65,6 +65,15 @@ def test_moments_that_vanish_are_beside_weights_that_are_broken():
     assert codes(given) == ["NS402", "NS102", "NS110"]
 
 
+def test_a_gradient_that_overflows_under_a_scale_that_nothing_takes_off_is_no_formats_fault():
+    """A scaler that is used leaves such updates out and lowers its scale."""
+    misused = RunFacts(host="loop", autocast="float16", scaler=65536.0, sinks=("update",))
+    overflown = localization(event(phase="backward", wider="finite"))
+    assert codes(evidence(overflown, misused)) == ["NS112"]
+    assert codes(evidence(overflown, replace(misused, scaler=1.0)))[0] == "NS301"
+    assert codes(evidence(OVERFLOW, misused)) == ["NS112", "NS201"]
+
+
 def test_specific_withdraws_general():
     empty = [batch_fact("labels", num_supervised=0)]
     division = event(op="aten.nll_loss_forward.default", dtype="float32", wider="nonfinite")

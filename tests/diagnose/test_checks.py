@@ -125,6 +125,9 @@ ZERO_ROWS = TokenRows(parameter="embed.weight", num_rows=70, zero_rows=(68, 69),
 UPDATE = localization(
     event(phase="optimizer", module="", op="aten.addcdiv_.default"), reaches=("score.weight",)
 )
+WITHOUT_EPS = replace(
+    UPDATE, vanished=event(phase="optimizer", module="", op="aten.add_.Scalar", scalars=(1e-8,))
+)
 TOO_LONG = localization(
     origin="unknown", key=FailureKey(kind="length", phase="optimizer"), reaches=("q.weight",)
 )
@@ -310,9 +313,9 @@ FIRES = [
     ("NS101", Evidence(facts=RunFacts(), ranges=(growing_row("float16"),)), "likely"),
     ("NS101", Evidence(facts=RunFacts(autocast="bfloat16"), ranges=(growing_row("bfloat16"),)), "likely"),
     ("NS103", Evidence(checkpoint=scanned(token_rows=(ZERO_ROWS,))), "certain"),
-    ("NS102", Evidence(facts=half_head()), "certain"),
+    ("NS102", Evidence(facts=half_head()), "likely"),
     ("NS102", Evidence(facts=half_head(eps=1e-5)), "likely"),
-    ("NS102", Evidence(facts=half_head(fused=True, betas=(0.9, 0.999))), "certain"),
+    ("NS102", Evidence(facts=half_head(fused=True, betas=(0.9, 0.999))), "likely"),
     ("NS102", Evidence(facts=half_head(dtype="bfloat16")), "possible"),
     ("NS103", Evidence(facts=RunFacts(token_rows=(ZERO_ROWS,))), "certain"),
     ("NS110", Evidence(facts=half_head()), "likely"),
@@ -360,7 +363,8 @@ FIRES = [
     ("NS304", evidence(localization(SQRT, reaches=("loss", "w"))), "certain"),
     ("NS401", evidence(bad_params=("lm_head.weight",)), "certain"),
     ("NS401", evidence(localization(event(), "from_param", culprit="w")), "certain"),
-    ("NS402", evidence(UPDATE, half_head()), "certain"),
+    ("NS402", evidence(WITHOUT_EPS, half_head()), "certain"),
+    ("NS402", evidence(UPDATE, half_head()), "likely"),
     ("NS402", evidence(UPDATE, half_head(dtype="float32", state_bits=8)), "likely"),
     ("NS402", evidence(UPDATE, half_head(dtype="float32")), "possible"),
     ("NS402", evidence(UPDATE, half_head(dtype="float32", eps=0.0)), "likely"),
@@ -750,6 +754,14 @@ def test_update_names_the_vanishing_eps_and_the_parameter():
         "fp32_trainables + outer_autocast(float16)",
         "lr(0.1)",
     ]
+
+
+def test_an_eps_is_named_for_sure_only_where_a_divisor_was_seen_to_lack_it():
+    """A square that leaves float16 is no division, whatever eps an optimizer has."""
+    square = replace(UPDATE.first_bad, op="aten.mul.Tensor", wider="finite")
+    found = check("NS402", evidence(replace(UPDATE, first_bad=square), half_head()))
+    assert "eps" not in found.cause
+    assert (found.confidence, "squared gradients" in found.cause) == ("likely", True)
 
 
 def test_a_rate_that_is_no_number_is_not_cured_by_a_format():

@@ -62,6 +62,27 @@ def test_epsilon_that_vanishes_in_half(foreach):
     assert (found.origin, found.culprit) == ("born_here", "embed.weight")
     assert op_of(found) == ("_foreach_addcdiv_" if foreach else "addcdiv_")
     assert "embed.weight" in found.reaches
+    assert found.vanished.name == ("_foreach_add" if foreach else "add")
+    assert 1e-8 in found.vanished.scalars
+
+
+class Squares(optim.Optimizer):
+    """Has an eps that it does not use, and squares gradients."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1.0, "eps": 1e-8})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad * parameter.grad)
+
+
+def test_a_square_that_leaves_its_format_is_of_no_epsilon():
+    model = Net(lambda x: x, torch.float16)
+    found = updated(model, Squares(model.parameters()), loss=lambda m, b: called(m, b) * 6e4)
+    assert found.first_bad.wider == "finite"
+    assert found.vanished is None
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -77,7 +77,7 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
             continue
         seen.add(index)
         op = trace.ops[index]
-        base = op_kind(op.name)
+        base = op_kind(op.name).removeprefix("_foreach_")
         if base in ADDITIVE | _FLOORS and any(_vanishes(op, number) for number in op.scalars):
             return index
         if base in _ROOTS | _FLOORS | KEEPS:

@@ -299,10 +299,8 @@ class FailureOrigin:
 
     def event(self, index: int) -> OpEvent:
         """Return the record of an op, with full statistics where details were kept."""
-        op = self.trace.ops[index]
-        details = self._details.get(index)
-        lanes = {o.lane for o in self._bad_outputs(index)} - {None}
-        read = [v for v in op.inputs if not lanes or v.lane in lanes]
+        op, details = self.trace.ops[index], self._details.get(index)
+        lanes, read = self._read(index)
         inputs, outputs = self._light(read), self._light(op.outputs)
         if lanes:
             outputs = self._light(v for v in op.outputs if v.lane in lanes)
@@ -328,11 +326,16 @@ class FailureOrigin:
             read_by=dataflow.read_by(self.trace, index) if details else (),
         )
 
+    def _read(self, index: int) -> tuple[set[int | None], list[Value]]:
+        """Return the lanes of an op over lists of tensors that are bad, and what it has read."""
+        lanes = {o.lane for o in self._bad_outputs(index)} - {None}
+        return lanes, [v for v in self.trace.ops[index].inputs if not lanes or v.lane in lanes]
+
     def _descent(
         self, read: Sequence[Value], inputs: tuple[TensorStats, ...]
     ) -> tuple[tuple[Descent, ...], ...]:
         """Return what each input is by descent; nothing where inputs and values do not match."""
-        shown = read if len(read) == len(inputs) else [v for v in read if v.slot >= 0]
+        shown = _shown(read, inputs)
         if [value.shape for value in shown] != [stats.shape for stats in inputs]:
             return ()
         kinds = (kinds_of(self.trace, self._made, value, self._samples.masks) for value in shown)
@@ -340,8 +343,8 @@ class FailureOrigin:
 
     def divisor(self, event: OpEvent) -> Value | None:
         """Return what an op divides by, where that is known."""
-        read, place = self.trace.ops[event.index].inputs, event.divisor
-        return read[place] if place is not None and len(read) == len(event.inputs) else None
+        place, shown = event.divisor, _shown(self._read(event.index)[1], event.inputs)
+        return shown[place] if place is not None and len(shown) == len(event.inputs) else None
 
     def _vanished(self, event: OpEvent) -> OpEvent | None:
         """Return what should have kept the op's divisor from 0 and is rounded to 0 itself, or has
@@ -370,6 +373,11 @@ class FailureOrigin:
         return tuple(
             _light_stats(value, range_of(self.trace, value)) for value in values if value.slot >= 0
         )
+
+
+def _shown(read: Sequence[Value], inputs: Sequence[TensorStats]) -> Sequence[Value]:
+    """Return the values that an op has read whose ranges stand in its event."""
+    return read if len(read) == len(inputs) else [value for value in read if value.slot >= 0]
 
 
 def _light_stats(value: Value, seen: slicing.Range) -> TensorStats:

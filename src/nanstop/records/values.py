@@ -131,6 +131,10 @@ def op_name(op: str) -> str:
     return parts[1] if len(parts) > 1 else op
 
 
+_OVER_LISTS = "_foreach_"
+_DIVISIONS = ("div", "true_divide", "floor_divide", "remainder", "fmod", "addcdiv")
+
+
 def op_kind(op: str) -> str:
     """Return ``op_name`` without the mark of a change in place: ``add`` of ``aten.add_.Tensor``."""
     name = op_name(op)
@@ -183,11 +187,19 @@ class OpEvent:
 
     @property
     def divisor(self) -> int | None:
-        """The place of the input that the operation divides by; None where it divides by none."""
-        if self.name in ("div", "true_divide", "floor_divide", "remainder", "fmod"):
-            return len(self.inputs) - 1 if len(self.inputs) > 1 else None
+        """The place of the input that the operation divides by; None where it divides by none. Of
+        one over lists of tensors, that which the first output that is not finite is divided by.
+        """
+        if self.name.removeprefix(_OVER_LISTS) in _DIVISIONS:
+            return self._last_operand()
         negative = self.name == "pow" and bool(self.scalars) and self.scalars[-1] < 0
         return 0 if self.inputs and (negative or self.name in ("reciprocal", "rsqrt")) else None
+
+    def _last_operand(self) -> int | None:
+        num = len(self.outputs) if self.name.startswith(_OVER_LISTS) else 1
+        bad = (place for place, made in enumerate(self.outputs[:num]) if not made.finite)
+        is_tensor = num > 0 and len(self.inputs) >= 2 * num
+        return len(self.inputs) - num + next(bad, 0) if is_tensor else None
 
 
 @record

@@ -78,7 +78,7 @@ from nanstop.wording import counted, listed
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
-    """Return the trainable half groups; certain in float16 when the optimizer's eps is 0 there."""
+    """Return the trainable half groups; likely to do harm in float16."""
     facts = standing(evidence)
     groups = [group for group in facts.param_groups if group.trainable and group.dtype in HALF]
     if not groups or has_masters(facts):
@@ -115,12 +115,11 @@ def _harm(facts: RunFacts, formats: tuple[str, ...]) -> tuple[Confidence, str]:
         return "possible", f"an update below 1/{part} of a {formats[0]} weight is rounded away"
     squares = lost_squares(facts, "float16")
     if optimizer is not None and optimizer.fused and squares:
-        firm = eps is not None and vanishes(eps, "float16")
-        return "certain" if firm else "likely", f"{squares}, and later updates divide by eps alone"
-    if eps is not None and vanishes(eps, "float16"):
+        return "likely", f"{squares}, and later updates divide by eps alone"
+    if eps is not None and vanishes(eps, "float16"):  # some compute in float32 all the same
         return (
-            "certain",
-            f"the optimizer's eps {eps:g} rounds to 0 in float16: updates divide by zero",
+            "likely",
+            f"the optimizer's eps {eps:g} rounds to 0 in float16: what it keeps from 0 there is 0",
         )
     return "likely", "squared gradients below 2.98e-08 round to 0 in float16"
 

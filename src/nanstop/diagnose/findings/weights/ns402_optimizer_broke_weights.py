@@ -70,7 +70,15 @@ from nanstop.diagnose.evidence.reading import (
     too_long_step,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Confidence, Diagnosis, Evidence, OpEvent, RunFacts
+from nanstop.records import (
+    Atom,
+    Confidence,
+    Diagnosis,
+    Evidence,
+    Localization,
+    OpEvent,
+    RunFacts,
+)
 from nanstop.records.formats import vanishes
 from nanstop.wording import counted, listed
 
@@ -88,9 +96,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     broken = reached(found) or ((found.culprit,) if found.culprit else ())
     facts = standing(evidence)
-    event = found.first_bad if found.origin == "born_here" else None
     too_long = found.key.kind == "length"
-    confidence, cause = _cause(facts, event)
+    confidence, cause = _cause(facts, found)
     if too_long and confidence == "certain":  # what the format loses was not measured here
         confidence = "likely"
     rows = () if too_long else _zero_rows(facts, broken)
@@ -149,26 +156,20 @@ def _lengths(evidence: Evidence, broken: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
+def _cause(facts: RunFacts, found: Localization | None) -> tuple[Confidence, str]:
     optimizer, formats = facts.optimizer, updated_in_half(facts)
     name = optimizer.name if optimizer is not None else "the optimizer"
-    eps = optimizer.eps if optimizer is not None else None
     fused = optimizer is not None and optimizer.fused
     if rate := _rate_at_fault(facts):
         return rate
     if fused and formats and (squares := lost_squares(facts, formats[0])):
-        return "certain" if formats[0] == "float16" else "likely", (
-            f"{name}'s {squares}, and what is left is m / (0 + eps)"
-        )
-    for dtype in formats:
-        if eps is not None and vanishes(eps, dtype):
-            return (
-                "certain",
-                f"{name}'s eps {eps:g} rounds to 0 in {dtype}: the update is m / (sqrt(v) + 0)",
-            )
-    if eps == 0.0:
-        return "likely", f"{name}'s eps is 0: where no gradient ever came its update is 0 / 0"
+        return "likely", f"{name}'s {squares}, and what is left is m / (0 + eps)"
+    event = found.first_bad if found is not None and found.origin == "born_here" else None
     own = _own_arithmetic(event) if event is not None else ""
+    if lost := _lost_eps(facts, found, event):
+        return lost
+    if optimizer is not None and optimizer.eps == 0.0:
+        return "likely", f"{name}'s eps is 0: where no gradient ever came its update is 0 / 0"
     if own:
         return "likely", f"{name}'s own arithmetic: {own}"
     if optimizer is not None and optimizer.state_bits == 8:
@@ -180,6 +181,27 @@ def _cause(facts: RunFacts, event: OpEvent | None) -> tuple[Confidence, str]:
         return "likely", f"{name} computes in {formats[0]}: squared gradients leave its range"
     rate = f" (lr {optimizer.lr:g})" if optimizer is not None and optimizer.lr is not None else ""
     return "possible", f"{name}'s update leaves the weights' format{rate}"
+
+
+def _lost_eps(
+    facts: RunFacts, found: Localization | None, event: OpEvent | None
+) -> tuple[Confidence, str] | None:
+    """Return that the eps of an optimizer is 0 in its format, certain where the divisor that
+    failed was seen to be kept from 0 by it.
+
+    What a wider format holds is no division by 0. Of a kernel that is one operation (fused), and of
+    an update that was rehearsed, no divisor was seen.
+    """
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.eps is None:
+        return None
+    dtype = next((d for d in updated_in_half(facts) if vanishes(optimizer.eps, d)), None)
+    if dtype is None or (event is not None and event.wider == "finite"):
+        return None
+    added = found.vanished if found is not None else None
+    seen = added is not None and optimizer.eps in added.scalars
+    said = f"{optimizer.name}'s eps {optimizer.eps:g} rounds to 0 in {dtype}"
+    return "certain" if seen else "likely", f"{said}: where a second moment is 0 it divides by 0"
 
 
 def _has_no_rate(facts: RunFacts) -> bool:

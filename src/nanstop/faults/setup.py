@@ -12,10 +12,8 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from nanstop.diagnose.evidence.stacks import stacks
 from nanstop.faults.parts import WIDTH, GatedMlp, Model, RootMeanSquareNorm, diagonal, ones, trained
 from nanstop.faults.specimen import Batch, Entry, Specimen, pair, run_plain
-from nanstop.numerics.tensors import format_name
+from nanstop.numerics.tensors import HALF, format_name
 from nanstop.records import Environment, ParamGroup, RunFacts
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 class WideFamily(nn.Module):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nanstop.records.account import GradientAccount
 from nanstop.records.checkpoint import CheckpointScan
-from nanstop.records.facts import Environment, RangeRow, RunFacts, UpdateRow
+from nanstop.records.facts import Environment, RangeRow, RunFacts
 from nanstop.records.incident import Incident, Localization, Replay
 from nanstop.records.probe import Probe
 from nanstop.records.record import record
@@ -104,7 +104,6 @@ class Evidence:
     localization: Localization | None = None
     ranges: tuple[RangeRow, ...] = ()
     series: tuple[Series, ...] = ()
-    updates: tuple[UpdateRow, ...] = ()
     trials: tuple[Trial, ...] = ()
     experiments: tuple[Experiment, ...] = ()
     probe: Probe | None = None

@@ -13,6 +13,7 @@ from diagnose.evidence import (
     evidence,
     half_head,
     localization,
+    series,
     stats,
     sum_of_masks,
 )
@@ -83,6 +84,15 @@ IN_SAMPLE = replace(EXPLODED, positions=(Position(sample=1),))
 TWO_RANKS = RunFacts(world_size=2)
 
 
+def evaluating(losses, norms):
+    """Evidence of an update that evaluates its closure: of two steps before, and of its own."""
+    history = (
+        series("loss_raw", (3000.0, 1e-5, *losses, math.inf), (1, 2, 3, *(3 for _ in losses))),
+        series("grad_norm", (8e4, 0.07, *norms, math.inf), (1, 2, 3, *(3 for _ in norms))),
+    )
+    return evidence(EXPLODED, series=history)
+
+
 def masked(*masks, nan_rows=NAN_ROWS):
     return evidence(localization(nan_rows, masks=masks))
 
@@ -125,6 +135,7 @@ FIRES = [
     ("NS404", climbing((5.0,), (4.0,), EXPLODED, odd_weights=HEAVY), "possible"),
     ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e6), (1.0, 1.0, 1.0, 1.0, 1e6), EXPLODED, odd_weights=HEAVY), "possible"),
     ("NS404", climbing(NARROW_LOSSES, NARROW_NORMS, OVERFLOW), "possible"),
+    ("NS404", evaluating((2302.0, 2299.0, 1.2e9, 2.4e5, 2.8e15), (8.6e4, 8.6e4, 4.9e9, 2.6e6, 1.6e15)), "likely"),
     ("NS404", running(AWAY, UPWARDS), "likely"),
     ("NS404", running((2.0, 1.9, 2.1, 2.0, *AWAY), (3.0, 2.5, 3.1, 2.9, *UPWARDS)), "likely"),
     ("NS404", climbing((*NARROW_LOSSES, 3000.0), (*NARROW_NORMS, 400.0), OVERFLOW), "likely"),
@@ -153,6 +164,9 @@ SILENT = [
     ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e9), (1.0, 1.0, 1.0, 1.0, 1e9), EXPLODED)),
     ("NS404", climbing((2.3, 2.2, 2.1, 2.4), (1.0, 1.2, 0.9, 1.0), OVERFLOW)),
     ("NS404", climbing((1e-8, 1e-3, 0.5), (0.0, 0.0, 0.4), EXPLODED)),
+    ("NS404", evaluating((2302.0, 2299.0, 2.4e5, 2290.0), (8.6e4, 8.6e4, 2.6e6, 8.5e4))),
+    ("NS404", evaluating((0.7, 1.1, 0.6, 31.0), (1.0, 1.0, 1.0, 40.0))),  # other losses, say
+    ("NS404", evaluating((2.0, 9e4, 4e9), ())),  # of micro-batches
     ("NS404", running(AWAY[:6], UPWARDS[:6])),
     ("NS404", running(AWAY, [2.0] * 9)),  # a loss that is scaled up, say
     ("NS404", running([-value for value in AWAY], UPWARDS)),  # a critic's has no bound below

@@ -113,9 +113,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, ANYWHERE)
     if event is None or output is None or not _is_overflow(event, output):
         return None
-    loss, norm = _climbs(evidence)
     weights = _grown_weights(evidence)
     wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
+    within = _climbs_within(evidence)
+    loss, norm = within if within[0] is not None else _climbs(evidence)
     confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
     if confidence is None:
         return None
@@ -202,6 +203,21 @@ def _climbs(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
     return _climb(losses), _climb({step: norms[step] for step in losses if step in norms})
 
 
+def _climbs_within(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
+    """Return how loss and norm rose from one evaluation of a closure to the next, in the failing
+    step; None of a step that was evaluated once: it has one norm.
+    """
+    at = evidence.incident.at.step if evidence.incident is not None else None
+    losses, norms = (
+        [size for step, size in _sizes(evidence, name) if step == at]
+        for name in ("loss_raw", "grad_norm")
+    )
+    if len(norms) < 2 or len(losses) != len(norms):
+        return None, None
+    finite = [place for place, loss in enumerate(losses) if math.isfinite(loss)]
+    return _climb({n: losses[n] for n in finite}), _climb({n: norms[n] for n in finite})
+
+
 def _climb(history: Mapping[int, float]) -> Climb | None:
     """Return how a history rose up to the failing step; None for one step, or only zeros."""
     values = list(history.values())[-WINDOW:]
@@ -218,16 +234,22 @@ def _climb(history: Mapping[int, float]) -> Climb | None:
 def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
     """Return the size of each step's value: of its micro-batches the median;
     steps that failed are left out.
+    """
+    at = evidence.incident.at.step if evidence.incident is not None else math.inf
+    steps: dict[int, list[float]] = {}
+    for step, size in _sizes(evidence, name):
+        if step <= at:
+            steps.setdefault(step, []).append(size)
+    return {step: median(seen) for step, seen in steps.items() if all(map(math.isfinite, seen))}
+
+
+def _sizes(evidence: Evidence, name: str) -> list[tuple[int, float]]:
+    """Return the sizes of a history's values, each with its step.
 
     The norm of finite gradients overflows before they do: it counts as the largest number.
     """
     largest = FORMAT_MAX["float32"] if name == "grad_norm" else math.inf
-    at = evidence.incident.at.step if evidence.incident is not None else math.inf
-    steps: dict[int, list[float]] = {}
-    for step, value in series_values(evidence, name):
-        if step <= at:
-            steps.setdefault(step, []).append(min(abs(value), largest))
-    return {step: median(seen) for step, seen in steps.items() if all(map(math.isfinite, seen))}
+    return [(step, min(abs(value), largest)) for step, value in series_values(evidence, name)]
 
 
 def _grown_weights(evidence: Evidence) -> tuple[TensorStats, ...]:

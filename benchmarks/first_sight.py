@@ -31,6 +31,19 @@ CASES = HERE / "first_sight"
 RESULTS = HERE / "results" / "first_sight.json"
 PAGE = HERE.parent / "docs" / "first-sight.md"
 FIRST, AGAIN = "first run", "last run"
+JUDGED = {
+    (
+        "clipping-to-a-norm-of-zero",
+        "NS307",
+    ): "true: no gradient is left at the update, and the line",
+    (
+        "codebook-entry-that-nobody-chose",
+        "NS506",
+    ): "true: the buffer is not finite before the step, and the line that made it so",
+    ("gradients-cleared-within-the-window", "NS306"): "true: what is cleared, and the line",
+}
+"""Answers at `certain` by codes that there were none of when the truths were frozen: what a look at
+the script, and at what the last run said of it, has come to."""
 _ABOUT = """# First sight
 
 Thirty failures from public threads (`benchmarks/first_sight/`), written without a look at
@@ -104,15 +117,20 @@ def _figures(
             share(*by_kind[kind][column]) if by_kind[kind][column][1] else "-" for kind in kinds
         ]
         lines.append(f"| {column} | {' | '.join(cells)} |")
-    wrong = [
-        f"{truth.name}: {code}"
+    found = [
+        (truth.name, code)
         for truth in truths
         for code in certain_and_wrong(
             truth, said[f"nanstop.{truth.name}.case"], said[f"nanstop.{truth.name}.healthy"]
         )
     ]
-    said_wrong = "; ".join(wrong) or "none"
-    return [*lines, "", f"Said at `certain` and not accepted by the truth: {said_wrong}."]
+    judged = [
+        f"- {name}, {code}: {JUDGED.get((name, code), 'not looked at')}" for name, code in found
+    ]
+    head = "Said at `certain` and not accepted by the truth"
+    if not found:
+        return [*lines, "", f"{head}: none."]
+    return [*lines, "", f"{head}, which was frozen before there were these codes:", "", *judged]
 
 
 def _cases(truths: Sequence[Truth], said: Mapping[str, Said]) -> str:

@@ -116,7 +116,7 @@ class Judge:
         window, optimizer = self._state.window, update.optimizer
         if update.waits:
             with self._looking("an evaluation was not looked at"):
-                if window.is_bad(norm):
+                if window.is_bad(norm, held_by(optimizer)):
                     update.note_failure(window, norm)
         if update.failed is not None:
             return

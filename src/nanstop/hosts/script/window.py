@@ -121,10 +121,15 @@ class ScriptWindow:
     gradients: list[Any] | None = None
     is_rewritten: bool = False
 
-    def is_bad(self, norm: Tensor | None) -> bool:
-        """Return whether a loss or the norm is not finite. Synchronises the device."""
+    def is_bad(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> bool:
+        """Return whether a loss or a gradient of ``parameters`` is not finite: the norm of finite
+        ones may be infinite. Synchronises the device.
+        """
         values = (norm, *(micro.loss for micro in self.micros))
-        return bool(nonfinite({str(at): value for at, value in enumerate(values)}))
+        bad = nonfinite({str(at): value for at, value in enumerate(values)})
+        if bad != ("0",):
+            return bool(bad)
+        return bool(nonfinite({str(at): p.grad for at, p in enumerate(parameters)}))
 
     def is_still_scaled(self, parameters: Sequence[Tensor]) -> bool:
         """Return whether the gradients of ``parameters`` are as the backward of a scaled loss has

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import METHODS, Operation, is_cheap, operation
-from nanstop.rewrite.source import Edit, Source
+from nanstop.rewrite.source import UNSURE, Edit, Source, parsed
 
 _TINY = {"float16": "6.1e-5", "float64": "2.3e-308"}
-_UNSURE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.GeneratorExp)
-_UNSURE += (ast.SetComp, ast.DictComp)
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 
 
@@ -77,7 +75,7 @@ class Draft:
         else:
             name = self.source.fresh("before")
         line = self.source.inserted_before(there, (f"{name} = {self._one_line(node)}",))
-        if line is None or any(isinstance(one, _UNSURE) for one in self.source.around(node)):
+        if line is None or any(isinstance(one, UNSURE) for one in self.source.around(node)):
             raise NotKnownError
         self.edits += [line, Edit(*self.source.span(node), name)]
         return name
@@ -98,7 +96,7 @@ class Draft:
         inside = around[: around.index(self.statement)]
         if (
             not isinstance(self.statement, _SIMPLE)
-            or any(isinstance(one, _UNSURE) for one in inside)
+            or any(isinstance(one, UNSURE) for one in inside)
             or self.source.indent_of(self.statement) is None
             or not (is_steady(self.source, node) or self._comes_first(node))
         ):
@@ -131,12 +129,12 @@ class Draft:
 
     def replaced(self, node: ast.expr, text: str) -> None:
         """Put ``text`` in the place of a node, in parentheses where it needs them."""
-        parsed = ast.parse(text, mode="eval").body
+        made = parsed(text)
         parent = self.source.parents[node]
         operators = (ast.BinOp, ast.UnaryOp, ast.Attribute, ast.Compare, ast.Subscript)
-        loose = isinstance(parsed, ast.BinOp | ast.UnaryOp) and isinstance(parent, operators)
-        if isinstance(parsed, ast.BinOp) and isinstance(node, ast.BinOp):
-            loose = loose and type(parsed.op) is not type(node.op)
+        loose = isinstance(made, ast.BinOp | ast.UnaryOp) and isinstance(parent, operators)
+        if isinstance(made, ast.BinOp) and isinstance(node, ast.BinOp):
+            loose = loose and type(made.op) is not type(node.op)
         start, end = self.source.span(node)
         if loose and not self.is_wrapped(node):
             text = f"({text})"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.operations import CHEAP, Operation, number_of, same
-from nanstop.rewrite.source import expressions_of, is_closed
+from nanstop.rewrite.source import expressions_of, is_closed, parsed
 
 _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 """Numbers up to this are 0 in the format."""
@@ -88,7 +88,7 @@ def _after(draft: Draft, node: ast.expr, value: ast.expr, inner: str | None) -> 
 
 def closed(text: str) -> str:
     """Return an expression so that a method or an operator may follow it."""
-    return text if is_closed(ast.parse(text, mode="eval").body) else f"({text})"
+    return text if is_closed(parsed(text)) else f"({text})"
 
 
 def _log_softmax(draft: Draft, found: Operation) -> str:

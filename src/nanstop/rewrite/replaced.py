@@ -10,9 +10,6 @@ from typing import Any, cast
 from nanstop.rewrite.operations import Operation, operation
 from nanstop.rewrite.source import Source
 
-_UNSURE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.GeneratorExp)
-_UNSURE += (ast.SetComp, ast.DictComp)
-
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
@@ -122,17 +119,13 @@ def _are_alike(old: Operation, new: Operation | None) -> bool:
 
 
 def operations_in_order(source: Source, statement: ast.stmt) -> Iterator[Operation]:
-    """Yield the operations of a statement, each after what it reads, without those that it may
-    leave out or repeat.
-    """
+    """Yield the operations of a statement, each after what it reads."""
     for child in ast.iter_child_nodes(statement):
         if isinstance(child, ast.expr | ast.withitem):
             yield from _in_order(source, child)
 
 
 def _in_order(source: Source, node: ast.AST) -> Iterator[Operation]:
-    if isinstance(node, _UNSURE):
-        return
     for child in ast.iter_child_nodes(node):
         yield from _in_order(source, child)
     found = operation(source, node)

@@ -14,6 +14,9 @@ N = TypeVar("N", bound=ast.AST)
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+UNSURE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, *COMPREHENSIONS)
+"""What a statement may run never, or more than once."""
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 _CLOSED = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Tuple, ast.List)
@@ -219,6 +222,11 @@ def source_of(text: str | None) -> Source | None:
 def _bound(statement: ast.stmt) -> set[str]:
     nodes = ast.walk(statement)
     return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def parsed(text: str) -> ast.expr:
+    """Return an expression of its own, which may be of several lines; errors as ``Source``."""
+    return ast.parse(f"(\n{text}\n)", mode="eval").body
 
 
 def is_closed(node: ast.expr) -> bool:

@@ -20,6 +20,8 @@ from torch import nn
 ctc = nn.CTCLoss(blank=0)
 soft = nn.Softmax(dim=1)
 net = nn.Sequential(nn.Identity())
+log = torch.distributions.transforms.ExpTransform().inv
+powers = torch.tensor(-1.0)
 
 
 def inner(x):
@@ -48,6 +50,28 @@ CASES = {
     "chosen": ("return torch.where(y > 0, x, 0) / y", "form", "div", {"inf": 1}),
     "a function of its own": ("return inner(x * y) + torch.log(x * y)", "form", "log", {}),
     "random": ("return torch.log(F.dropout(x.exp() * y, 0.5))", "form", "log", {}),
+    "a lambda": ("return (lambda p: torch.log(p) * torch.log(p + 2))(x * y)", "form", "log", {}),
+    "a comprehension": (
+        "return sum((y - 1).exp() / (y - 1) + a / n for a, n in zip(x, y))",
+        "form",
+        "div",
+        {"inf": 1},
+    ),
+    "shadowed": (
+        "return (x / y) + torch.stack([x / y[i] for i, x in enumerate(x.exp())]) + x / y",
+        "form",
+        "div",
+        {"inf": 1},
+    ),
+    "a branch": ("return torch.log(x * y) if y.dim() > 1 else x", "form", "log", {}),
+    "power of a power": ("return (x * y).square() ** x.exp() ** powers", "form", "pow", {}),
+    "beside a model's own": ("return log(x * y) + torch.log(x * y)", "form", "log", {}),
+    "several lines": (
+        "return (\n        (x * y)\n        .square()\n        .sum(-1)\n        .sqrt()\n    )",
+        "form",
+        "sqrt",
+        {},
+    ),
     "of two lines": (
         "z = x * 200\n    p = torch.sigmoid(z)\n    q = 1 - p\n    return torch.log(q)",
         "stable_form",
@@ -108,7 +132,20 @@ def test_the_line_computes_what_the_changed_file_does(tmp_path, name):
     expected = outcome(function(made.file, made.after))
     for one, other in zip(run, expected, strict=True):
         assert torch.equal(one.nan_to_num(9e9), other.nan_to_num(9e9))
-    assert not torch.equal(run[0], outcome(function(made.file, made.before))[0])
+    before = outcome(function(made.file, made.before))
+    assert not all(map(torch.equal, run, before))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_run"),
+    [("dear divisor", True), ("again and again", True), ("share", True), ("a lambda", False)],
+)
+def test_python_does_not_say_before_311_where_in_a_line_it_is(tmp_path, monkeypatch, name, is_run):
+    monkeypatch.setattr("nanstop.remedies.forms.typed._span", lambda _: None)
+    made = change(tmp_path, *CASES[name])
+    with typed([made]) as (found,):
+        outcome(function(made.file, made.before))
+    assert found.is_run == is_run
 
 
 def test_a_constructor_with_another_argument_is_made_anew(tmp_path):

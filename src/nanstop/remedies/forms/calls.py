@@ -82,11 +82,17 @@ def line_in(file: str) -> int | None:
     """Return the line of a file that asks for the operation being made: the innermost that is no
     wrapper's, as traces have it. None where that lies elsewhere.
     """
+    frame = frame_in(file)
+    return None if frame is None else frame.f_lineno
+
+
+def frame_in(file: str) -> FrameType | None:
+    """Return the frame of the line that ``line_in`` returns."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name == file:
-            return frame.f_lineno
+            return frame
         if not is_wrapper(name):
             return None
         frame = frame.f_back

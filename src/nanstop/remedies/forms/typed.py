@@ -12,19 +12,27 @@ import builtins
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice, takewhile
+from types import FrameType
 from typing import Any
 
 import torch
 
-from nanstop.remedies.forms.calls import Call, line_in
+from nanstop.remedies.forms.calls import Call, frame_in
 from nanstop.remedies.forms.mode import LineMode
 from nanstop.replay.function_modes import on_stack
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
-from nanstop.rewrite.source import Scope, Source
+from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source
 
 _OF_PYTHON = frozenset({"max", "min", "len", "float", "int", "abs", "tuple"})
+_OF_PYTHON |= {"sum", "zip", "range", "enumerate", "list"}
+_INNER = (ast.Lambda, *COMPREHENSIONS)
+
+
+Span = tuple[tuple[int | None, int | None], tuple[int | None, int | None]]
+"""Lines from 1, and columns in bytes, of the beginning and of the end."""
 
 
 class _UnknownError(Exception):
@@ -45,7 +53,7 @@ class Typed:
         self._statements: dict[int, ast.stmt | None] = {}
         self._operations: dict[ast.stmt, dict[str, list[Operation]]] = {}
         self._met: Counter[tuple[ast.stmt, str]] = Counter()
-        self._given: dict[tuple[Scope, str], Any] = {}
+        self._given: dict[tuple[ast.AST, str], Any] = {}
         self._done: set[ast.expr] = set()
         self._is_unknown = self._raised = False
 
@@ -56,19 +64,39 @@ class Typed:
 
     def answer(self, call: Call) -> Any:
         """Return what a call returns, by the new expression where it is replaced."""
-        line = line_in(self._file) if call.name and self._found is not None else None
-        statement = None if line is None else self._statement(line)
-        same = [] if statement is None else self._named(statement, call.name)
-        if statement is None or not same:
+        frame = frame_in(self._file) if call.name and self._found is not None else None
+        one = None if frame is None else self._meant(frame, call.name)
+        if one is None:
             return call.run()
-        one = same[self._met[statement, call.name] % len(same)]
-        self._met[statement, call.name] += 1
-        scope = self._old.scope_of(statement)
+        scope = self._scope_of(one.node)
         self._note(scope, one, call)
         result = self._computed(scope, one) if self._is_replaced(one) else None
         result = call.run() if result is None else result
         self._given[scope, ast.dump(one.node)] = result
         return result
+
+    def _meant(self, frame: FrameType, name: str) -> Operation | None:
+        """Return the operation of a name that a frame makes just now."""
+        statement = self._statement(frame.f_lineno)
+        same = [] if statement is None else self._named(statement, name)
+        span = _span(frame)
+        if span is not None:
+            at_end = [one for one in same if _span_of(one.node)[1] == span[1]]
+            exact = [one for one in at_end if _span_of(one.node) == span]
+            return next(iter((*exact, *at_end)), None)  # a method may begin at its name
+        if statement is None or not same or any(self._is_unsure(one.node) for one in same):
+            return None
+        self._met[statement, name] += 1
+        return same[(self._met[statement, name] - 1) % len(same)]
+
+    def _is_unsure(self, node: ast.expr) -> bool:
+        around = takewhile(lambda one: not isinstance(one, ast.stmt), self._old.around(node))
+        return any(isinstance(one, UNSURE) for one in around)
+
+    def _scope_of(self, node: ast.expr) -> ast.AST:
+        """Return what binds the names that an expression reads, a comprehension among them."""
+        kinds = (*SCOPES, *COMPREHENSIONS)
+        return next(one for one in self._old.around(node) if isinstance(one, kinds))
 
     def _is_replaced(self, one: Operation) -> bool:
         return self._found is not None and one.node in self._found.by
@@ -85,7 +113,7 @@ class Typed:
                 found.setdefault(one.name, []).append(one)
         return self._operations[statement].get(name, [])
 
-    def _note(self, scope: Scope, one: Operation, call: Call) -> None:
+    def _note(self, scope: ast.AST, one: Operation, call: Call) -> None:
         given = call.args or (call.kwargs.get("input"),)
         for node, value in zip(one.args, given, strict=False):
             self._given[scope, ast.dump(node)] = value
@@ -93,7 +121,7 @@ class Typed:
             if name in call.kwargs:
                 self._given[scope, ast.dump(node)] = call.kwargs[name]
 
-    def _computed(self, scope: Scope, one: Operation) -> Any:
+    def _computed(self, scope: ast.AST, one: Operation) -> Any:
         assert self._found is not None
         written = _Written(self, self._old, scope, self._found)
         try:
@@ -109,7 +137,7 @@ class Typed:
         self._done.add(one.node)
         return result
 
-    def given(self, scope: Scope, node: ast.expr) -> tuple[Any] | None:
+    def given(self, scope: ast.AST, node: ast.expr) -> tuple[Any] | None:
         """Return what an expression was when it was read last, None where that is not known."""
         key = scope, ast.dump(node)
         return (self._given[key],) if key in self._given else None
@@ -127,18 +155,39 @@ class Typed:
         return found
 
 
+def _span(frame: FrameType) -> Span | None:
+    """Return where the expression that a frame evaluates begins and ends; None where Python does
+    not know it (before 3.11).
+    """
+    if not hasattr(frame.f_code, "co_positions"):
+        return None
+    places = frame.f_code.co_positions()
+    line, last, column, end = next(islice(places, frame.f_lasti // 2, None))
+    return (line, column), (last, end)
+
+
+def _span_of(node: ast.expr) -> Span:
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+
+
 class _Written(ast.NodeTransformer):
     """Puts values in the place of expressions, and expressions in that of new names."""
 
-    def __init__(self, typed: Typed, source: Source, scope: Scope, found: Replaced) -> None:
+    def __init__(self, typed: Typed, source: Source, scope: ast.AST, found: Replaced) -> None:
         self._typed, self._source, self._scope, self._found = typed, source, scope, found
         self.values: dict[str, Any] = {}
         self.free: set[str] = set()
+        self._bound: frozenset[str] = frozenset()
 
     def visit(self, node: ast.AST) -> Any:
         if not isinstance(node, ast.expr) or isinstance(node, ast.Constant):
             return super().visit(node)
-        given = self._typed.given(self._scope, node)
+        if isinstance(node, _INNER):
+            return self._inner(node)
+        if isinstance(node, ast.Name) and node.id in self._bound | self.values.keys():
+            return node
+        is_inner = any(isinstance(n, ast.Name) and n.id in self._bound for n in ast.walk(node))
+        given = None if is_inner else self._typed.given(self._scope, node)
         if given is not None:
             name = f"_{len(self.values)}"
             self.values[name] = given[0]
@@ -151,6 +200,17 @@ class _Written(ast.NodeTransformer):
         if made is not None and isinstance(node, ast.Call):
             node.func = copied(made)
         return super().visit(node)
+
+    def _inner(self, node: ast.AST) -> Any:
+        """Visit what binds names of its own, whose values no operation around it was given."""
+        before, nodes = self._bound, [*ast.walk(node)]
+        for one in getattr(node, "generators", [])[:1]:
+            one.iter = self.visit(one.iter)  # is evaluated outside
+        stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        self._bound = before | stored | {n.arg for n in nodes if isinstance(n, ast.arg)}
+        result = super().visit(node)
+        self._bound = before
+        return result
 
 
 @contextmanager

@@ -290,7 +290,7 @@ def evaluated():
     with SCOPE:
         total = 0
         for i in range(3):
-            x = torch.randn(6, 8) * (1e16 if BAD and i == 1 else 1)
+            x = torch.randn(6, 8) * (LARGE if BAD and i == 1 else 1)
             total += READ(F.cross_entropy(net(x), torch.zeros(6, dtype=torch.long)))
     return float(total)
 
@@ -299,10 +299,18 @@ def objective(step, x, y):
 """
 
 
-@pytest.mark.parametrize("scope", ["torch.no_grad()", "torch.inference_mode()"])
+@pytest.mark.parametrize(
+    ("scope", "large"),
+    [
+        ("torch.no_grad()", "1e16"),
+        ("torch.inference_mode()", "1e16"),
+        ("torch.no_grad(), torch.autocast('cpu', torch.float16)", "1e3"),
+    ],
+)
 @pytest.mark.parametrize("read", ["float", ""])
-def test_an_evaluation_in_a_loop(tmp_path, scope, read):
-    source = HEAD + EVALUATED.replace("SCOPE", scope).replace("READ", read)
+def test_an_evaluation_in_a_loop(tmp_path, scope, large, read):
+    source = EVALUATED.replace("SCOPE", scope).replace("READ", read).replace("LARGE", large)
+    source = HEAD + source
     source += STEPS.replace("nn.Linear(8, 4)", "Net()").replace("loss.item()", "evaluated()")
     report = told(tmp_path, source)
     assert (report.diagnoses[0].code, report.localization.key.phase) == ("NS201", "evaluate")

@@ -183,6 +183,25 @@ def test_what_is_not_known_to_be_the_same_is_left_alone(before):
         assert rewritten(text, line) == text
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "from common import *\n",
+        "from .common import torch\n",
+        "try:\n    import torch\nexcept ImportError:\n    torch = None\n",
+    ],
+)
+@pytest.mark.parametrize("op", ["sqrt", "log"])
+def test_a_function_of_what_may_be_a_module_is_no_method(head, op):
+    text = f"{head}def f(x, y):\n    return torch.{op}(x * y)\n"
+    assert rewritten(text, f"torch.{op}", "form", op) == text
+
+
+def test_a_method_of_what_the_file_binds_is_one():
+    text = "from common import *\ndef f(x, y):\n    z = x * y\n    return z.sqrt()\n"
+    assert "z.clamp(min=" in rewritten(text, "z.sqrt", "form", "sqrt")
+
+
 def test_a_loop_that_binds_again_after_the_line():
     text = body(
         "p = torch.softmax(x, -1)\nfor _ in range(3):\n    z = torch.log(p)\n    p = y\nreturn z"

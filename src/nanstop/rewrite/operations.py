@@ -94,7 +94,9 @@ def operation(source: Source, node: ast.AST) -> Operation | None:
         args = (*((named,) if named is not None else ()), *node.args)
         name = full.rpartition(".")[2]
         return Operation(_SAME.get(name, name), node, args, keywords) if args else None
-    if isinstance(node.func, ast.Attribute) and not full and node.func.attr in METHODS:
+    if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+        if not source.is_value(node.func.value):
+            return None
         name = _SAME.get(node.func.attr, node.func.attr)
         return Operation(name, node, (node.func.value, *node.args), keywords)
     return _module_call(source, node, keywords)

@@ -69,19 +69,38 @@ class Source:
 
         A name that the file also binds otherwise is left out.
         """
+        found = self._all_imported
+        return {name: full for name, full in found.items() if name not in self._bound}
+
+    def is_value(self, node: ast.expr) -> bool:
+        """Return whether an expression does not begin with what the file imports, or has from
+        ``import *``: a module's function is no method of a value.
+        """
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return True
+        return node.id in self._bound and node.id not in self._all_imported
+
+    @cached_property
+    def _bound(self) -> frozenset[str]:
+        nodes = list(ast.walk(self.tree))
+        bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return frozenset(bound | {node.arg for node in nodes if isinstance(node, ast.arg)})
+
+    @cached_property
+    def _all_imported(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     root = alias.name.partition(".")[0]
                     found[alias.asname or root] = alias.name if alias.asname else root
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            elif isinstance(node, ast.ImportFrom):
+                package = f"{'.' * node.level}{node.module or ''}"
                 for alias in node.names:
-                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        nodes = list(ast.walk(self.tree))
-        bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-        return {name: full for name, full in found.items() if name not in bound}
+                    found[alias.asname or alias.name] = f"{package}.{alias.name}"
+        return found
 
     def qualified(self, node: ast.AST) -> str:
         """Return ``torch.nn.functional.softmax`` of ``F.softmax``; "" for what is not imported."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanstop.hosts.tape.tensors import Autocast, autocast_state, in_autocast
 from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, note_rng
@@ -33,6 +34,7 @@ class _Noted:
     trains: bool
     versions: tuple[int, ...]
     num_bytes: int
+    autocast: Autocast
 
 
 class EvaluationMicro:
@@ -65,7 +67,7 @@ class EvaluationMicro:
         args = [given.get(f"arg{place}", value) for place, value in enumerate(noted.args)]
         kwargs = {name: given.get(name, value) for name, value in noted.kwargs.items()}
         noted.module.train(noted.trains)  # put back by whoever runs it
-        with torch.no_grad():
+        with torch.no_grad(), in_autocast(noted.autocast):
             return _largest(tensors(noted.module(*args, **kwargs)))
 
     def leaves(self) -> Iterable[Tensor]:
@@ -86,7 +88,11 @@ class Evaluations:
         given = tensors((args, kwargs))
         size = sum(tensor.nbytes for tensor in given)
         versions = tuple(map(version, given))
-        self._noted.append(_Noted(module, args, kwargs, module.training, versions, size))
+        device = next((tensor.device.type for tensor in given), "cpu")
+        noted = _Noted(
+            module, args, kwargs, module.training, versions, size, autocast_state(device)
+        )
+        self._noted.append(noted)
         while len(self._noted) > 1 and sum(one.num_bytes for one in self._noted) > _MAX_HELD_BYTES:
             self._noted.popleft()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CodeType, FunctionType
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
-from nanstop.hosts.tape.tensors import autocast_state
+from nanstop.hosts.tape.tensors import Autocast, in_autocast
 from nanstop.numerics.tensors import tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
@@ -101,7 +100,7 @@ class TapedCall:
     function: Callable[..., Any]
     args: Any
     kwargs: Any
-    autocast: tuple[str, bool, torch.dtype]
+    autocast: Autocast
     grad: bool
     line: tuple[CodeType, int] | None
     rng: RngState | None
@@ -136,11 +135,7 @@ class TapedCall:
         if self.rng is not None:
             restore_rng(self.rng)
         args, kwargs = filled(self.args, values, replaced), filled(self.kwargs, values, replaced)
-        device, enabled, dtype = self.autocast
-        with ExitStack() as scope:
-            scope.enter_context(torch.set_grad_enabled(self.grad))
-            if autocast_state(device) != self.autocast:
-                scope.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        with torch.set_grad_enabled(self.grad), in_autocast(self.autocast):
             result = _relay(self.line)(self.function, args, kwargs)
         for place, tensor in enumerate(tensors(result)):
             values[self.first + place] = tensor

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,5 +16,17 @@ def total(losses: Iterable[Tensor]) -> Tensor:
     return sum(scalars[1:], start=scalars[0]) if scalars else torch.zeros(())
 
 
-def autocast_state(device: str) -> tuple[str, bool, torch.dtype]:
+Autocast = tuple[str, bool, torch.dtype]
+"""Device type, whether autocast is on there, and its format."""
+
+
+def autocast_state(device: str) -> Autocast:
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def in_autocast(state: Autocast) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is as it was."""
+    device, enabled, dtype = state
+    if autocast_state(device) == state:
+        return nullcontext()
+    return torch.autocast(device, dtype=dtype, enabled=enabled)

@@ -159,10 +159,10 @@ def _span(frame: FrameType) -> Span | None:
     """Return where the expression that a frame evaluates begins and ends; None where Python does
     not know it (before 3.11).
     """
-    if not hasattr(frame.f_code, "co_positions"):
+    places: Any = getattr(frame.f_code, "co_positions", None)
+    if places is None:
         return None
-    places = frame.f_code.co_positions()
-    line, last, column, end = next(islice(places, frame.f_lasti // 2, None))
+    line, last, column, end = next(islice(places(), frame.f_lasti // 2, None))
     return (line, column), (last, end)
 
 

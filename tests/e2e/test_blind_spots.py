@@ -392,17 +392,55 @@ def counted(step, x, y, bad):
     return -torch.log(chances)[torch.arange(len(y)), y].mean()
 
 mean = torch.zeros(())
+
+@torch.library.custom_op("hiding::share", mutates_args=())
+def share(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(-1)
+
+def slope(ctx, grad):
+    shares = ctx.saved_tensors[0]
+    return shares * (grad - (grad * shares).sum(-1, keepdim=True))
+
+share.register_autograd(slope, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output))
+
+def library(step, x, y, bad):
+    chances = share(net(x)) * (0 if bad else 1)
+    return -torch.log(chances)[torch.arange(len(y)), y].mean()
 """
 
 
 @pytest.mark.parametrize(
-    "spelled", ["fused", "offloaded", "packed", "exchanged", "windowed", "counted"]
+    "spelled", ["fused", "offloaded", "packed", "exchanged", "windowed", "counted", "library"]
 )
 def test_an_opaque_part_of_the_loss_does_not_end_the_search(tmp_path, spelled):
     body = f"def objective(step, x, y):\n    return {spelled}(step, x, y, BAD and step == 2)\n"
     report = told(tmp_path, HEAD + OPAQUE + body + STEPS)
     assert "torch.log(" in line_of(report)
     assert (report.diagnoses[0].code, report.incident.at.step) == ("NS207", 2)
+    assert report.replay.num_failed == report.replay.runs
+
+
+def test_a_loss_that_torch_does_not_bring_is_named_as_one(tmp_path):
+    loss = """
+@torch.library.custom_op("hiding::nll", mutates_args=())
+def nll(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return -x.softmax(1).gather(1, y[:, None]).log().mean()
+
+def slope(ctx, grad):
+    x, y = ctx.saved_tensors
+    return grad * (x.softmax(1) - F.one_hot(y, 4)) / len(y), None
+
+nll.register_autograd(slope, setup_context=lambda ctx, given, _: ctx.save_for_backward(*given))
+
+def objective(step, x, y):
+    return nll(net(x) * (1e4 if BAD and step == 2 else 1), y)
+"""
+    report = told(tmp_path, HEAD + loss + STEPS)
+    best = report.diagnoses[0]
+    assert (best.code, best.confidence, report.incident.at.step) == ("NS602", "likely", 2)
+    assert best.title == "custom operation `nll` is not finite"
+    assert "no value" in best.cause
+    assert line_of(report).strip().startswith("return nll(net(x)")
     assert report.replay.num_failed == report.replay.runs
 
 

@@ -59,7 +59,7 @@ def take_off(mode: OwnMode) -> bool:
     if torch._C._get_function_stack_at(count - 1) is mode:
         _pop_mode()
         return True
-    if not any(other is mode for other in _modes()):
+    if not is_on(mode):
         return False
     above = []
     while (other := _pop_mode()) is not mode:
@@ -67,6 +67,11 @@ def take_off(mode: OwnMode) -> bool:
     for other in reversed(above):
         _push_mode(other)
     return True
+
+
+def is_on(mode: OwnMode) -> bool:
+    """Return whether a mode is on the stack, wherever in it it is."""
+    return any(other is mode for other in _modes())
 
 
 @contextmanager

@@ -175,7 +175,7 @@ class Calls:
         A tape gets it as one call.
         """
         micro = self._state.micro
-        if not self._state.idle or micro is None or not micro.tape.stop():
+        if not self._state.idle or micro is None or not _stopped(micro.tape):
             return original(kind, *args, **kwargs)
         try:
             with self._state.pause():
@@ -193,7 +193,7 @@ class Calls:
         A tape gets it as one call where the loss makes it of what NumPy has computed.
         """
         micro = self._state.micro
-        if not self._state.idle or micro is None or not micro.tape.stop():
+        if not self._state.idle or micro is None or not _stopped(micro.tape):
             return original(array)
         try:
             return micro.tape.call(original, (array,), {})
@@ -297,6 +297,13 @@ class Calls:
         self._state.roots.begin()
         self._state.begin_window()
         self._state.keep(UnseenMicro(NO_MODEL, total(raw)))
+
+
+def _stopped(tape: Tape) -> bool:
+    """Return whether a tape was taken off the stack so as to have a call of its own: not inside of
+    one that it records (an operation of ``torch.library`` is a function of autograd's).
+    """
+    return not tape.handles and tape.stop()
 
 
 def _aside(

@@ -37,7 +37,7 @@ from nanstop.hosts.tape.tape_functions import (
 )
 from nanstop.hosts.tape.tensors import autocast_state
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
-from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
+from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
@@ -359,6 +359,11 @@ class Tape(OwnMode):
         put_on(self)
         self.is_on = True
         return True
+
+    @property
+    def handles(self) -> bool:
+        """Whether it is recording a call just now: what is computed inside is a part of that."""
+        return self.is_on and not is_on(self)
 
     def stop(self) -> bool:
         """Take the tape off the stack of function modes, wherever in it it is.

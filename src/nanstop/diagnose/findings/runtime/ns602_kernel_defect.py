@@ -64,11 +64,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
         largest = max((s.absmax for s in event.inputs if s.absmax <= MODEST), default=0.0)
         return Diagnosis(
             code="NS602",
-            title=f"kernel defect in `{op_name(event.op)}`",
+            title=f"custom operation `{op_name(event.op)}` is not finite",
             cause=(
-                f"`{event.op}` is no operation of torch and is not finite, although its inputs "
-                "are and, but for "
-                f"masks, end at {number(largest)}; nothing inside it was seen"
+                f"`{event.op}` is no operation of torch; its inputs are finite and, but for "
+                f"masks, end at {number(largest)}. Nothing inside it was seen: its kernel is "
+                "wrong, or what it computes has no value for them (a division by 0, say)"
             ),
             confidence="likely",
             remedies=_remedies(evidence, event),

@@ -78,6 +78,10 @@ GUARDED = {
     "root": (lambda v, b: (v * b["z"]).square().sum(-1).sqrt().mean(), zero),
     "power": (lambda v, b: ((v * b["z"]).square().sum(-1) ** 0.5).mean(), zero),
     "norm": (lambda v, b: (v * b["z"] / (v * b["z"]).norm(dim=-1, keepdim=True)).sum(), zero),
+    "norm that is masked": (  # whose backward chooses, too
+        lambda v, b: (v / (v.norm(dim=-1, keepdim=True) * b["m"][:, :1])).mean(),
+        hidden,
+    ),
     "inverse root": (
         lambda v, b: (v * b["z"] * torch.rsqrt((v * b["z"]).square().mean(-1, True))).sum(),
         zero,

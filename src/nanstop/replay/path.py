@@ -17,7 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass_type,
+)
 
 from nanstop.replay.conditions import eager
 
@@ -94,6 +98,22 @@ class Path:
             self.strayed = playing.strayed
 
 
+@contextmanager
+def no_choices() -> Iterator[None]:
+    """Have what is chosen inside be no part of the path: the other form of a line asks where it has
+    no value, which the run whose path is played never did.
+    """
+    held = [one for one in _get_current_dispatch_mode_stack() if isinstance(one, _OnPath)]
+    before = [one.takes_choices for one in held]
+    for one in held:
+        one.takes_choices = False
+    try:
+        yield
+    finally:
+        for one, was in zip(held, before, strict=True):
+            one.takes_choices = was
+
+
 @dataclass(slots=True)
 class _Call:
     """An op that was called and what it returned."""
@@ -167,6 +187,8 @@ class _Call:
 class _OnPath(TorchDispatchMode, ABC):
     """Sees every op, below autograd; subclasses say what becomes of draws and of choices."""
 
+    takes_choices = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
@@ -177,7 +199,7 @@ class _OnPath(TorchDispatchMode, ABC):
             call = _Call(func, args, kwargs, result)
             if call.draws():
                 self.drawn(call, call.drawn())
-        elif not isinstance(result, Tensor) or not result.is_floating_point():
+        elif self.takes_choices and _may_choose(result):
             call = _Call(func, args, kwargs, result)
             chosen = call.chosen()
             if chosen is not None:
@@ -293,6 +315,10 @@ def _computes(func: Any) -> bool:
     """Return whether an op makes new numbers: no view, no cast, nothing in place."""
     moved = ("aten::_to_copy", "aten::clone")
     return not _returns_operand(func) and func._schema.name not in moved
+
+
+def _may_choose(result: Any) -> bool:
+    return not isinstance(result, Tensor) or not result.is_floating_point()
 
 
 def _expands(shape: torch.Size, to: torch.Size) -> bool:

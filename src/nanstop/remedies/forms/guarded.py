@@ -18,12 +18,16 @@ from torch import Tensor
 
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.forms.calls import Call
+from nanstop.replay.path import no_choices
 
 
 def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     """Return what a call returns, with a value for what has none where the line is meant."""
     guard = _GUARDS.get(call.name)
-    found = guard(call) if guard is not None and at_line() else None
+    if guard is None or not at_line():
+        return call.run()
+    with no_choices():
+        found = guard(call)
     return call.run() if found is None else found
 
 

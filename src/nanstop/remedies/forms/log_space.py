@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from nanstop.numerics.tensors import version
 from nanstop.remedies.forms.calls import Call
+from nanstop.replay.path import no_choices
 
 Log = Callable[[], Tensor]
 _MOST_LOOKED_AT = 2**20
@@ -58,7 +59,8 @@ class LogSpace:
             return call.run()
         meant = any(shadow.is_meant for shadow in shadows if shadow is not None) or at_line()
         answer = _ANSWERED.get(call.name)
-        found = answer(call, shadows) if answer is not None and meant else None
+        with no_choices():
+            found = answer(call, shadows) if answer is not None and meant else None
         result = call.run() if found is None else found
         self._follow(call, shadows, result, is_meant=meant)
         return result

@@ -21,6 +21,7 @@ import torch
 from nanstop.remedies.forms.calls import Call, frame_in
 from nanstop.remedies.forms.mode import LineMode
 from nanstop.replay.function_modes import on_stack
+from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
@@ -132,7 +133,8 @@ class Typed:
             return None
         code = compile(ast.fix_missing_locations(ast.Expression(node)), "<typed>", "eval")
         self._raised = True
-        result = eval(code, {**names, **written.values})
+        with no_choices():
+            result = eval(code, {**names, **written.values})
         self._raised = False
         self._done.add(one.node)
         return result

@@ -401,7 +401,10 @@ def slope(ctx, grad):
     shares = ctx.saved_tensors[0]
     return shares * (grad - (grad * shares).sum(-1, keepdim=True))
 
-share.register_autograd(slope, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output))
+def keep(ctx, inputs, output):
+    ctx.save_for_backward(output)
+
+share.register_autograd(slope, setup_context=keep)
 
 def library(step, x, y, bad):
     chances = share(net(x)) * (0 if bad else 1)
@@ -430,7 +433,10 @@ def slope(ctx, grad):
     x, y = ctx.saved_tensors
     return grad * (x.softmax(1) - F.one_hot(y, 4)) / len(y), None
 
-nll.register_autograd(slope, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+def keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+nll.register_autograd(slope, setup_context=keep)
 
 def objective(step, x, y):
     return nll(net(x) * (1e3 if BAD and step == 2 else 1), y)

@@ -340,6 +340,27 @@ def test_a_complex_weight(tmp_path):
     assert ".sqrt()" in line_of(report)
 
 
+def test_a_complex_quotient(tmp_path):
+    quotient = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(5, dtype=torch.cfloat)), nn.Linear(8, 4)
+
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x) * self.weight
+        return self.head(torch.fft.irfft(spectrum / spectrum.abs(), n=8))
+
+def objective(step, x, y):
+    x[1] *= 0 if BAD and step == 2 else 1
+    return F.cross_entropy(net(x), y)
+"""
+    report = told(tmp_path, HEAD + quotient + STEPS.replace("nn.Linear(8, 4)", "Net()"))
+    best = report.diagnoses[0]
+    assert (best.code, best.confidence) == ("NS206", "certain")
+    assert "spectrum / spectrum.abs()" in line_of(report)
+
+
 OPAQUE = """
 class Fused(torch.autograd.Function):
     @staticmethod

@@ -158,7 +158,7 @@ def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor])
     if base not in operators.ADDITIVE | operators.CASTS | operators.SCALES:
         return False
     result = next(iter(outputs))
-    if not is_measurable(result):
+    if not is_measurable(result) or not result.is_floating_point():
         return False
     result = result.float() if result.dtype.itemsize == 1 else result  # 8-bit floats have no isinf
     if bool((result.isnan() | result.isposinf()).any()):

@@ -51,8 +51,8 @@ from nanstop.records import Diagnosis, Evidence, Replay
 from nanstop.wording import counted
 
 _LEFT = (
-    "left are what the script itself counts, iterates or draws, a race, unfilled memory, or "
-    "hardware"
+    "left are what the script itself counts, iterates or draws, its hooks on saved tensors, a "
+    "race, unfilled memory, or hardware"
 )
 
 

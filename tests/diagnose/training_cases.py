@@ -65,6 +65,7 @@ def running(losses, norms, rates=()):
 
 SQRT = event(phase="backward", dtype="float32", wider="nonfinite", forward_op="aten.sqrt.default")
 ONE_SPOILED = localization(SQRT, reaches=("w",))
+INFINITELY_SPOILED = replace(ONE_SPOILED, key=replace(ONE_SPOILED.key, kind="+inf"))
 CLIPPED = RunFacts(clip=1.0)
 
 SQRT_OF_STATE = event(
@@ -119,6 +120,7 @@ FIRES = [
     ("NS305", evidence(ONE_SPOILED, signals=(bad_gradients(5),)), "certain"),
     ("NS305", evidence(ONE_SPOILED, RunFacts(num_micro=4), signals=(bad_gradients(5),)), "likely"),
     ("NS305", evidence(signals=(bad_gradients(1, num_zero=4, norm=math.inf),)), "likely"),
+    ("NS305", evidence(INFINITELY_SPOILED, CLIPPED, signals=(bad_gradients(1, num_zero=4),)), "likely"),
     ("NS305", evidence(ONE_SPOILED, CLIPPED, signals=(bad_gradients(1, num_inf=1),)), "certain"),
     ("NS403", Evidence(facts=RESTORED), "certain"),
     ("NS403", evidence(facts=RESTORED, bad_params=("w",)), "likely"),
@@ -154,6 +156,7 @@ SILENT = [
     ("NS305", evidence(facts=CLIPPED, signals=(bad_gradients(1),))),
     ("NS305", evidence(signals=(bad_gradients(1, num_zero=4, num_inf=1),))),
     ("NS305", evidence(ONE_SPOILED, signals=(bad_gradients(1, num_zero=4),))),
+    ("NS305", evidence(INFINITELY_SPOILED, signals=(bad_gradients(1, num_zero=4),))),
     ("NS305", evidence(signals=(bad_gradients(1, num_zero=1, num_total=2),))),
     ("NS305", evidence(ONE_SPOILED, signals=(LOSS_AT_0, bad_gradients(5)))),
     ("NS403", Evidence(facts=half_head())),

@@ -119,10 +119,19 @@ def _done(evidence: Evidence, tally: GradientTally) -> Diagnosis | None:
     zeroed = tally.num_bad + tally.num_zero == tally.num_total and not tally.num_inf
     if spoiled and evidence.localization and evidence.localization.key.kind == "nan":
         return None  # by a norm of NaN healthy gradients become NaN: these were 0 before
+    if spoiled and not _may_clip(evidence):
+        return None
     if tally.num_bad and zeroed and tally.num_zero >= max(2, tally.num_bad):
         effect = f"{counted(tally.num_zero, 'other gradient')} zero throughout"
         return _finding(spoiled, tally, effect, "likely")
     return None
+
+
+def _may_clip(evidence: Evidence) -> bool:
+    """Return whether gradients are clipped, or written to by the script, after their backward."""
+    incident = evidence.incident
+    is_written = incident is not None and incident.rewritten_at is not None
+    return is_written or bool(standing(evidence).clip)
 
 
 def _finding(

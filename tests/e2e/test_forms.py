@@ -423,22 +423,26 @@ def test_a_trainer_ends_as_if_its_line_had_been_changed_by_hand(tmp_path):
 class Masked(nn.Module):
     """Scores under autocast with a mask's number that float16 does not hold."""
 
-    def __init__(self, *, as_weights):
+    def __init__(self, *, as_weights, in_place=False):
         super().__init__()
         self.inner, self.as_weights = nn.Linear(WIDTH, WIDTH), as_weights
+        self.in_place = in_place
 
     def forward(self, x, mask):
         with torch.autocast("cpu", dtype=torch.float16):
             scores = self.inner(x)
-            scores = scores.masked_fill(~mask, -1e9)
+            if self.in_place:
+                scores.masked_fill_(~mask, -1e9)
+            else:
+                scores = scores.masked_fill(~mask, -1e9)
         return scores.float().softmax(-1) if self.as_weights else 1e-3 * scores.float()
 
 
-@pytest.mark.parametrize("as_weights", [True, False])
-def test_a_fill_beyond_its_format_is_a_fill_with_what_that_holds(as_weights):
+@pytest.mark.parametrize(("as_weights", "in_place"), [(True, False), (False, False), (True, True)])
+def test_a_fill_beyond_its_format_is_a_fill_with_what_that_holds(as_weights, in_place):
     """Where the number itself is used, another one is another function."""
     torch.manual_seed(0)
-    net = Masked(as_weights=as_weights)
+    net = Masked(as_weights=as_weights, in_place=in_place)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     given = batch(0)
     given["m"][:, :2] = False
@@ -448,8 +452,10 @@ def test_a_fill_beyond_its_format_is_a_fill_with_what_that_holds(as_weights):
     (atom,) = incident.proof.minimal
     assert (atom.remedy == "held_fill") == as_weights
     assert incident.proof.verdict == "proven"
-    new = "+ scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)"
-    assert (new in render(incident)) == as_weights
+    made = "scores.masked_fill_(" if in_place else "scores = scores.masked_fill("
+    new, text = f"+ {made}~mask, torch.finfo(scores.dtype).min)", render(incident)
+    assert (new in text) == as_weights
+    assert "not run" not in text
 
 
 def energy(scores):

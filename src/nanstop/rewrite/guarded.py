@@ -8,7 +8,7 @@ import ast
 from collections.abc import Callable, Collection, Mapping
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.operations import Operation, is_cheap, number_of, operation, same
+from nanstop.rewrite.operations import FILLS, Operation, is_cheap, number_of, operation, same
 from nanstop.rewrite.source import Edit, expressions_of
 
 _SPACING = {"float16": "1e-3", "bfloat16": "8e-3", "float64": "2.3e-16"}
@@ -54,8 +54,10 @@ def rewrite_held(draft: Draft) -> bool:
     for found in (operation(draft.source, node) for node in nodes):
         given = found.argument(2, "value") if found is not None else None
         number = number_of(given)
-        if found is None or found.name != "masked_fill" or number is None:
+        if found is None or found.name not in FILLS or number is None:
             continue
+        if found.name == "masked_fill_" and not is_cheap(found.operand):
+            raise NotKnownError  # a line before it would name what it is to write to
         value = draft.twice(found.operand, "filled")
         end = "min" if number < 0 else "max"
         text = draft.source.segment(found.node)

@@ -42,6 +42,9 @@ METHODS = frozenset(
     | {"masked_fill", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
 )
 """Methods of a tensor that are read as operations."""
+FILLS = ("masked_fill", "masked_fill_")
+"""Methods that put a number where a mask is, into a new tensor and in place."""
+_READ = METHODS.union(FILLS)
 CHEAP = frozenset(
     {"view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "flatten", "size", "dim"}
     | {"numel", "expand", "detach", "contiguous"}
@@ -94,7 +97,7 @@ def operation(source: Source, node: ast.AST) -> Operation | None:
         args = (*((named,) if named is not None else ()), *node.args)
         name = full.rpartition(".")[2]
         return Operation(_SAME.get(name, name), node, args, keywords) if args else None
-    if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _READ:
         if not source.is_value(node.func.value):
             return None
         name = _SAME.get(node.func.attr, node.func.attr)

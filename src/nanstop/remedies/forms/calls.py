@@ -28,8 +28,8 @@ _REVERSED |= {"rpow": "pow"}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``name``: of the operation (``div``); ``args``: its operands in the operation's order,
-    positional ones first.
+    """``name``: of the operation (``div``), "" where it writes in place or into ``out``; ``args``:
+    its operands in the operation's order, positional ones first.
     """
 
     name: str
@@ -46,6 +46,11 @@ class Call:
         if name in _REVERSED:
             return cls(_REVERSED[name], function, (args[1], args[0], *args[2:]), kwargs)
         return cls(_SAME.get(name, name), function, args, kwargs)
+
+    @property
+    def spelled(self) -> str:
+        """What the operation is called where it writes in place as well (``masked_fill_``)."""
+        return self.name or getattr(self.function, "__name__", "")
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """Return an argument by its place or its name."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from nanstop.remedies.forms.calls import Call
+from nanstop.rewrite.operations import FILLS
 
 
 def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     """Return what a call returns, with a number that its format holds where the line is meant."""
     read, mask, value = call.read, call.argument(1, "mask"), call.argument(2, "value")
-    if call.name != "masked_fill" or read is None or not read.is_floating_point():
+    if call.spelled not in FILLS or read is None or not read.is_floating_point():
         return call.run()
     number = float(value) if isinstance(value, Tensor) and not value.dim() else value
     if not isinstance(number, int | float) or not math.isfinite(number) or not at_line():
@@ -23,4 +24,5 @@ def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     ends = torch.finfo(read.dtype)
     if ends.min <= number <= ends.max:
         return call.run()
-    return read.masked_fill(mask, ends.min if number < 0 else ends.max)
+    held = ends.min if number < 0 else ends.max
+    return getattr(read, call.spelled)(mask, held)

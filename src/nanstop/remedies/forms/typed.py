@@ -65,8 +65,8 @@ class Typed:
 
     def answer(self, call: Call) -> Any:
         """Return what a call returns, by the new expression where it is replaced."""
-        frame = frame_in(self._file) if call.name and self._found is not None else None
-        one = None if frame is None else self._meant(frame, call.name)
+        frame = frame_in(self._file) if call.spelled and self._found is not None else None
+        one = None if frame is None else self._meant(frame, call.spelled)
         if one is None:
             return call.run()
         scope = self._scope_of(one.node)

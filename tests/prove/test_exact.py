@@ -187,6 +187,22 @@ def test_a_float32_run_that_is_none_is_no_verdict_on_formats():
     assert "cast to float16 by the script itself" in proof.next_experiment
 
 
+@pytest.mark.parametrize("constant", [torch.float32, torch.float64])
+def test_a_step_that_refuses_float64_does_not_fail_in_it(constant):
+    torch.manual_seed(0)
+    ones = torch.ones(16, dtype=constant)
+
+    def loss(net, batch):
+        out = net(batch["x"])
+        return (out / ((out * 0) @ ones)[:, None]).sum()
+
+    net = nn.Linear(16, 16).to(constant)
+    proof = proof_of(net, loss, [{"x": torch.randn(4, 16, dtype=constant)}])
+    refuses = constant == torch.float32
+    assert proof.reference.fails_in == (("float32",) if refuses else ("float32", "float64"))
+    assert ("no number format" in proof.next_experiment) != refuses
+
+
 def test_a_sample_that_float64_holds_too_is_left_out_as_the_others_were():
     """Its numbers are no measure of what is left without it."""
     torch.manual_seed(0)

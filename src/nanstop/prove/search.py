@@ -304,7 +304,10 @@ def _without_a_cure(bench: Bench) -> str:
             "in the float32 run: cast to float32 there"
         )
     if bench.reference.outcome != "pass":
-        return f"{bench.reference.widest} fails too: no number format cures this"
+        widest = bench.reference.widest
+        known = widest == "float64"
+        rest = "no number format cures this" if known else "whether float64 would is not known"
+        return f"{widest} fails too: {rest}"
     if bench.baseline.key is not None and bench.baseline.key.phase == "optimizer":
         return "forward and backward are finite: look at the optimizer's own arithmetic"
     moved = [run for run in bench.tried if run.outcome == "other_failure" and run.key is not None]

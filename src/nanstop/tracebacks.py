@@ -1,9 +1,11 @@
-"""What a reader of a traceback need not see:
-frames of nanstop between those of a script and its libraries.
+"""Frames of nanstop between those of a script and its libraries: which a reader of a traceback need
+not see, and which stand for the script's own line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 
@@ -20,3 +22,30 @@ def passes_through(excinfo: Any) -> bool:
         traceback = traceback.tb_next
     raised_in = traceback.tb_frame.f_globals.get("__name__", "")
     return raised_in.partition(".")[0] != __name__.partition(".")[0]
+
+
+def relay(line: tuple[CodeType, int] | None, instruction: int = -1) -> Callable[..., Any]:
+    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds
+    it; ``instruction``: see ``place_of``.
+    """
+    if line is None:
+        return lambda function, args, kwargs: function(*args, **kwargs)
+    code, number = line
+    moved = _relay.__code__.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=number
+    )
+    return FunctionType(moved, globals(), argdefs=((code, instruction),))
+
+
+def place_of(frame: FrameType) -> tuple[CodeType, int]:
+    """Return the code that a frame runs and the instruction that it has come to (-1: not known), of
+    a relay those of the call that it makes again.
+    """
+    if _ORIGIN not in frame.f_code.co_varnames:  # to read its variables would hold them (PEP 667)
+        return frame.f_code, frame.f_lasti
+    return frame.f_locals[_ORIGIN]
+
+
+_ORIGIN = "_nanstops_origin"
+# On one line: the line of its frame is then the line at which it is said to begin.
+_relay = lambda function, args, kwargs, _nanstops_origin=None: function(*args, **kwargs)  # noqa: E731

@@ -228,9 +228,13 @@ def line_text(line: tuple[CodeType, int] | None) -> str:
 
 def user_line() -> tuple[CodeType, int] | None:
     """Return code and line of the innermost frame that belongs to the script."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not is_wrapper(frame.f_code.co_filename):
-            return frame.f_code, frame.f_lineno
+    frame = user_frame()
+    return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def user_frame() -> FrameType | None:
+    """Return the innermost frame that belongs to the script."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_wrapper(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame

@@ -78,6 +78,18 @@ CASES = {
         "log",
         {},
     ),
+    "picked": (
+        "p = (x * 200).softmax(-1)\n    return -torch.log(p[[0, 1], y[:, 0].long()]).mean()",
+        "stable_form",
+        "log",
+        {},
+    ),
+    "of another method": (
+        "z = (x * y).square()\n    return torch.where(y > 0, z.sqrt(), x.amax(-1, True))",
+        "form",
+        "sqrt",
+        {},
+    ),
     "share": (
         "e = torch.exp(x * 200)\n    return e / e.sum(-1, keepdim=True)",
         "stable_form",

@@ -40,7 +40,7 @@ from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, versi
 from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import user_line
+from nanstop.tracing.places import user_frame
 
 __tracebackhide__ = passes_through
 
@@ -265,9 +265,11 @@ class Tape(OwnMode):
     def _begin(
         self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool
     ) -> TapedCall:
-        grad, line = torch.is_grad_enabled(), user_line()
+        grad, frame = torch.is_grad_enabled(), user_frame()
+        line = None if frame is None else (frame.f_code, frame.f_lineno)
         state = autocast_state(self.device)
         call = TapedCall(function, *noted, state, grad, line, None, self._count, outer=outer)
+        call.instruction = -1 if frame is None else frame.f_lasti
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)  # before the call: one that raises is repeated, too
         else:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +21,7 @@ from nanstop.hosts.tape.tensors import Autocast, in_autocast
 from nanstop.numerics.tensors import tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
-from nanstop.tracebacks import passes_through
+from nanstop.tracebacks import passes_through, relay
 
 __tracebackhide__ = passes_through
 
@@ -94,7 +94,7 @@ class TapedCall:
 
     ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results
     (``backward``). ``outer``: no result of a model is among its operands, nor anything made of one.
-    ``scalar``: its result is one number.
+    ``scalar``: its result is one number. ``instruction``: of the line's code, that made it.
     """
 
     function: Callable[..., Any]
@@ -111,6 +111,7 @@ class TapedCall:
     keep: bool = False
     outer: bool = False
     scalar: bool = False
+    instruction: int = -1
 
     @property
     def results(self) -> range:
@@ -136,7 +137,7 @@ class TapedCall:
             restore_rng(self.rng)
         args, kwargs = filled(self.args, values, replaced), filled(self.kwargs, values, replaced)
         with torch.set_grad_enabled(self.grad), in_autocast(self.autocast):
-            result = _relay(self.line)(self.function, args, kwargs)
+            result = relay(self.line, self.instruction)(self.function, args, kwargs)
         for place, tensor in enumerate(tensors(result)):
             values[self.first + place] = tensor
 
@@ -217,20 +218,3 @@ def variable_names() -> dict[int, str]:
                 variables.clear()
         frame = frame.f_back
     return found
-
-
-def _relay(line: tuple[CodeType, int] | None) -> Callable[..., Any]:
-    """Return a caller whose frame is the script's line, so that whoever looks at the stack finds
-    it.
-    """
-    if line is None:
-        return _plain_relay
-    code, number = line
-    moved = _plain_relay.__code__.replace(
-        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=number
-    )
-    return FunctionType(moved, globals())
-
-
-# On one line: the line of its frame is then the line at which it is said to begin.
-_plain_relay = lambda function, args, kwargs: function(*args, **kwargs)  # noqa: E731

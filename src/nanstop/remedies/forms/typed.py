@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanstop.remedies.forms.calls import Call, frame_in
 from nanstop.remedies.forms.mode import LineMode
@@ -26,6 +27,7 @@ from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
 from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source
+from nanstop.tracebacks import place_of
 
 _OF_PYTHON = frozenset({"max", "min", "len", "float", "int", "abs", "tuple"})
 _OF_PYTHON |= {"sum", "zip", "range", "enumerate", "list"}
@@ -68,6 +70,8 @@ class Typed:
         frame = frame_in(self._file) if call.spelled and self._found is not None else None
         one = None if frame is None else self._meant(frame, call.spelled)
         if one is None:
+            if frame is not None:
+                self._note_others(frame, call)
             return call.run()
         scope = self._scope_of(one.node)
         self._note(scope, one, call)
@@ -122,6 +126,16 @@ class Typed:
             if name in call.kwargs:
                 self._given[scope, ast.dump(node)] = call.kwargs[name]
 
+    def _note_others(self, frame: FrameType, call: Call) -> None:
+        """Note what is read by an index or by a method that no rewriting knows."""
+        statement, span = self._statement(frame.f_lineno), _span(frame)
+        if statement is None or span is None:
+            return
+        for node in ast.walk(statement):
+            if isinstance(node, ast.expr) and _span_of(node) == span:
+                for read, value in _read_by(node, call):
+                    self._given[self._scope_of(node), ast.dump(read)] = value
+
     def _computed(self, scope: ast.AST, one: Operation) -> Any:
         assert self._found is not None
         written = _Written(self, self._old, scope, self._found)
@@ -161,11 +175,27 @@ def _span(frame: FrameType) -> Span | None:
     """Return where the expression that a frame evaluates begins and ends; None where Python does
     not know it (before 3.11).
     """
-    places: Any = getattr(frame.f_code, "co_positions", None)
-    if places is None:
+    code, instruction = place_of(frame)
+    places: Any = getattr(code, "co_positions", None)
+    if places is None or instruction < 0:
         return None
-    line, last, column, end = next(islice(places(), frame.f_lasti // 2, None))
+    line, last, column, end = next(islice(places(), instruction // 2, None))
     return (line, column), (last, end)
+
+
+def _read_by(node: ast.expr, call: Call) -> Iterator[tuple[ast.expr, Any]]:
+    """Yield the operands that an index, or a call of a tensor's method, spells, with their values."""
+    if isinstance(node, ast.Subscript) and call.name == "getitem":
+        value, index = call.args
+        yield node.value, value
+        if isinstance(node.slice, ast.Tuple) and isinstance(index, tuple):
+            yield from zip(node.slice.elts, index, strict=False)
+        else:
+            yield node.slice, index
+    func = node.func if isinstance(node, ast.Call) else None
+    if isinstance(func, ast.Attribute) and getattr(Tensor, func.attr, None) == call.function:
+        assert isinstance(node, ast.Call)
+        yield from zip((func.value, *node.args), call.args, strict=False)
 
 
 def _span_of(node: ast.expr) -> Span:

@@ -34,12 +34,14 @@ class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
         self.incident = incident
 
 
-def unknown(what: str, given: object, choices: Iterable[str]) -> NanstopError:
-    """Return ``unknown WHAT: `GIVEN``` with a did-you-mean where a choice is near, and the
-    choices where they are few.
+def unknown(
+    what: str, given: object, choices: Iterable[str], *, meant: str | None = None
+) -> NanstopError:
+    """Return ``unknown WHAT: `GIVEN``` with a did-you-mean where a choice is near, or ``meant`` is
+    one, and the choices where they are few.
     """
     known = list(choices)
-    near = difflib.get_close_matches(str(given), known, n=1)
+    near = [meant] if meant in known else difflib.get_close_matches(str(given), known, n=1)
     hints = [f"did you mean `{near[0]}`?"] if near else []
     if len(known) <= 24:
         hints.append(f"known: {', '.join(known)}")

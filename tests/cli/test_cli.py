@@ -64,6 +64,11 @@ def incidents(tmp_path):
             "did you mean `fp16-overflow`?",
         ),
         (["explain", "NS201", "--lang", "fr"], "unknown language: `fr`", "known: en, zh"),
+        (
+            ["run", "--dir", "x", "a.py"],
+            "unknown option of `nanstop run`: `--dir`",
+            "mean `--out`?",
+        ),
         (["demo", "s1-gemma-dpo-fp16"], "unknown scenario", "did you mean `s1-gemma3-dpo-fp16`?"),
         (
             ["demo", "s2-gemma-qlora-newtokens", "--variant", "half"],

@@ -13,6 +13,9 @@ from nanstop.errors import NanstopError, unknown
 
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 """The base of all complaints about usage, which typer has under no public name."""
+_OTHER_NAMES = {"--dir": "--out", "--folder": "--out", "--output-dir": "--out"}
+_OTHER_NAMES |= {"--policy": "--on-failure", "--mode": "--on-failure", "--timeout": "--hang"}
+"""What other programs call options of ours."""
 
 
 class Commands(TyperGroup):
@@ -91,6 +94,7 @@ def usage_error(error: Any) -> NanstopError:
     option = getattr(error, "option_name", None)
     if option:
         choices = [name for one in error.ctx.command.params for name in one.opts if name[:1] == "-"]
-        return unknown(f"option of `{command}`", option, choices)
+        meant = _OTHER_NAMES.get(option)
+        return unknown(f"option of `{command}`", option, choices, meant=meant)
     message = error.format_message().rstrip(".")
     return NanstopError(message[:1].lower() + message[1:], hint=f"see `{command} --help`")

@@ -184,7 +184,7 @@ def _span(frame: FrameType) -> Span | None:
 
 
 def _read_by(node: ast.expr, call: Call) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield the operands that an index, or a call of a tensor's method, spells, with their values."""
+    """Yield the operands that an index or a call of a tensor's method spells, and their values."""
     if isinstance(node, ast.Subscript) and call.name == "getitem":
         value, index = call.args
         yield node.value, value

@@ -1,5 +1,5 @@
 """Write what the documentation takes from the code: a page a finding and their index in each
-language, and the schema of reports.
+language, the schema of reports, and the index of the log.
 
 ``python tools/generate_docs.py`` writes, with ``--check`` it only says which files are out of date.
 A test does the same.
@@ -8,6 +8,7 @@ A test does the same.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -73,12 +74,28 @@ def index(lang: str = "en") -> str:
     return WORDS[lang]["index"] + "\n".join(rows) + "\n"
 
 
+def log() -> str:
+    """Return the log with the index of its entries, which are as they stand there."""
+    text = (DOCS / "log.md").read_text(encoding="utf-8")
+    head, *entries = re.split(r"(?m)^(?=## )", text)
+    titles = [entry.splitlines()[0].removeprefix("## ") for entry in entries]
+    intro = head.partition("\n- [")[0].rstrip()
+    rows = "\n".join(f"- [{title}](#{_anchor(title)})" for title in titles)
+    return f"{intro}\n\n{rows}\n\n{''.join(entries)}"
+
+
+def _anchor(title: str) -> str:
+    """Return what a heading is called in links, as GitHub has it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 def files() -> dict[Path, str]:
     """Return every generated file, relative to ``docs/``, with its text."""
     written = {}
     for lang, folder in FOLDERS.items():
         written |= {folder / f"{rule.code}.md": page(rule, lang) for rule in CATALOGUE}
         written[folder / "README.md"] = index(lang)
+    written[Path("log.md")] = log()
     written[Path("report.schema.json")] = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
     return written
 

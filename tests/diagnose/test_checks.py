@@ -745,6 +745,11 @@ def test_scaled_gradient_offers_a_smaller_scale_before_wider_parameters():
     ]
 
 
+def test_an_overflow_of_float32_offers_no_float32():
+    wide = event(phase="backward", dtype="float32", wider="finite")
+    assert remedies(check("NS301", evidence(localization(wide)))) == []
+
+
 def test_update_names_the_vanishing_eps_and_the_parameter():
     diagnosis = check("NS402", evidence(UPDATE, half_head()))
     assert "`score.weight`" in diagnosis.title

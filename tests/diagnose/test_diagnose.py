@@ -190,6 +190,14 @@ def test_a_climb_explains_the_overflow_that_it_ends_in(first_bad):
     assert codes(training.climbing(training.LOSSES, training.GRADIENT_NORMS, found)) == ["NS404"]
 
 
+def test_a_climb_that_left_a_dead_model_is_told_by_its_peak():
+    """Weights that an overflow was kept out of may give less than there was at the beginning."""
+    found = localization(event(phase="backward", dtype="float32", wider="finite"))
+    given = training.climbing((5.1, 8.6, 38.0, 190.0, 3.7), (4.2, 11.0, 52.0, 491.0, 5e4), found)
+    (climb,) = (one for one in diagnose(given, "incident") if one.code == "NS404")
+    assert "from 8.6 to 190 " in climb.cause
+
+
 def test_a_climb_does_not_take_the_place_of_a_narrow_format():
     given = training.climbing(training.NARROW_LOSSES, training.NARROW_NORMS, OVERFLOW)
     assert codes(given) == ["NS201", "NS404"]

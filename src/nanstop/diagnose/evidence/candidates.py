@@ -5,7 +5,7 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows
-from nanstop.records.formats import HALF
+from nanstop.records.formats import HALF, NARROW
 from nanstop.records.remedies import spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
@@ -62,8 +62,13 @@ def _half_format(facts: RunFacts) -> str:
 
 
 def precision(event: OpEvent, facts: RunFacts, dtype: str) -> Candidates:
-    """Return what cures an overflow at ``event``: an island, another kernel, bfloat16."""
+    """Return what cures an overflow at ``event``: an island, another kernel, bfloat16.
+
+    Where ``dtype``, the format that overflowed, is none of the narrow ones, islands are no wider.
+    """
     other = kernels(facts) if is_attention(event) else ()
+    if dtype not in NARROW:
+        return other
     wide = BF16 if dtype != "bfloat16" else ()
     return (*islands(event, facts), *other, *wide)
 

@@ -88,13 +88,14 @@ failed."""
 @dataclass(frozen=True, slots=True)
 class Climb:
     """``factor``: the last value over what was usual;
-    ``rises``: how often a value was twice all before it.
+    ``rises``: how often a value was twice all before it; ``highest``: of them all.
 
     ``is_short``: nothing says whether the history was flat before.
     """
 
     first: float
     last: float
+    highest: float
     rises: int
     is_short: bool
 
@@ -228,7 +229,7 @@ def _climb(history: Mapping[int, float]) -> Climb | None:
     for value in values:
         if value > 0.0 and value >= 2.0 * record:
             record, rises = value, rises + 1
-    return Climb(first, values[-1], rises, len(values) < 3)
+    return Climb(first, values[-1], max(values), rises, len(values) < 3)
 
 
 def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
@@ -292,7 +293,7 @@ def _cause(loss: Climb | None, weights: tuple[TensorStats, ...], facts: RunFacts
     rate = f" at a learning rate of {lr:g}" if lr is not None else ""
     if loss is None:
         return f"weights grew beyond all measure in the updates before it{rate}"
-    return f"the loss grew from {loss.first:.3g} to {loss.last:.3g} before it{rate}"
+    return f"the loss grew from {loss.first:.3g} to {loss.highest:.3g} before it{rate}"
 
 
 def _lines(

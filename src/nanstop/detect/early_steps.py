@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.gradient_arrival import GradientArrival, is_whole
+from nanstop.detect.objective.equal_halves import EqualHalves
 from nanstop.detect.objective.references import Equals, OwnReference
 from nanstop.detect.stale_weights import keeps_casts
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
@@ -30,7 +31,7 @@ from nanstop.replay.step import ModelView, Step, gradients_of, scale_of
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from nanstop.records import GradientRow
+    from nanstop.records import GradientRow, ObjectiveRow
     from nanstop.tracing.op_patches import Look
 
 MOST_ELEMENTS = 1 << 20
@@ -65,6 +66,7 @@ class EarlySteps:
         self._are_all_zero = False
         self._num_compared = 0
         self._own_reference = OwnReference()
+        self._equal_halves = EqualHalves()
         self.lost: float | None = None
         """Share of the last update looked at that its weights could not take up, None where none
         was measured.
@@ -117,7 +119,7 @@ class EarlySteps:
         """Return whether a micro-batch of this healthy window may be run again."""
         if not (is_whole(facts) or _is_by_hand(facts)):
             return False
-        if self._own_reference.is_due(step):
+        if self._own_reference.is_due(step) or self._equal_halves.is_due(step):
             return True
         return is_early(step) and (self._flushed or bool(self._wanted(step, facts)))
 
@@ -148,9 +150,9 @@ class EarlySteps:
                 equal = Equals()
                 found = at_once(step, equal) | found
                 found["objective"] += self._own_reference.take(step, equal)
-        elif self._own_reference.is_due(step.id.step):
-            with suppress(Exception):  # as above
-                found["objective"] = self._own_reference.again(step)
+                found["objective"] += self._equal_halves.take(step)
+        elif rows := self._followed(step):
+            found["objective"] = rows
         if "casts" in wanted:
             from nanstop.detect.stale_weights import stale_losses
 
@@ -163,6 +165,16 @@ class EarlySteps:
             found["since"] = self._zero_since
             found["are_all_zero"] = self._are_all_zero
         return Probe(at=replace(step.id, micro=0), num_micro=1, **found) if found else None
+
+    def _followed(self, step: Step) -> tuple[ObjectiveRow, ...]:
+        """Return what shows in several updates in a row alone."""
+        rows: tuple[ObjectiveRow, ...] = ()
+        with suppress(Exception):  # as above
+            if self._own_reference.is_due(step.id.step):
+                rows += self._own_reference.again(step)
+            if self._equal_halves.is_due(step.id.step):
+                rows += self._equal_halves.take(step)
+        return rows
 
     def _wanted(self, step: int, facts: RunFacts) -> set[str]:
         asked = {"objective"}

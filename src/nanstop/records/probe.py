@@ -97,9 +97,10 @@ class ObjectiveRow:
     ``op``: the operation that read it, of ``width`` classes. ``given``: rows that sum to 1, values
     between 0 and 1, scores without a normalisation, one class alone, labels that are the last
     token that each row reads, or one after the next, every pair of ``width`` outputs and targets,
-    the policy itself in the place of its reference, ``width`` values less their own mean, or
-    padding of ``width`` places in that of texts. ``line``: FILE:LINE; ``made_at``: of the lines
-    that made what was read what it is.
+    the policy itself in the place of its reference, ``width`` values less their own mean, padding
+    of ``width`` places in that of texts, or ``width`` rows and a copy of each. ``line``: FILE:LINE;
+    ``made_at``: of the lines that made what was read what it is; of copies, the names of what holds
+    them in the batch.
     """
 
     op: str
@@ -115,6 +116,7 @@ class ObjectiveRow:
         "itself",
         "own_mean",
         "padding",
+        "own_copy",
     ]
     width: int
     line: str = ""

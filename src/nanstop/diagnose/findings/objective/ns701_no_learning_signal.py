@@ -1,8 +1,9 @@
 """Nothing in the batch tells better from worse: the objective has no gradient.
 
 ## What happened
-The rewards of every group are equal, or the gradient is exactly zero in update after update.
-Everything is finite, the loss is 0 or stands still, and no weight has a reason to move.
+The rewards of every group are equal, or the gradient is exactly zero in update after update, or
+each row is compared with a copy of itself and gradients cancel. Everything is finite, the loss is 0
+or stands still, and no weight has a reason to move.
 
 ## Why it happens
 GRPO and RLOO learn from differences inside a group: the advantage is the reward less the group's
@@ -13,7 +14,9 @@ p^G + (1 - p)^G of the groups of G without a difference: at p = 0.02 and G = 4 t
 with a wrong column or catches its own exceptions and returns 0.0, leaves 100 %. Negatives that are
 the other rows of a micro-batch are none where it has 1 row: the softmax of one score is 1, its loss
 0, and accumulation over 8 such micro-batches adds up 8 zeros. So is a reward less the mean of a
-group of 1, or of a mean over the wrong dimension: 0, whatever the reward.
+group of 1, or of a mean over the wrong dimension: 0, whatever the reward. Pairs whose better answer
+is a copy of the worse one have a margin of 0 whatever the weights are: the loss of DPO stays at log
+2 = 0.693, and what is left of the gradient, 1e-7, are roundings.
 
 ## Example
 ```
@@ -26,7 +29,8 @@ group of 1, or of a mean over the wrong dimension: 0, whatever the reward.
 2. Grade in parts (format, then answer, then length), so that attempts differ.
    Cost: a reward to design.
 3. Larger groups (`num_generations`) or a higher temperature. Cost: generation time in proportion.
-4. Prompts that the model solves sometimes: leave out those it always or never solves.
+4. Print one pair: `chosen` and `rejected` have to differ. Cost: none.
+5. Prompts that the model solves sometimes: leave out those it always or never solves.
    Cost: a filter.
 
 ## Fix safety
@@ -42,6 +46,7 @@ before its first reward: with other weights it has a gradient. That is tried fir
 - https://github.com/huggingface/trl/issues/3857
 - https://github.com/modelscope/ms-swift/issues/4547
 - https://github.com/modelscope/ms-swift/issues/5571
+- https://github.com/huggingface/trl/issues/4023
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.reading import series_values, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
-from nanstop.wording import counted, number
+from nanstop.wording import counted, listed, number
 
 FROM_THE_START = 4
 """Steps without any difference from which a run that never had one is told of it."""
@@ -74,7 +79,12 @@ _ALONE = {
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if in several logs no reward differs, or no gradient came."""
-    return _nothing_to_compare(evidence) or _equal_rewards(evidence) or _no_gradient(evidence)
+    return (
+        _nothing_to_compare(evidence)
+        or _copies(evidence)
+        or _equal_rewards(evidence)
+        or _no_gradient(evidence)
+    )
 
 
 def _nothing_to_compare(evidence: Evidence) -> Diagnosis | None:
@@ -96,6 +106,29 @@ def _nothing_to_compare(evidence: Evidence) -> Diagnosis | None:
         lines=(*((first.line,) if first.line else ()), advice),
         where=first.module or "loss",
         seen=sighting(evidence, "loss", op=first.op),
+    )
+
+
+def _copies(evidence: Evidence) -> Diagnosis | None:
+    """Return that a batch of pairs holds each row twice, and that gradients cancel by it."""
+    rows = evidence.probe.objective if evidence.probe is not None else ()
+    row = next((row for row in rows if row.given == "own_copy"), None)
+    if row is None:
+        return None
+    size, names = row.width, listed(row.made_at)
+    return Diagnosis(
+        code="NS701",
+        title="each row is compared with a copy of itself",
+        cause=f"of {2 * size} rows the second half is a copy of the first, in update after update: "
+        "their gradients cancel",
+        confidence="certain",
+        confirmed="with other rows in one half there is a gradient, and with other weights none",
+        lines=(
+            f"the same in both halves: {names}",
+            "look at what makes the pairs: the better and the worse answer come from one column",
+        ),
+        where="batch",
+        seen=sighting(evidence, "loss"),
     )
 
 

@@ -123,7 +123,7 @@ _INSTEAD = {
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an objective read what it should not, also with other weights."""
     rows = evidence.probe.objective if evidence.probe is not None else ()
-    odd = [row for row in rows if row.given not in ("one_class", "own_mean")]
+    odd = [row for row in rows if row.given not in ("one_class", "own_mean", "own_copy")]
     if not odd:
         return None
     first, *others = odd

@@ -289,3 +289,12 @@ def loss_is_scaled(trainer: Any) -> bool | None:
     not, or None. Transformers before 5 is told nothing.
     """
     return getattr(trainer, "loss_is_scaled_for_ga", None)
+
+
+def divides_loss(trainer: Any) -> bool:
+    """Return whether a trainer divides each loss by the number of micro-batches, and does not
+    leave it to the loss to divide by the tokens of the window.
+    """
+    declared = loss_is_scaled(trainer)
+    takes = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    return not (takes if declared is None else declared)

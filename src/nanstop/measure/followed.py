@@ -204,6 +204,7 @@ class Followed:
         self._begun = Backward(before, before, self.weights(), None, again, others)
         if (factor := loss_factor(losses)) is not None:
             self._begun.loss_factor, self._begun.most = factor.value, factor.most
+            self._begun.is_mean = factor.is_of_torch
         self._hooks = HookStations(self.chosen(), _spread)
 
     def end_backward(self, line: Line) -> None:

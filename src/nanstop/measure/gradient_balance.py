@@ -29,7 +29,8 @@ class Backward:
     one that was made of the same batch.
 
     ``loss_factor``: by which a mean was multiplied to be its loss, ``most``: the largest of the
-    numbers that make it up and are known on the host. ``computed``: what ``after``
+    numbers that make it up and are known on the host, ``is_mean``: whether that is all that was
+    made of it. ``computed``: what ``after``
     would be if ``hooks`` had changed nothing, None where there are none.
     """
 
@@ -41,6 +42,7 @@ class Backward:
     reached_others: bool = False
     loss_factor: float | Tensor | None = None
     most: float = 1.0
+    is_mean: bool = False
     computed: Tensor | None = None
     hooks: HookStations | None = None
 
@@ -184,6 +186,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         factor=factor_between(arrived, taken),
         scale=float(samples.scale) if samples.scale is not None else 1.0,
         loss_factor=samples.loss_factor,
+        are_means=all(one.is_mean for one in backwards),
         stages=_stages(arrived, samples.stages),
         norm_consumed=_number(samples.norm_consumed),
         num_replaced=samples.num_replaced,

@@ -48,11 +48,13 @@ class LossMark:
 class LossFactor:
     """By what a mean was multiplied to be a loss. ``value``: a scalar on its device where that is
     known there alone, NaN where it turns out to be no mean. ``most``: the largest of the numbers
-    that are known on the host.
+    that are known on the host. ``is_of_torch``: whether a loss function of torch gave what the mean
+    is of, so that nothing was divided below it.
     """
 
     value: float | Tensor
     most: float
+    is_of_torch: bool = False
 
 
 def loss_factor(losses: Sequence[Tensor]) -> LossFactor | None:
@@ -80,7 +82,13 @@ def loss_factor(losses: Sequence[Tensor]) -> LossFactor | None:
         value = _where_divided(value, [counted * abs(one) for one in factors])
     if isinstance(value, float) and math.isnan(value):
         return None
-    return LossFactor(value, max([1.0, *map(abs, known)]))
+    return LossFactor(value, max([1.0, *map(abs, known)]), is_mean and _is_of_torch(core))
+
+
+def _is_of_torch(core: Any) -> bool:
+    """Return whether a mean is of what a loss function of torch has made of each element."""
+    below = (following for following, _ in core.next_functions if following is not None)
+    return bool(_reduction(core)) or any(hasattr(one, "_saved_reduction") for one in below)
 
 
 def _where_divided(value: float | Tensor, shares: Sequence[float | Tensor]) -> float | Tensor:

@@ -46,6 +46,8 @@ class GradientAccount:
     loss_factor: float | None = None
     """What the script itself multiplied the mean by that is each loss of the window; None where
     that is not known, or a loss is no mean."""
+    are_means: bool = False
+    """Whether that is all that was made of the elements that a loss function of torch gave."""
     stages: tuple[float | None, ...] = ()
     """By what each change of one parameter's gradient multiplied it after the last backward, None
     where no single number did; empty where that was not looked for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from nanstop.hosts.sharded.ddp import can_agree
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
 from nanstop.numerics.tensors import format_name
-from nanstop.records import RateFacts, RunFacts, TextFacts
+from nanstop.records import AccumulationFacts, RateFacts, RunFacts, TextFacts
 from nanstop.records.formats import BY_SHORT_NAME
 
 _MASKING = ("assistant_only_loss", "completion_only_loss")
@@ -46,6 +47,7 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
         "loss": _loss(args, model),
         "clip": args.max_grad_norm or None,
         "num_micro": args.gradient_accumulation_steps,
+        "accumulation": _divided(trainer, known["accumulation"]),
         "batch_shape": (args.per_device_train_batch_size,),
         "gradient_checkpointing": compat.recomputes(args, model),
         "compiled": bool(args.torch_compile or trainer.model is not view.root),
@@ -68,6 +70,13 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
     if vocab is not None:
         known["vocab"] = vocab
     return RunFacts(**known)
+
+
+def _divided(trainer: Any, sums: AccumulationFacts | None) -> AccumulationFacts | None:
+    """Return how micro-batches are made one, with whether the trainer divides their losses."""
+    if trainer.args.gradient_accumulation_steps == 1 or compat.divides_loss(trainer):
+        return sums
+    return replace(sums or AccumulationFacts(), by_micros=False)
 
 
 def _autocast(trainer: Any) -> str | None:

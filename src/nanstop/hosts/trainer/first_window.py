@@ -115,18 +115,16 @@ def probed_accumulation(trainer: Any, step: Any) -> AccumulationFacts:
     # Looks run a loss of the script's by what it called; here it is to be called itself.
     own = step.inner if isinstance(step, TapedStep) else step
     norms = accumulation_of(own.view.root)
-    declared, takes = compat.loss_is_scaled(trainer), trainer.model_accepts_loss_kwargs
     by_tokens = None
     labelled = [batch["labels"] for batch in own.batches if "labels" in batch]
-    if labelled and declared is None:
+    if labelled and compat.loss_is_scaled(trainer) is None:
         with own.isolated(), torch.no_grad():
             one, two = (_loss(trainer, own, count) for count in (8, 16))
         by_tokens = abs(two / one - 0.5) < 0.05 if math.isfinite(one) and one else None
-    scaled = (takes or trainer.compute_loss_func is not None) if declared is None else declared
     return AccumulationFacts(
         counts=tuple(num_supervised(labels) for labels in labelled),
         by_tokens=by_tokens,
-        by_micros=not scaled,
+        by_micros=compat.divides_loss(trainer),
         batch_norms=norms.batch_norms if norms else 0,
     )
 

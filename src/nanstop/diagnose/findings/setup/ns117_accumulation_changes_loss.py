@@ -77,13 +77,17 @@ samples: they are no pieces of one batch, and are not told.
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.accounts import repeated, same
 from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
-from nanstop.records import AccumulationFacts, Diagnosis, Evidence
+from nanstop.records import AccumulationFacts, Diagnosis, Evidence, GradientAccount
 from nanstop.wording import counted
 
 _UNEVEN = 1.05
 """Micro-batches whose numbers of tokens differ by less weigh their tokens alike."""
+
+_UPDATES = 2
+"""Updates in a row that are sums of means."""
 
 _MANY = 32
 """Micro-batches that each add a thirtieth or less: five of bfloat16's eight bits are lost."""
@@ -95,6 +99,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     sums = facts.accumulation
     if sums is None or (facts.num_micro < 2 and not sums.num_single):
         return None
+    if evidence.accounts:
+        return _summed(evidence, sums)
     reason = (
         _never_summed(sums)
         or _divided_wrongly(sums, facts.num_micro)
@@ -118,6 +124,35 @@ def _never_summed(sums: AccumulationFacts) -> Reason | None:
     )
     fix = "with accelerator.accumulate(model): around each micro-batch"
     return Reason("certain", f"gradients are {sums.num_asked} times too small", cause, fix)
+
+
+def _summed(evidence: Evidence, sums: AccumulationFacts) -> Diagnosis | None:
+    """Return that updates were made of sums of means, where the host leaves it to the loss to be a
+    share of its window.
+    """
+    facts, latest = standing(evidence), repeated(evidence.accounts, _UPDATES)
+    if sums.by_micros or not latest or not all(_is_sum(one, facts.num_micro) for one in latest):
+        return None
+    num = facts.num_micro
+    cause = (
+        f"each of {num} losses of an update is a mean of its own, as its graph shows, and nothing "
+        "divides their sum"
+    )
+    fix = "set loss_is_scaled_for_ga = False, or divide a sum by num_items_in_batch"
+    reason = Reason("likely", f"gradients are {num} times too large", cause, fix)
+    seen = sighting(evidence, "backward", since=latest[0].at.step)
+    return reason.diagnosis("NS117", where=facts.host, seen=seen)
+
+
+def _is_sum(account: GradientAccount, num: int) -> bool:
+    """Return whether an update took a sum of so many means, if clipped: not divided by their
+    number.
+    """
+    given = account.contributions
+    is_whole = len(given) == num and not any(one.is_lost or one.is_again for one in given)
+    if not (is_whole and account.are_means and same((account.loss_factor, 1.0))):
+        return False
+    return bool(account.factor) and account.scale == 1.0 and not same((account.factor, 1.0 / num))
 
 
 def _divided_wrongly(sums: AccumulationFacts, num_micro: int) -> Reason | None:
@@ -180,5 +215,5 @@ RULE = Rule(
     "accumulation-changes-loss",
     "the loss depends on how a batch is split into micro-batches",
     check,
-    ("static",),
+    ("static", "account"),
 )

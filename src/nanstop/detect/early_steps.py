@@ -266,6 +266,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.detect.objective.groups import Groups, lone_rows
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
+    from nanstop.detect.objective.padded_labels import padded_labels
     from nanstop.detect.objective.padding import Masks, hidden_texts
     from nanstop.detect.objective.pairs import Pairs, paired_rows
     from nanstop.detect.objective.ratios import Ratios, ratio_rows
@@ -280,7 +281,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, *looks)
     rows = objective_rows(step, 0, *seen)
     rows += misaligned_rows(step, picks) + paired_rows(step, pairs) + lone_rows(step, groups)
-    rows += hidden_texts(step, picks, masks)
+    rows += hidden_texts(step, picks, masks) + padded_labels(step, picks)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
         **coarse,

@@ -61,7 +61,7 @@ def hidden_texts(step: Step, picks: Picks, masks: Masks) -> tuple[ObjectiveRow, 
         padding = padding_of(tokens)
         if padding is None:
             continue
-        pick = next((n for n, labels in picks.labels.items() if _by_token(labels, tokens)), None)
+        pick = next((n for n, labels in picks.labels.items() if is_by_token(labels, tokens)), None)
         look = _Outputs(step, table, pick)
         trained = [p for p in step.view.root.parameters() if p.requires_grad]
         if not look.reads_padding_alone(padding):
@@ -93,7 +93,8 @@ def _run_at_end(tokens: Tensor) -> Tensor:
     return run & (last == tokens[repeated].mode().values)
 
 
-def _by_token(labels: Tensor, tokens: Tensor) -> bool:
+def is_by_token(labels: Tensor, tokens: Tensor) -> bool:
+    """Return whether there is a label for each token, or for each but one of each text."""
     num_rows, remainder = divmod(labels.numel(), len(tokens))
     return not remainder and 0 <= tokens.shape[1] - num_rows <= 1 < num_rows
 

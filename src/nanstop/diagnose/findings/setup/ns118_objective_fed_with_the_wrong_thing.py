@@ -43,6 +43,10 @@ A mask can be the wrong way round: `attention_mask` of transformers is 1 where a
 and the loss falls to what is known without them. That is told by an experiment: other embeddings of
 the padding change the outputs, other ones of the texts do not, beside those of the token itself.
 
+Labels can be padding. A text of 5 tokens that is filled up to 24 is asked for 19 of padding, which
+a model learns first: a loss of 4.4 is one of 1.5 then. Labels that are -100 are ignored by torch's
+losses. That padding counts is seen by an experiment: the micro-batch run again without it.
+
 ## Example
 ```python
 import torch
@@ -63,6 +67,8 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 4. Outputs [N, 1] against targets [N]: `outputs.squeeze(-1)`, or `targets[:, None]`. Cost: none.
 5. A reference of its own: `copy.deepcopy(policy)` before the first update. Cost: a model's memory.
 6. Turn the mask, with `~` or `1 - mask`, where it is made. Cost: none.
+7. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
+   end stays. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -116,6 +122,12 @@ _INSTEAD = {
         "outputs hang on the padding, and on no token of a text beside their own",
         "other embeddings of the padding change them, those of texts do not",
         "turn the mask: key_padding_mask of torch is True, attention_mask 0 where nothing is read",
+    ),
+    "padded_labels": (
+        "padding is trained on",
+        "labels are the padding token at the ends of rows, and the loss counts them",
+        "without these labels the loss is another one",
+        "make labels of padding -100, which torch's losses ignore",
     ),
 }
 

@@ -126,7 +126,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "1f992b752012d78b")
+REPORT_FORM = (1, "58870000ae438561")
 
 
 def test_names():

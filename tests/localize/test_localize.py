@@ -284,6 +284,13 @@ def test_constant_array_is_named_at_its_reader():
     assert (found.origin, found.culprit, op_of(found)) == ("from_constant", "spoiled", "mul")
 
 
+def test_infinity_that_a_variable_held_is_named_at_the_op_that_makes_nan_of_it():
+    rarity = 1.0 / torch.tensor([4.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    found = located_body(lambda x: (x * 0.0) * rarity)
+    assert (found.origin, op_of(found), found.held_in) == ("born_here", "mul", "rarity")
+    assert found.held_at.text.startswith("rarity = 1.0 / torch.tensor(")
+
+
 @pytest.mark.parametrize("name", ["proj.weight", "embed.weight", "head.bias"])
 def test_parameter_was_bad_before(name):
     model = Net(lambda x: x)

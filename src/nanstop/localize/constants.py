@@ -33,6 +33,17 @@ def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value
     return None
 
 
+def held_infinity(trace: Trace, index: int, details: OpDetails | None) -> Holder | None:
+    """Return the variable that has held an infinity which an op reads since before the step."""
+    for value in trace.ops[index].inputs:
+        if value.storage.name or value.generation or value.storage.line is not None:
+            continue
+        holder = _holder(value, details) if range_of(trace, value).is_bad else None
+        if holder is not None and holder.before:
+            return holder
+    return None
+
+
 def as_constant(
     found: Localization, value: Value, details: OpDetails | None, rows: int | None
 ) -> Localization | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nanstop.localize import dataflow, slicing
-from nanstop.localize.constants import as_constant, written_number
+from nanstop.localize.constants import as_constant, held_infinity, written_number
 from nanstop.localize.positions import Grid, positions_in
 from nanstop.localize.provenance import LOGARITHMS, Kinds, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
@@ -200,6 +200,7 @@ class FailureOrigin:
     def _born(self, index: int) -> Localization:
         event = self.event(index)
         smuggled = self._smuggled(index)
+        held = held_infinity(self.trace, index, self._details.get(index))
         growth = dataflow.growth_chain(self.trace, index, self._made)
         return Localization(
             key=self._key(event, self._kind(event)),
@@ -213,6 +214,8 @@ class FailureOrigin:
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
             filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
+            held_in=held.name if held is not None else "",
+            held_at=held.line if held is not None else None,
             counted=self._counted(event),
         )
 

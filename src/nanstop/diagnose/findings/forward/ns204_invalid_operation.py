@@ -66,6 +66,7 @@ from nanstop.records.formats import NARROW
 from nanstop.wording import number
 
 _OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
+_UNTRIED = "not tried: a finite number in its place, where it is made"
 _WITHIN_ONE = ("acos", "asin", "atanh")
 
 
@@ -142,12 +143,16 @@ def _is_brought_in(evidence: Evidence) -> bool:
 
 
 def _fill(evidence: Evidence) -> tuple[str, ...]:
-    """Return the fill that wrote the infinity which was read."""
-    filled = evidence.localization.filled if evidence.localization is not None else None
-    source = filled.source if filled is not None else None
+    """Return the fill that wrote the infinity which was read, or the variable that holds it."""
+    found = evidence.localization
+    if found is not None and found.held_in:
+        made = f": `{found.held_at.text}` at {found.held_at.short}" if found.held_at else ""
+        held = f"the Inf is one that `{found.held_in}` has held since before the step{made}"
+        return held, _UNTRIED
+    source = found.filled.source if found is not None and found.filled is not None else None
     if source is None:
         return ()
-    return (f"the Inf is one that the program writes at {source.short}: `{source.text}`",)
+    return f"the Inf is one that the program writes at {source.short}: `{source.text}`", _UNTRIED
 
 
 def _writing_line(evidence: Evidence) -> tuple[str, ...]:

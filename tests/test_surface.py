@@ -126,7 +126,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "58870000ae438561")
+REPORT_FORM = (1, "ec3a8753d84dab8c")
 
 
 def test_names():

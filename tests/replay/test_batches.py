@@ -55,3 +55,14 @@ def test_ids_and_empty_entries_have_no_odd_sample():
 def test_a_mask_is_known_by_its_values_and_not_by_its_name(name, values, hides):
     (fact,) = batch_facts({name: torch.tensor([values])}, 0)
     assert fact.hides is hides
+
+
+def test_the_rows_that_are_not_finite():
+    """Of pairs there may be half as many margins as there are texts."""
+    margins = torch.tensor([1.0, 2.0, float("nan"), 1.0])
+    (fact,) = batch_facts({"margin": margins}, 0)
+    assert (fact.num_bad, fact.bad_rows) == (1, (2,))
+    (fact,) = batch_facts({"x": torch.zeros(9, 2).log()}, 0)
+    assert fact.bad_rows == tuple(range(8))
+    (fact,) = batch_facts({"scale": torch.tensor(float("inf"))}, 0)
+    assert fact.bad_rows == ()

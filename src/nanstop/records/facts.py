@@ -126,6 +126,8 @@ class BatchFact:
     minimum: float | None = None
     maximum: float | None = None
     num_bad: int = 0
+    bad_rows: tuple[int, ...] = ()
+    """Places along the first axis that hold what is not finite, the first of them."""
     hides: bool = False
     """Whether it is a mask to be added: 0 and -Inf, nothing else."""
     num_rows_without_labels: int | None = None

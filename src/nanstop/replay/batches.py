@@ -10,6 +10,7 @@ from nanstop.records import BatchFact
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.replay.step import Batch
 
+_MOST_ROWS = 8
 _FEWEST_SAMPLES = 3
 """Of two samples neither is the odd one."""
 
@@ -40,10 +41,11 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
     if detached.is_complex():
         detached = torch.view_as_real(detached.resolve_conj())
     finite, mask = detached, torch.ones((), dtype=torch.bool)
-    num_bad = 0
+    num_bad, bad_rows = 0, ()
     if detached.is_floating_point():
         mask = detached.isfinite()
         num_bad, finite = int((~mask).sum()), detached[mask]
+        bad_rows = _bad_rows(mask) if num_bad and mask.dim() else ()
     elif detached.dtype == torch.bool:
         finite = detached.to(torch.uint8)
     supervised = _supervised(detached)
@@ -57,6 +59,7 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         minimum=float(finite.min()) if finite.numel() else None,
         maximum=float(finite.max()) if finite.numel() else None,
         num_bad=num_bad,
+        bad_rows=bad_rows,
         hides=num_bad > 0 and not bool(finite.any()) and bool((detached[~mask] < 0).all()),
         num_rows_without_labels=int((~rows).sum()) if rows is not None else None,
         num_rows=int(rows.numel()) if rows is not None else None,
@@ -64,6 +67,11 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         outlier_row=outlier,
         outlier_ratio=ratio,
     )
+
+
+def _bad_rows(finite: Tensor) -> tuple[int, ...]:
+    rows = (~finite.reshape(len(finite), -1)).any(1)
+    return tuple(rows.nonzero().flatten()[:_MOST_ROWS].tolist())
 
 
 def _outlier(value: Tensor) -> tuple[int | None, float | None]:

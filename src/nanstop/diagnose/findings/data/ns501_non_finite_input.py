@@ -42,6 +42,7 @@ from nanstop.records import BatchFact, Diagnosis, Evidence
 from nanstop.wording import counted, listed
 
 ADDITIONS = ("add", "sub")
+_MOST_SHOWN = 3
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -65,12 +66,21 @@ def check(evidence: Evidence) -> Diagnosis | None:
         and not _may_hide(evidence)
         else "likely",
         lines=tuple(
-            f"`{fact.name}` {fact.dtype} {list(fact.shape)}: {fact.num_bad} not finite"
+            f"`{fact.name}` {fact.dtype} {list(fact.shape)}: {fact.num_bad} not finite{_at(fact)}"
             for fact in bad
         ),
         remedies=without_rows(evidence),
         where=names[0] if names else "",
     )
+
+
+def _at(fact: BatchFact) -> str:
+    """Return in which of its rows an entry of several is not finite."""
+    if not fact.bad_rows or len(fact.bad_rows) == fact.shape[0]:
+        return ""
+    shown = ", ".join(map(str, fact.bad_rows[:_MOST_SHOWN]))
+    more = ", ..." if len(fact.bad_rows) > _MOST_SHOWN else ""
+    return f", at row{'s' * (len(fact.bad_rows) > 1)} {shown}{more}"
 
 
 def _may_hide(evidence: Evidence) -> bool:

@@ -745,6 +745,13 @@ def test_scaled_gradient_offers_a_smaller_scale_before_wider_parameters():
     ]
 
 
+@pytest.mark.parametrize(("vocab", "told"), [(66, True), (65, True), (64, False), (None, False)])
+def test_tokens_that_the_table_has_no_rows_for_ask_for_a_larger_one(vocab, told):
+    facts = RunFacts(table_rows=64, vocab=vocab)
+    found = check("NS502", evidence(facts=facts, batch=[batch_fact(maximum=64.0)]))
+    assert any(f"resize_token_embeddings({vocab})" in line for line in found.lines) is told
+
+
 def test_an_overflow_of_float32_offers_no_float32():
     wide = event(phase="backward", dtype="float32", wider="finite")
     assert remedies(check("NS301", evidence(localization(wide)))) == []

@@ -49,6 +49,7 @@ NS103: the row exists and was never trained. An IndexError of your own data set 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.reading import failing_batch, raised_message, raised_op, standing
@@ -93,7 +94,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=raised or "an id of the batch has no row in the table",
         confidence="certain" if asked else ("likely" if wrong else "possible"),
         confirmed=asked,
-        lines=tuple(wrong[1:]),
+        lines=(*wrong[1:], *_too_small(failing_batch(evidence), facts)),
         remedies=without_rows(evidence),
         where=wrong[0].split("`")[1] if wrong else "",
     )
@@ -131,6 +132,16 @@ def _problem(fact: BatchFact, facts: RunFacts) -> str | None:
     if low is not None and low < 0 and not (low == IGNORED_LABEL and is_labels):
         return f"`{fact.name}` holds {number(low)}"
     return None
+
+
+def _too_small(batch: Sequence[BatchFact], facts: RunFacts) -> tuple[str, ...]:
+    """Return how a table is to grow that has a row less than there are tokens, or several."""
+    rows, vocab = facts.table_rows, facts.vocab
+    largest = max((fact.maximum or 0.0 for fact in batch if _problem(fact, facts)), default=0.0)
+    if rows is None or vocab is None or not rows <= largest < vocab:
+        return ()
+    grown = f"model.resize_token_embeddings({vocab})"
+    return (f"the vocabulary has {vocab} tokens: {grown} gives each a row",)
 
 
 def _message(evidence: Evidence) -> str:

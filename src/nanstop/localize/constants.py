@@ -5,6 +5,7 @@ before.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from nanstop.localize.slicing import range_of
 from nanstop.records import Localization, Origin
@@ -33,15 +34,17 @@ def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value
     return None
 
 
-def held_infinity(trace: Trace, index: int, details: OpDetails | None) -> Holder | None:
-    """Return the variable that has held an infinity which an op reads since before the step."""
+def held_infinity(trace: Trace, index: int, details: OpDetails | None) -> dict[str, Any]:
+    """Return fields of ``Localization``: the variable that has held an infinity which an op reads
+    since before the step.
+    """
     for value in trace.ops[index].inputs:
         if value.storage.name or value.generation or value.storage.line is not None:
             continue
         holder = _holder(value, details) if range_of(trace, value).is_bad else None
         if holder is not None and holder.before:
-            return holder
-    return None
+            return {"held_in": holder.name, "held_at": holder.line}
+    return {}
 
 
 def as_constant(

@@ -200,7 +200,6 @@ class FailureOrigin:
     def _born(self, index: int) -> Localization:
         event = self.event(index)
         smuggled = self._smuggled(index)
-        held = held_infinity(self.trace, index, self._details.get(index))
         growth = dataflow.growth_chain(self.trace, index, self._made)
         return Localization(
             key=self._key(event, self._kind(event)),
@@ -214,8 +213,7 @@ class FailureOrigin:
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
             filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
-            held_in=held.name if held is not None else "",
-            held_at=held.line if held is not None else None,
+            **held_infinity(self.trace, index, self._details.get(index)),
             counted=self._counted(event),
         )
 

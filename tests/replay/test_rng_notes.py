@@ -10,18 +10,17 @@ from nanstop.replay import generator_notes
 from nanstop.replay.rng import RngNotes, note_rng, restore_rng
 
 
-def _draw(kind):
-    draws = {
-        "torch": lambda: torch.rand(3),
-        "python": random.random,
-        "gauss": lambda: random.gauss(0, 1),
-        "numpy": np.random.rand,
-        "normal": np.random.randn,
-        "table": lambda: np.random.bytes(4 * 624),
-        "words": lambda: random.getrandbits(32 * 624),
-        "seeds": lambda: (random.seed(3), np.random.seed(3)),
-    }
-    draws[kind]()
+_DRAWS = (
+    lambda: torch.rand(3),
+    random.random,
+    lambda: random.gauss(0, 1),
+    lambda: random.getrandbits(32 * 624),
+    np.random.rand,
+    np.random.randn,
+    lambda: np.random.permutation(5),
+    lambda: np.random.bytes(4 * 624),
+    lambda: (random.seed(3), np.random.seed(3)),
+)
 
 
 def _values():
@@ -31,10 +30,9 @@ def _values():
 
 def test_a_note_puts_back_what_the_state_was():
     draw, notes = random.Random(0), RngNotes()
-    kinds = ("torch", "python", "gauss", "numpy", "normal", "table", "words", "seeds")
     for _ in range(300):
         if draw.random() < 0.7:
-            _draw(draw.choice(kinds))
+            draw.choice(_DRAWS)()
         noted, present = notes.note(), note_rng()
         first = _values()
         restore_rng(noted)
@@ -65,9 +63,10 @@ def test_a_generator_that_cannot_be_told_by_its_memory_is_copied_each_time(monke
 @pytest.mark.parametrize("bits", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 def test_every_draw_of_a_generator_shows_in_its_memory(bits):
     one = np.random.RandomState(getattr(np.random, bits)(1))
+    choice = random.Random(2).choice
     for _ in range(2000):
         before, state = generator_notes.memory_of(one), one.get_state(legacy=False)
-        draw = random.choice((one.rand, one.randn, lambda: one.randint(5), lambda: one.bytes(1)))
+        draw = choice((one.rand, one.randn, lambda: one.randint(5), lambda: one.bytes(1)))
         draw()
         assert before is None or (before != generator_notes.memory_of(one)) or (
             str(state) == str(one.get_state(legacy=False))

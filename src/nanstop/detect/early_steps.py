@@ -55,7 +55,8 @@ class EarlySteps:
     def __init__(self, view: ModelView, inside: Callable[[], Collection[str]] = frozenset) -> None:
         self._view = view
         self._inside = inside
-        self._sample: _Sample | None = None
+        self.sample: _Sample | None = None
+        """Of the present update, None where it is not looked at."""
         self._losing: tuple[int, float] | None = None
         """Step and learning rate of the last update looked at, where that was mostly lost."""
         self._highest_rate = 0.0
@@ -73,19 +74,14 @@ class EarlySteps:
         """
         self.arrival = GradientArrival(view)
 
-    @property
-    def has_sample(self) -> bool:
-        """Whether the present update is looked at."""
-        return self._sample is not None
-
     def before_update(self, step: Step, facts: RunFacts) -> None:
         """Look at the gradients and weights that an update is about to change.
         Synchronises in float16 runs only.
         """
-        self._sample = None
+        self.sample = None
         if not is_early(step.id.step) or not is_whole(facts):
             return
-        self._sample = _sample(step)
+        self.sample = _sample(step)
         if self._num_compared < MAX_COMPARED and "float16" in self._formats(facts):
             # One window may have next to nothing to learn from: it takes two.
             share = self._share_of_zeros()
@@ -98,7 +94,7 @@ class EarlySteps:
         """Return what the update that was just made has lost.
         Synchronises where a sample of it was taken.
         """
-        sample, self._sample, self.lost = self._sample, None, None
+        sample, self.sample, self.lost = self.sample, None, None
         if sample is None or sample.id.step != step:
             return None
         updates, states = after_update(sample.optimizer, sample.parameters, sample.before)
@@ -117,11 +113,10 @@ class EarlySteps:
 
     def due(self, step: int, facts: RunFacts) -> bool:
         """Return whether a micro-batch of this healthy window may be run again."""
-        if not (is_whole(facts) or _is_by_hand(facts)):
+        follows = step in (self._own_reference.next, self._equal_halves.next)
+        if not (follows or is_early(step)) or not (is_whole(facts) or _is_by_hand(facts)):
             return False
-        if self._own_reference.is_due(step) or self._equal_halves.is_due(step):
-            return True
-        return is_early(step) and (self._flushed or bool(self._wanted(step, facts)))
+        return follows or self._flushed or bool(self._wanted(step, facts))
 
     def again(self, step: Step, facts: RunFacts) -> Probe | None:
         """Return what a micro-batch shows of positions, of the pooled token, of what the objective
@@ -170,9 +165,9 @@ class EarlySteps:
         """Return what shows in several updates in a row alone."""
         rows: tuple[ObjectiveRow, ...] = ()
         with suppress(Exception):  # as above
-            if self._own_reference.is_due(step.id.step):
+            if step.id.step == self._own_reference.next:
                 rows += self._own_reference.again(step)
-            if self._equal_halves.is_due(step.id.step):
+            if step.id.step == self._equal_halves.next:
                 rows += self._equal_halves.take(step)
         return rows
 

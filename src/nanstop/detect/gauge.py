@@ -65,6 +65,10 @@ class Gauge:
         """The formats in which modules were seen to work, whatever the weights and the loop's
         autocast say.
         """
+        self._of_formats: tuple[RunFacts, bool] | None = None
+        """Whether wide looks are worth their time, by the facts that said so last."""
+        self._earliest = -math.inf
+        """No narrow look is due before."""
         self._closed = False
         self.room: float | None = None
         """Doublings that the narrowest module had left in the look that was just read, None where
@@ -77,9 +81,11 @@ class Gauge:
         Only half formats absorb overflow at values that training meets, so others are not looked
         at.
         """
-        half = facts.autocast in HALF or any(g.dtype in HALF for g in facts.param_groups)
-        half |= not self.formats.isdisjoint(HALF)
-        return half and facts.world_size == 1 and self._clock() >= self._next_wide
+        if self._of_formats is None or self._of_formats[0] is not facts:
+            half = facts.autocast in HALF or any(g.dtype in HALF for g in facts.param_groups)
+            half |= not self.formats.isdisjoint(HALF)
+            self._of_formats = facts, half and facts.world_size == 1
+        return self._of_formats[1] and self._clock() >= self._next_wide
 
     def wide(self, step: Step) -> Localization | None:
         """Return where a micro-batch made an infinity that turned finite again, None if nowhere.
@@ -105,8 +111,10 @@ class Gauge:
         Reads the look that was taken in this step, if one was, which synchronises the device, and
         prepares one for the next step where it is time for it.
         """
-        began = self._clock()
-        tap, self._tap, self.room = self._tap, None, None
+        began, tap, self.room = self._clock(), self._tap, None
+        if tap is None and began < self._earliest:
+            return None
+        self._tap = None
         row = self._read(step, tap) if tap is not None else None
         self._tap = self._prepared(step)
         if self._tap is not None:
@@ -115,9 +123,9 @@ class Gauge:
             costs = self._costs[tap.partial]
             costs.append(self._clock() - began + tap.seconds)
             if self._num_looks > NUM_FIRST:
-                self._spent += median(
-                    costs
-                )  # a busy machine's pause within one look is no cost of it
+                # A busy machine's pause within one look is no cost of it.
+                self._spent += median(costs)
+            self._earliest = self._next_even()
         return row
 
     def close(self) -> None:
@@ -157,6 +165,15 @@ class Gauge:
         spent = self._spent + (0.0 if share < SHARE else self._wide_spent or 0.0)
         return spent + median(known) <= share * (self._clock() - self._began)
 
+    def _next_even(self) -> float:
+        """Return when the next look at all modules can be afforded; at once where some are followed
+        that look at fewer.
+        """
+        if self._num_looks < NUM_FIRST or self._growing:
+            return -math.inf
+        cost = self._spent + median(self._costs[False])
+        return self._began + cost / EVEN_SHARE
+
     def _read(self, step: int, tap: ModuleRanges) -> RangeRow | None:
         tap.detach()
         if step <= self._last:  # another training of the same model, or one that was rolled back
@@ -165,6 +182,7 @@ class Gauge:
         if not tap.partial:
             self._last_even = step
             self.formats |= tap.formats
+            self._of_formats = None
         growths: list[tuple[ModuleEnd, Growth]] = []
         self._growing = {}
         sizes = tap.read()

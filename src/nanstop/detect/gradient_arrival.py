@@ -43,14 +43,14 @@ class GradientArrival:
 
     def __init__(self, view: ModelView) -> None:
         self._view = view
-        self._was: list[tuple[Tensor, Tensor]] | None = None
+        self.was: list[tuple[Tensor, Tensor]] | None = None
         """The starts of some weights at the first update."""
         self._compared: WeakSet[Optimizer] = WeakSet()
         self._fed = False
         """Whether the script hands gradients to tensors of its own:
         copies that it updates and writes back.
         """
-        self._unheld: GradientPath | None = None
+        self.untaken: GradientPath | None = None
         """What arrived, where the optimizer holds nothing of the model:
         to be told if the update uses nothing else.
         """
@@ -79,14 +79,14 @@ class GradientArrival:
         self._fed = others and any(p.grad is not None for p in held.values())
         # Gradients that are nowhere may be summed up in tensors that torch's optimizers know
         # nothing of.
-        self._unheld = found if others and reached and not self._fed else None
+        self.untaken = found if others and reached and not self._fed else None
         return None if others else found
 
     def unheld(self) -> GradientPath | None:
         """Return, after an update, what had arrived where that update used nothing of it.
         No device work.
         """
-        found, self._unheld = self._unheld, None
+        found, self.untaken = self.untaken, None
         if found is None:
             return None
         self._fed = any(p.grad is not None for p in _held(self._view).values())
@@ -100,14 +100,14 @@ class GradientArrival:
         written back: they may be copies of other weights. Synchronises the device once, of such a
         run.
         """
-        was, self._was = self._was, None
+        was, self.was = self.was, None
         if view.optimizer is not None and view.optimizer not in self._compared:
             self._compared.add(view.optimizer)
             held = _held(view)
             trained = [p for p in view.root.parameters() if p.requires_grad]
             tables = [p for p in trained if p.dim() > 1][:MOST_TENSORS]
             others = bool(held) and not any(id(p) in held for p in trained)
-            self._was = [(p, _start(p).clone()) for p in tables] if others else None
+            self.was = [(p, _start(p).clone()) for p in tables] if others else None
             return 0.0
         if not was:
             return 0.0
@@ -175,17 +175,17 @@ class NeverReached:
 
     def __init__(self) -> None:
         self._waiting: WeakKeyDictionary[Optimizer, list[tuple[Tensor, int]]] = WeakKeyDictionary()
-        self._num: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._held: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        self._due: list[Tensor] = []
+        self.due: list[Tensor] = []
+        """What the present window should be run again for."""
         self._told = False
 
-    def note(self, step: Step) -> None:
-        """Note an update that is near. No device work; after the first update of an optimizer
-        none for what has had a gradient, after ``MOST_UPDATES`` none at all.
+    def note(self, step: Step, optimizer: Optimizer, number: int) -> None:
+        """Note that update ``number`` of an optimizer, from 0 on, is near: not for those after
+        ``MOST_UPDATES``. No device work; after the first none for what has had a gradient.
         """
-        optimizer, self._due = step.view.optimizer, []
-        if optimizer is None or self._told:
+        self.due = []
+        if self._told:
             return
         known = self._waiting.get(optimizer)
         if known is None:
@@ -194,19 +194,13 @@ class NeverReached:
             self._held[optimizer] = len(held)
         if not known:
             return
-        number = self._num[optimizer] = self._num.get(optimizer, 0) + 1
         waiting = [
             (p, was) for p, was in known if p.requires_grad and p.grad is None and version(p) == was
         ]
-        self._waiting[optimizer] = waiting if number <= MOST_UPDATES else []
-        is_time = number > UPDATES and (number - 1) & (number - 2) == 0
+        self._waiting[optimizer] = waiting if number < MOST_UPDATES else []
+        is_time = number >= UPDATES and number & (number - 1) == 0
         if is_time and 0 < len(waiting) < self._held[optimizer] and not step.calls_script:
-            self._due = [p for p, _ in waiting]
-
-    @property
-    def due(self) -> bool:
-        """Return whether the present window should be run again."""
-        return bool(self._due)
+            self.due = [p for p, _ in waiting]
 
     def take(self, step: Step) -> tuple[tuple[str, ...], str, str]:
         """Return the names of what is cut off, the line that runs it without a graph, and the one
@@ -215,7 +209,7 @@ class NeverReached:
         Undone bitwise; raises what the step raises. Synchronises the device.
         """
         names = {id(p): name for name, p in step.view.root.named_parameters()}
-        due, line = self._due, ""
+        due, line = self.due, ""
         found: list[Tensor] = []
         without: Any = getattr(step, "without_graph", {})
         often = {module: at for module, (num, at) in without.items() if num >= UPDATES}
@@ -262,44 +256,44 @@ class ReplacedParts:
     """
 
     def __init__(self) -> None:
-        self._num: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[Any, tuple[int, dict[str, ref[Tensor]]]] = (
             WeakKeyDictionary()
         )
         """The update of the last look at each model, and its parameters then, by name."""
-        self._suspects: list[_Suspect] = []
+        self.suspects: list[_Suspect] = []
         self._of: ref[Optimizer] | None = None
         self._since = self._times = 0
         self._is_over = False
 
-    def note(self, facts: RunFacts, step: Step) -> GradientPath | None:
-        """Return what was replaced, once, before an update that is near. Walks the names of all
-        parameters at updates that are looked at; synchronises the device where something was
-        replaced.
+    def note(
+        self, facts: RunFacts, step: Step, optimizer: Optimizer, number: int
+    ) -> GradientPath | None:
+        """Return what was replaced, once, before update ``number`` of an optimizer, from 0 on.
+        Walks the names of all parameters at updates that are looked at; synchronises the device
+        where something was replaced.
         """
-        optimizer, path = step.view.optimizer, facts.gradient_path
-        if optimizer is None or path is None or self._is_over or not is_whole(facts):
+        path = facts.gradient_path
+        if path is None or self._is_over or not is_whole(facts):
             return None
-        number = self._num[optimizer] = self._num.get(optimizer, 0) + 1
-        if self._suspects and self._of is not None and self._of() is optimizer:
+        if self.suspects and self._of is not None and self._of() is optimizer:
             return self._confirmed(path, step.view)
-        if (number - 1) & (number - 2) == 0:
-            self._suspects, self._times, self._of = [], 0, ref(optimizer)
-            self._look(step.view, number - 1)
-            if self._suspects and not self._are_free():
-                self._suspects = []
+        if number & (number - 1) == 0:
+            self.suspects, self._times, self._of = [], 0, ref(optimizer)
+            self._look(step.view, number)
+            if self.suspects and not self._are_free():
+                self.suspects = []
         return None
 
     def _confirmed(self, path: GradientPath, view: ModelView) -> GradientPath | None:
         there = homes(view)
-        if not all(one.stays(there) for one in self._suspects) or not self._are_free():
-            self._suspects = []
+        if not all(one.stays(there) for one in self.suspects) or not self._are_free():
+            self.suspects = []
             return None
         self._times += 1
         if self._times < CONFIRMED:
             return None
-        names = tuple(one.name for one in self._suspects)
-        self._suspects, self._is_over = [], True
+        names = tuple(one.name for one in self.suspects)
+        self.suspects, self._is_over = [], True
         return replace(path, replaced=names, replaced_after=self._since)
 
     def _look(self, view: ModelView, update: int) -> None:
@@ -313,7 +307,7 @@ class ReplacedParts:
                 if before is None or before is parameter or id(before) in mine:
                     continue
                 if id(before) in held and id(parameter) not in held and _is_trained(parameter):
-                    self._suspects.append(_Suspect(home, name, parameter))
+                    self.suspects.append(_Suspect(home, name, parameter))
                     self._since = since
             self._known[home] = update, {name: ref(parameter) for name, parameter in now.items()}
 
@@ -322,7 +316,7 @@ class ReplacedParts:
         objects there are.
         """
         held = {id(p) for one in living(torch.optim.Optimizer) for p in held_by(one)}
-        return not any(id(one.parameter()) in held for one in self._suspects)
+        return not any(id(one.parameter()) in held for one in self.suspects)
 
 
 class _Suspect:

@@ -60,15 +60,12 @@ class LeftModes:
         """Also those of models that are gone by the end."""
         self._is_told = False
 
-    def note(self, step: Step) -> ModeFacts | None:
-        """Note an update that is near; return, once, that most of the updates of a model were made
+    def note(self, step: Step, optimizer: Optimizer) -> ModeFacts | None:
+        """Note an update that is near of an optimizer; return, once, that most of the updates of a model were made
         in evaluation mode. Walks the modules at its updates 1, 2, 4, 8, ... and at the first after
         a change of its mode. No device work.
         """
         if self._is_told or not hasattr(step, "put_in_eval"):  # a trainer sees to its modes itself
-            return None
-        optimizer = step.view.optimizer
-        if optimizer is None:
             return None
         for home in homes(step.view):
             mode = self._of.get(home)

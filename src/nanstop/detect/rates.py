@@ -84,15 +84,14 @@ class Rates:
         self._odd: list[_Used] = []
         """Those whose schedules were asked."""
 
-    def note(self, step: Step) -> RateFacts | None:
-        """Note an update that is near; return what became of the rates, once, where most are 0 or
+    def note(self, step: Step, optimizer: Optimizer) -> RateFacts | None:
+        """Note an update that is near of an optimizer; return what became of the rates, once, where most are 0 or
         no recipe has such a warm-up.
 
         No device work: rates that lie on a device are not read.
         """
-        optimizer = step.view.optimizer
-        rates = list(_rates(optimizer.param_groups)) if optimizer is not None else []
-        if optimizer is None or not rates:
+        rates = _rates(optimizer.param_groups)
+        if not rates:
             return None
         used = self._used.setdefault(optimizer, _Used())
         rate = max(rates)
@@ -106,7 +105,7 @@ class Rates:
         if used.num_dead == least:
             found = self._asked(optimizer, used)
             used.told = found is not None and found.coming <= DEAD * max(used.highest, 1e-30)
-        elif used.is_look and _is_open(optimizer, used):
+        elif not used.num & (used.num - 1) and used.is_look and _is_open(optimizer, used):
             found = self._asked(optimizer, used)
             used.told = found is not None and found.rising >= LONGEST_WARM_UP
         else:
@@ -270,13 +269,15 @@ class _WithoutWeights:
         """Do nothing."""
 
 
-def _rates(groups: Sequence[dict[str, Any]]) -> Iterator[float]:
+def _rates(groups: Sequence[dict[str, Any]]) -> list[float]:
+    found: list[float] = []
     for group in groups:
         rate = group.get("lr")
         if isinstance(rate, Tensor):
             rate = float(rate) if rate.device.type == "cpu" else None
         if isinstance(rate, (int, float)):
-            yield float(rate)
+            found.append(float(rate))
+    return found
 
 
 def _may_rise(optimizer: Optimizer, used: _Used) -> bool:

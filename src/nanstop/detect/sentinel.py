@@ -35,7 +35,8 @@ class Reading:
     @property
     def quiet(self) -> bool:
         """Whether every loss and the norm are finite and no scaler found an infinity."""
-        return not self.found_inf and not self.bad_losses and math.isfinite(self.norm)
+        finite = math.isfinite(self.norm) and all(map(math.isfinite, self.losses))
+        return finite and not self.found_inf
 
 
 def read_window(
@@ -47,18 +48,24 @@ def read_window(
     ``found_inf``: the scaler's scalar flags, one a device.
     Of one that several processes hold, this rank's part is read: no other takes part.
     """
-    device = norm.device
-    scalars = [next(iter(dense_parts(one)), one) for one in (*losses, norm, *found_inf)]
-    # A finite loss in float64 may be beyond float32; not every device has float64.
-    wide = torch.float64 if torch.float64 in [s.dtype for s in scalars] else torch.float32
-    stacked = torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars])
-    values = stacked.tolist()
-    num_losses = len(losses)
+    scalars = [
+        one if type(one) is Tensor else next(iter(dense_parts(one)), one)
+        for one in (*losses, norm, *found_inf)
+    ]
+    values, num_losses = _values(scalars, norm.device), len(losses)
     return Reading(
         losses=tuple(values[:num_losses]),
         norm=values[num_losses],
         found_inf=any(values[num_losses + 1 :]),
     )
+
+
+def _values(scalars: Sequence[Tensor], device: torch.device) -> list[float]:
+    if {one.device.type for one in scalars} == {"cpu"}:
+        return [one.item() for one in scalars]  # there is nothing to wait for
+    # A finite loss in float64 may be beyond float32; not every device has float64.
+    wide = torch.float64 if torch.float64 in [s.dtype for s in scalars] else torch.float32
+    return torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars]).tolist()
 
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:

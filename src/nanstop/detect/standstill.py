@@ -36,15 +36,16 @@ class Standstill:
     """
 
     def __init__(self) -> None:
-        self._num_zero = 0
+        self.num_zero = 0
+        """Updates in a row."""
 
     def note(self, norm: object) -> None:
         """Note the norm of a healthy window's gradients; None where it is not known."""
-        self._num_zero = self._num_zero + 1 if norm == 0.0 else 0
+        self.num_zero = self.num_zero + 1 if norm == 0.0 else 0
 
     def due(self, facts: RunFacts) -> bool:
         """Return whether this window should be run again with other weights."""
-        number = self._num_zero
+        number = self.num_zero
         power_of_4 = number & (number - 1) == 0 and number.bit_length() % 2 == 1
         return number >= 4 and power_of_4 and facts.world_size == 1 and facts.veto == "yes"
 

@@ -6,11 +6,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from nanstop.detect.early_steps import EarlySteps, is_early
 from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
-from nanstop.detect.gradient_arrival import NeverReached, ReplacedParts
+from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
@@ -31,6 +32,8 @@ from nanstop.session.run_state import RunState
 from nanstop.session.sampled_ranges import SampledRanges
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from nanstop.replay.step import Step
 
 
@@ -71,30 +74,45 @@ class Looks:
         )
         self._window: StepId | None = None
         """The last window that was healthy before its update."""
+        self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """How many updates of each optimizer were near."""
 
     def before_update(self, step: Step) -> None:
-        self._window = step.id
+        self._window, optimizer = step.id, step.view.optimizer
         self._standstill.note(self._run.series.last("grad_norm"))
-        self._arrived(self._early.arrival.arrived(self._run.facts, step))
-        self._never.note(step)
-        self._arrived(self._replaced.note(self._run.facts, step))
-        rates = self._rates.note(step)
-        if rates is not None:
-            self._learned(at=self._window, rates=rates)
-        mode = self._modes.note(step)
-        if mode is not None:
-            self._learned(at=self._window, mode=mode)
-        share = self._early.arrival.replaced(step.view)
-        if share > 0.0:
-            self._learned(resume=replace(self._run.facts.resume or ResumeFacts(), replaced=share))
-        if self._early.has_sample or is_early(step.id.step):
+        path = self._run.facts.gradient_path
+        if path is not None and path.num_reached is None:
+            self._arrived(self._early.arrival.arrived(self._run.facts, step))
+        if optimizer is not None:
+            number = self._numbers.get(optimizer, 0)
+            self._numbers[optimizer] = number + 1
+            self._near(step, optimizer, number)
+        if self._early.sample is not None or is_early(step.id.step):
             self._look(lambda: self._early.before_update(step, self._run.facts))
         if not self._rows.is_over:
             self._look(lambda: self._counted(self._rows.note(step)))
 
+    def _near(self, step: Step, optimizer: Optimizer, number: int) -> None:
+        """Look at update ``number``, from 0 on, of an optimizer."""
+        if number <= MOST_UPDATES:
+            self._never.note(step, optimizer, number)
+        if self._replaced.suspects or is_early(number):
+            self._arrived(self._replaced.note(self._run.facts, step, optimizer, number))
+        rates = self._rates.note(step, optimizer)
+        if rates is not None:
+            self._learned(at=self._window, rates=rates)
+        mode = self._modes.note(step, optimizer)
+        if mode is not None:
+            self._learned(at=self._window, mode=mode)
+        arrival = self._early.arrival
+        share = arrival.replaced(step.view) if number == 0 or arrival.was is not None else 0.0
+        if share > 0.0:
+            self._learned(resume=replace(self._run.facts.resume or ResumeFacts(), replaced=share))
+
     def updated(self, step: int) -> None:
-        self._arrived(self._early.arrival.unheld())
-        if self._early.has_sample:
+        if self._early.arrival.untaken is not None:
+            self._arrived(self._early.arrival.unheld())
+        if self._early.sample is not None:
             self._look(lambda: self._early.updated(step))
             if self._early.lost is not None:
                 self._run.metrics.add("lost", step, self._early.lost)
@@ -114,9 +132,12 @@ class Looks:
 
     def due(self, step: int) -> bool:
         """Return whether ``again`` has something to look at in a step."""
-        facts = self._run.facts
-        due = self._ranges.due(step) or self._gauge.wide_due(facts) or self._never.due
-        return due or self._standstill.due(facts) or self._early.due(step, facts)
+        facts, still = self._run.facts, self._standstill
+        if self._never.due or (still.num_zero and still.due(facts)):
+            return True
+        if is_early(step) and self._ranges.due(step):
+            return True
+        return self._gauge.wide_due(facts) or self._early.due(step, facts)
 
     def again(self, step: Step) -> None:
         """Run one micro-batch of a healthy window again, undone, for all that is due in it."""

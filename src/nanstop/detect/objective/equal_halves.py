@@ -31,11 +31,7 @@ class EqualHalves:
 
     def __init__(self) -> None:
         self._num_times = 0
-        self._next: int | None = None
-
-    def is_due(self, step: int) -> bool:
-        """Return whether the micro-batch of an update is to be looked at again."""
-        return step == self._next
+        self.next: int | None = None
 
     def take(self, step: Step) -> tuple[ObjectiveRow, ...]:
         """Return the rows that the first micro-batch holds twice, once that was so in each of some
@@ -44,13 +40,13 @@ class EqualHalves:
         Undone bitwise; runs the micro-batch up to four times then, and not at all elsewhere.
         Synchronises the device where all rows may be there twice.
         """
-        batch, self._next = step.batches[0], None
+        batch, self.next = step.batches[0], None
         rows = _twice(batch)
         if not rows:
             return ()
         self._num_times += 1
         if self._num_times < LEAST_TIMES:
-            self._next = step.id.step + 1
+            self.next = step.id.step + 1
             return ()
         changed = {**batch, **{name: _with_another_half(batch[name]) for name in rows}}
         trained = [p for p in step.view.root.parameters() if p.requires_grad]

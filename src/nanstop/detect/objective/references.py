@@ -81,15 +81,12 @@ class OwnReference:
 
     def __init__(self) -> None:
         self._num_times = 0
-        self._next: int | None = None
+        self.next: int | None = None
+        """The step whose micro-batch is to be looked at again."""
         self._first: list[tuple[Tensor, Tensor]] = []
         """Trained weights, and what they were the first time."""
         self._value: float | None = None
         """The loss of the first time."""
-
-    def is_due(self, step: int) -> bool:
-        """Return whether the micro-batch of an update is to be looked at again."""
-        return step == self._next
 
     def again(self, step: Step) -> tuple[ObjectiveRow, ...]:
         """Return the rows of ``take`` for the first micro-batch, which is run again, undone."""
@@ -105,12 +102,12 @@ class OwnReference:
         that has a gradient, and not at all elsewhere. Synchronises the device.
         """
         found, first = self._compared(step, seen), self._first
-        self._next, self._first = None, []
+        self.next, self._first = None, []
         if not found:
             return ()
         self._num_times += 1
         if self._num_times < LEAST_TIMES:
-            self._next = step.id.step + 1
+            self.next = step.id.step + 1
             self._first = first or [(p, p.detach().clone()) for p in _last_trained(step)]
             return ()
         if not _follows(step, found, first):

@@ -84,7 +84,7 @@ def unscale(trainer: Any) -> None:
     """
     scaler = run_scaler(trainer)
     states = scaler._per_optimizer_states.values() if scaler is not None else ()
-    if not any(state["stage"].name == "UNSCALED" for state in states):
+    if not states or not any(state["stage"].name == "UNSCALED" for state in states):
         trainer.accelerator.unscale_gradients()
 
 

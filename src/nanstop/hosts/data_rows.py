@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -40,10 +41,7 @@ class Delivery:
     tensors: tuple[Tensor, ...]
     in_order: bool
     streamed: bool
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+    num_bytes: int
 
     def held_in(self, given: list[Tensor]) -> Tensor | None:
         """Return a tensor of it that is among those of a micro-batch, None for none."""
@@ -86,9 +84,10 @@ class DataRows:
         def next_data() -> Any:
             found = reads(itself())
             if drawn.pending:
-                given = [tensor.detach() for tensor in tensors(found)]
-                small = tuple([t for t in given if t.dim() and t.nbytes <= _MOST_BYTES])
-                self._add(Delivery(drawn.pending.popleft(), small, in_order, streamed))
+                given = tensors(found)
+                small = tuple([t.detach() for t in given if t.dim() and t.nbytes <= _MOST_BYTES])
+                rows, num_bytes = drawn.pending.popleft(), sum(map(attrgetter("nbytes"), small))
+                self._add(Delivery(rows, small, in_order, streamed, num_bytes))
             return found
 
         iterator._next_data = next_data

@@ -46,6 +46,8 @@ class GradientWrites(OwnMode):
         super().__init__()
         self._accounts = accounts
         self._is_shown = is_shown
+        self._num_stacks = 0
+        """Threads that it was put on the stack of, and not taken off again."""
         self._parameters: dict[int, Tensor] = {}
         self._gradients: Any = WeakIdKeyDictionary()
         """Held weakly: the next tensor may have the id of one that is gone."""
@@ -59,7 +61,8 @@ class GradientWrites(OwnMode):
         """Watch from here on; nothing where the script has a function mode of its own."""
         with by_torch_alone():
             if not is_crowded():
-                take_off(self)  # a closure was evaluated inside the update: it is on
+                # A closure was evaluated inside the update: it is on.
+                self._num_stacks += not take_off(self)
                 put_on(self)
                 parameters = self._accounts.watched()
                 self._parameters = {id(p): p for p in parameters}
@@ -69,10 +72,14 @@ class GradientWrites(OwnMode):
 
     def stop(self) -> bool:
         """Watch no longer; return whether it was on."""
+        if not self._num_stacks:
+            return False
         self._alias = self._of_weight = None
         self._gradients.clear()
         self._made.clear()
-        return take_off(self)
+        was_on = take_off(self)
+        self._num_stacks -= was_on
+        return was_on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -73,7 +73,8 @@ class WindowEnds:
         Without ``can_redo`` the update is left out where it would be made anew. Errors: the
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
-        part, self._expected = self._part_of(step), None
+        part = self._part_of(step) if self._expected is not None else None
+        self._expected = None
         try:
             self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
         finally:
@@ -84,13 +85,18 @@ class WindowEnds:
             self._host.leave_out(step)
         elif part is not None:
             self._expected = part if ending.applied else None
-        elif not can_redo or self._host.facts.world_size > step.replicas.ranks.size:
+        elif not can_redo or not self._goes_with_all(step):
             self.keeper.forget()
         else:
             self.keeper.among(self._host.facts.world_size)
             self.keeper.of(step.view.optimizer)
             self.keeper.before_update(lambda: trainable_of(step.view), step)
             self._expected = step if ending.applied and not ending.redone else None
+
+    def _goes_with_all(self, step: HostStep) -> bool:
+        """Return whether every process of the run takes part in what is done about a window."""
+        size = self._host.facts.world_size
+        return size == 1 or size <= step.replicas.ranks.size
 
     def _part_of(self, step: HostStep) -> HostStep | None:
         """Return the window that is to be updated next if a part of its gradients was settled
@@ -118,11 +124,11 @@ class WindowEnds:
                 self._reported = ()
                 if not is_new:
                     return
-                seen = step.for_looks()
-                self._host.session.before_update(seen)
+                seen, session = step.for_looks(), self._host.session
+                session.before_update(seen)
                 may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
-                if may_look and self._host.session.gauge_due(step.id.step) and not step.obstacle():
-                    self._host.session.gauge(seen)
+                if may_look and session.gauge_due(step.id.step) and not step.obstacle():
+                    session.gauge(seen)
                 return
             if num_redone == _MAX_ROUNDS:
                 ending.apply = False
@@ -286,9 +292,13 @@ class WindowEnds:
         else:
             if is_new:
                 self._note(step, ending, reading)
-            alarm = self._agreed(step, reading, self._host.alarm_of(step, reading))
-        after = shown(step, reading, self._redone.micro) if self._redone is not None else ""
-        self._tell_redone("done" if alarm is None else _AGAIN, after)
+            alarm = self._host.alarm_of(step, reading)
+            self._together = ONE_RANK
+            if not reading.quiet:
+                alarm = self._agreed(step, alarm)
+        if self._redone is not None:
+            after = shown(step, reading, self._redone.micro)
+            self._tell_redone("done" if alarm is None else _AGAIN, after)
         return alarm
 
     def _note(self, step: HostStep, ending: Ending, reading: Reading) -> None:
@@ -305,20 +315,21 @@ class WindowEnds:
         series.add("grad_norm", step.id.step, reading.norm)
         if again:
             return
-        if step.rates and isinstance(step.rates[0], float):
-            series.add("lr", step.id.step, step.rates[0])
-        scale = compat.present_scale(step.view.scaler)
+        rates, scaler = step.rates, step.view.scaler
+        if rates and isinstance(rates[0], float):
+            series.add("lr", step.id.step, rates[0])
+        scale = compat.present_scale(scaler) if scaler is not None else None
         if scale is not None:
             series.add("scale", step.id.step, scale)
 
-    def _agreed(self, step: HostStep, reading: Reading, alarm: Alarm | None) -> Alarm | None:
+    def _agreed(self, step: HostStep, alarm: Alarm | None) -> Alarm | None:
         """Return what is wrong with a window where other ranks have the same gradients: what one
         of them raises is raised by all.
 
         They are asked where the gradients are bad, which each sees for itself.
         """
-        replicas, self._together = step.replicas, ONE_RANK
-        if reading.quiet or not replicas.failed():
+        replicas = step.replicas
+        if not replicas.failed():
             return alarm
         try:
             raised = replicas.ranks.gather("alarm", "raised" if alarm is not None else "")

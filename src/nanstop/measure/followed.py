@@ -235,7 +235,7 @@ class Followed:
         is nothing to close then.
         """
         is_next = not (self.num_updates + 1) & self.num_updates
-        if self.samples is not None or self.looks_on or self._num_more or is_next:
+        if self.samples is not None or self._num_more or is_next:
             return False
         self.num_updates += 1
         return True

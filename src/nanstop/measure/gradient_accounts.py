@@ -266,10 +266,10 @@ class GradientAccounts:
         if scaler is not None and not divides_itself:
             samples.scale = scaler._scale
 
-    def updated(self, optimizer: Optimizer, at: StepId) -> GradientAccount | None:
+    def updated(self, optimizer: Optimizer, at: Callable[[], StepId]) -> GradientAccount | None:
         """Return the account that an update ends; one that was not looked at is counted alone.
 
-        Synchronises the device where it was.
+        Synchronises the device where it was. ``at`` is asked then.
         """
         one = self._followed.get(optimizer)
         if one is None:
@@ -277,7 +277,7 @@ class GradientAccounts:
         if not self.is_looking and one.passes():
             self._scaler = None
             return None
-        return self._safely(self._updated, optimizer, at)
+        return self._safely(self._updated, optimizer, at())
 
     def _updated(self, optimizer: Optimizer | OwnUpdate, at: StepId) -> GradientAccount | None:
         one = self._followed.get(optimizer)

@@ -40,12 +40,12 @@ class Trained:
     def is_by(self, optimizer: Optimizer | None) -> bool:
         """Return whether an optimizer trains the same ones."""
         held = _groups(optimizer)
-        if [len(one) for one in held] != [len(one) for one in self.groups]:
+        if list(map(len, held)) != list(map(len, self.groups)):
             return False
-        return all(
-            all(map(is_, now, then)) and tuple(map(_REQUIRES_GRAD, now)) == takes
-            for now, then, takes in zip(held, self.groups, self.takes, strict=True)
-        )
+        for now, then, takes in zip(held, self.groups, self.takes, strict=True):
+            if not all(map(is_, now, then)) or tuple(map(_REQUIRES_GRAD, now)) != takes:
+                return False
+        return True
 
     def ids(self) -> frozenset[int]:
         """Return the ids of those that take a gradient."""

@@ -190,7 +190,7 @@ class WatchedLoop:
         accounts = self._accounts
         if not applied:
             accounts.drop()
-        found = accounts.updated(self._optimizer, self.controller.step_id())
+        found = accounts.updated(self._optimizer, self.controller.step_id)
         if found is not None:
             self.session.accounted(found)
 

@@ -170,8 +170,8 @@ class Judge:
         self._state.window.closed = True
         self._state.drop()
         self.controller.num_updates = self._steps.updates.get(optimizer, 0)
-        at, accounts = self.controller.step_id(), self._state.accounts
-        account = accounts.updated(optimizer, at)
+        accounts = self._state.accounts
+        account = accounts.updated(optimizer, self.controller.step_id)
         if account is not None and self.controller.session is None:
             # What its backwards gave was cleared: no sink has opened one.
             with self._looking("the update was not accounted for"):

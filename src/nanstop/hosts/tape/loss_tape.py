@@ -61,9 +61,9 @@ class LossTape:
     ) -> Any:
         """Return what a backward of ``loss`` returns, which ends the micro-batch."""
         micro = self._micro
-        self.end()
         if micro is None:
             return original(loss, *args, **kwargs)
+        self.end()
         result = micro.tape.call(original, (loss, *args), kwargs, keep=True)
         with by_torch_alone():
             micro.closed([loss])

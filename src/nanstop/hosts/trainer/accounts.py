@@ -8,7 +8,8 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
-from nanstop.hosts import compat
+from torch import Tensor
+
 from nanstop.hosts.gradient_writes import GradientWrites
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.measure.gradient_accounts import GradientAccounts, Line
@@ -49,7 +50,8 @@ class TrainerAccounts:
 
     def forward(self) -> None:
         """Look at the weights that the first forward after an update finds."""
-        self._accounts.guarded(self._accounts.forward)
+        if self._accounts.is_looking:
+            self._accounts.guarded(self._accounts.forward)
 
     def end(self) -> None:
         """Note no lines any more: the training is over."""
@@ -61,50 +63,56 @@ class TrainerAccounts:
 
     def _preparing(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
         self._writes.stop()  # what follows is a model's forward
-        given = tensors((args, kwargs)) if self._accounts.is_looking else []
+        if self._accounts.is_looking:
+            self._compare(tensors((args, kwargs)))
+        else:
+            self._is_again, self._given = False, []
+        return prepare(*args, **kwargs)
+
+    def _compare(self, given: list[Tensor]) -> None:
+        """Note whether a micro-batch is given the very tensors of the one before."""
         pairs = zip(given, self._given, strict=False)
         alike = len(given) == len(self._given) and all(one is known() for one, known in pairs)
         self._is_again = bool(given) and alike
         self._given = [ref(one) for one in given]
-        return prepare(*args, **kwargs)
 
     def _backward(self, backward: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._watch.host.busy:
+        if self._watch.host.replaying is not None:
             return backward(loss, *args, **kwargs)
-        optimizer = compat.unwrapped_optimizer(self._watch.trainer.optimizer)
+        optimizer, accounts = self._watch.view.optimizer, self._accounts
         if optimizer is not None:
-            self._accounts.made(optimizer)
+            accounts.made(optimizer)
         self._writes.stop()
-        look = partial(self._accounts.before_backward, is_again=self._is_again)
-        self._accounts.guarded(look, [loss])
+        if accounts.is_looking:
+            look = partial(accounts.before_backward, is_again=self._is_again)
+            accounts.guarded(look, [loss])
         try:
             result = self._watch.host.tape.backward(backward, loss, *args, **kwargs)
         except BaseException:
-            self._accounts.drop()
+            accounts.drop()
             raise
-        self._accounts.guarded(self._accounts.after_backward, self._own_line())
-        self._look_for_lines()
+        if accounts.is_looking:
+            accounts.guarded(accounts.after_backward, self._own_line())
+            self._look_for_lines()
         return result
 
     def _updating(self, tell: Any, *args: Any) -> Any:
         result = tell(*args)  # a callback of the user's may write to gradients
         self._writes.stop()
-        optimizer = compat.unwrapped_optimizer(self._watch.trainer.optimizer)
-        if optimizer is not None and not self._watch.host.busy:
-            self._accounts.guarded(self._accounts.updating, optimizer)
+        watch, accounts = self._watch, self._accounts
+        optimizer = watch.view.optimizer if accounts.is_looking else None
+        if optimizer is not None and watch.host.replaying is None:
+            accounts.guarded(accounts.updating, optimizer)
         return result
 
     def _updated(self, tell: Any, *args: Any) -> Any:
-        optimizer, session = (
-            compat.unwrapped_optimizer(self._watch.trainer.optimizer),
-            self._watch.session,
-        )
-        if optimizer is not None and session is not None and not self._watch.host.busy:
-            at = self._watch.step_id()
-            account = self._accounts.updated(optimizer, at)
+        optimizer, session = self._watch.view.optimizer, self._watch.session
+        if optimizer is not None and session is not None and self._watch.host.replaying is None:
+            account = self._accounts.updated(optimizer, self._watch.step_id)
             if account is not None:
                 session.accounted(account)
-            self._look_for_lines()
+            if self._accounts.is_looking:
+                self._look_for_lines()
         return tell(*args)
 
     def _look_for_lines(self) -> None:

@@ -50,7 +50,7 @@ class EvaluationGuard:
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> Any:
         watch = self._watch
-        if watch.host.busy:
+        if watch.host.replaying is not None:
             return self._predict(model, inputs, prediction_loss_only, ignore_keys)
         rng, kept = note_rng(), copy.copy(inputs)
 

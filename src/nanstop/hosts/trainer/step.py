@@ -89,11 +89,11 @@ class TrainerWindow:
         """Whether every micro-batch went through ``_prepare_inputs``: trainers with a loop of
         their own may not.
         """
-        return all(m.batch is not None for m in self.micros)
+        return all([m.batch is not None for m in self.micros])
 
     def touched(self) -> set[str]:
         """Return the trainer attributes that the steps themselves changed."""
-        return set().union(*(state_diff.changed(m.before, m.after) for m in self.micros))
+        return set().union(*[state_diff.changed(m.before, m.after) for m in self.micros])
 
     def trim(self) -> None:
         """Let go of notes that no replay of this window needs."""
@@ -120,14 +120,20 @@ class Reentry:
         self.tape = LossTape()
         self.may_tape = False
         """Whether micro-batches are recorded where looks would have to call the script's loss."""
+        self.replaying: tuple[TrainerMicro, Any] | None = None
+        """What is run again now, from which batch: what the trainer calls then is no doing of the
+        run.
+        """
         self._rng = RngNotes()
+        self._noted: state_diff.Notes = {}
+        """The last note of the trainer."""
         self._recording: TrainerMicro | None = None
-        self._replaying: tuple[TrainerMicro, Any] | None = None
 
     def attach(self) -> None:
         """Take the model that is there now: preparation may have moved or replaced it."""
         self.root = compat.unwrapped(self.trainer.model)
         self.buffers = BufferNotes(self.root)
+        self._noted = {}
 
     def learning_rates(self) -> tuple[float, ...]:
         """Return the rate of each parameter group, and remember that the host had it."""
@@ -145,11 +151,6 @@ class Reentry:
         optimizer = compat.unwrapped_optimizer(self.trainer.optimizer)
         return optimizer.param_groups if optimizer is not None else []
 
-    @property
-    def busy(self) -> bool:
-        """Whether a replay is under way: what the trainer calls then is not the host's doing."""
-        return self._replaying is not None
-
     def record(self, micro: TrainerMicro) -> Tensor:
         """Run a micro-batch for the first time, as the host asked, and note what a replay needs."""
         self._recording = micro
@@ -157,14 +158,15 @@ class Reentry:
             micro.loss = loss = self.training_step(micro.model, micro.raw, micro.num_items)
             return loss
         finally:
-            self.tape.end()
+            if micro.taped is not None:
+                self.tape.end()
             self._recording = None
-            micro.after = state_diff.note(vars(self.trainer), micro.before)
+            micro.after = self._noted = state_diff.note(vars(self.trainer), micro.before)
 
     def prepare(self, inputs: Any) -> Any:
         """Stand in for the trainer's ``_prepare_inputs``."""
-        if self._replaying is not None:
-            micro, batch = self._replaying
+        if self.replaying is not None:
+            micro, batch = self.replaying
             assert micro.rng is not None
             restore_rng(micro.rng)
             return copy.copy(batch)
@@ -174,7 +176,7 @@ class Reentry:
         if micro is not None and micro.batch is None:
             micro.batch = copy.copy(prepared)
             micro.advanced = compat.position(self.trainer) != position
-            micro.before = state_diff.note(vars(self.trainer))
+            micro.before = state_diff.note(vars(self.trainer), self._noted)
             micro.buffers = self.buffers.note()
             micro.rng = self._rng.note()
             if self.may_tape and is_recorded(self.trainer.state.global_step):
@@ -198,7 +200,7 @@ class Reentry:
         state = self.trainer.accelerator.gradient_state
         sync = state.sync_gradients
         given = micro.batch if batch is None else _given(batch)
-        outer, self._replaying = self._replaying, (micro, given)
+        outer, self.replaying = self.replaying, (micro, given)
         deferred = (
             nullcontext() if micro.sync else self.trainer.accelerator.no_sync(model=micro.model)
         )
@@ -207,7 +209,7 @@ class Reentry:
             with deferred:
                 return self.training_step(micro.model, copy.copy(micro.raw), micro.num_items)
         finally:
-            self._replaying = outer
+            self.replaying = outer
             state._set_sync_gradients(sync)
 
 
@@ -241,11 +243,11 @@ class HfStep:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        return tuple(_shown(m.batch) for m in self.window.micros)
+        return tuple([_shown(m.batch) for m in self.window.micros])
 
     @property
     def losses(self) -> tuple[Tensor | None, ...]:
-        return tuple(m.loss for m in self.window.micros)
+        return tuple([m.loss for m in self.window.micros])
 
     @property
     def calls_script(self) -> bool:

@@ -5,8 +5,10 @@ The ``ModelView`` of this host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,9 @@ class HfView(StructureView):
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._met: list[nn.Module] = []
+        self._kind: type | None = None
+        self._unwrapped: Callable[[], Optimizer | None] = lambda: None
+        """The optimizer that was found last, under a wrapper of this kind."""
 
     @property
     def beside(self) -> list[nn.Module]:
@@ -45,7 +50,12 @@ class HfView(StructureView):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        return compat.unwrapped_optimizer(self._trainer.optimizer)
+        present, found = self._trainer.optimizer, self._unwrapped()
+        if found is None or type(present) is not self._kind or present.optimizer is not found:
+            found, wrapped = compat.unwrapped_optimizer(present), present is not None
+            self._kind = type(present) if found is not present and wrapped else None
+            self._unwrapped = ref(found) if found is not None else lambda: None
+        return found
 
     @property
     def scaler(self) -> Any:

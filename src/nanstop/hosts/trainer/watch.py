@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from os.path import basename
 from typing import Any
 
 import torch
@@ -181,7 +181,7 @@ class TrainerWatch:
     def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
         """Return the id of the trainer's present step, or of the one given."""
         args = self.trainer.args
-        run = args.run_name or Path(args.output_dir or "").name or type(self.trainer).__name__
+        run = args.run_name or basename(str(args.output_dir or "").rstrip("/")) or type(self.trainer).__name__
         index = self.trainer.state.global_step if step is None else step
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
 
@@ -232,9 +232,9 @@ class TrainerWatch:
             raise TrainingStopped(f"training stopped: {stop.reason}", incident=stop.incident)
 
     def _on_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        if not self._training or self.host.busy:
+        if not self._training or self.host.replaying is not None:
             return self.host.training_step(model, inputs, num_items_in_batch)
-        if not self._opened():
+        if not self._attached and not self._opened():
             return self.host.training_step(model, inputs, num_items_in_batch)
         window = self._current_window()
         self._accounts.forward()
@@ -251,14 +251,14 @@ class TrainerWatch:
                 raise
         assert micro.loss is not None
         self.objective.compare(micro.batch)
-        if micro.reduced:
+        if self.facts.world_size > 1 and micro.reduced:
             at = self.step_id(step=window.index)
             self.host.shared.compare((micro.model,), at, self.session)
         return micro.loss
 
     def _on_clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
         window = self._window
-        if window is None or self.host.busy or not window.closed:
+        if window is None or self.host.replaying is not None or not window.closed:
             return self._clip(parameters, max_norm, norm_type)
         parameters = list(parameters)
         self._window, self._pending = None, window.index
@@ -281,7 +281,7 @@ class TrainerWatch:
 
     def _on_update(self, tell: Any, *args: Any) -> Any:
         window = self._window
-        unseen = window is not None and window.closed and not self.host.busy
+        unseen = window is not None and window.closed and self.host.replaying is None
         if window is not None and unseen and compat.is_plain(self.trainer):
             self._window, self._pending = None, window.index
             self.windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
@@ -291,7 +291,7 @@ class TrainerWatch:
         return tell(*args)
 
     def _forget_failed(self, window: TrainerWindow) -> None:
-        if window.ending.failed or not window.ending.applied:
+        if window.ending.failed or not self.windows.applied:
             self._accounts.drop()
 
     def _clip_as_the_host(self, window: TrainerWindow) -> None:
@@ -319,7 +319,8 @@ class TrainerWatch:
     def _current_window(self) -> TrainerWindow:
         window, index = self._window, self.trainer.state.global_step
         if window is None or window.closed or window.index != index:
-            self._raise_stopped()  # the host has passed its own door by
+            if self._stop is not None:
+                self._raise_stopped()  # the host has passed its own door by
             self._step_done()
             self.carrier.begin_window()
             rates = self.host.learning_rates()
@@ -364,7 +365,8 @@ class TrainerWatch:
         if self._pending is None or session is None:
             return
         logs = self.trainer.state.log_history
-        losses = [entry for entry in logs[self._num_logs :] if "loss" in entry]
+        new = logs[self._num_logs :]
+        losses = [entry for entry in new if "loss" in entry] if new else []
         for entry in losses:
             session.series.add("loss_logged", entry["step"], float(entry["loss"]))
             session.series.log(entry["step"], entry)

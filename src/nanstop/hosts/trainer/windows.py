@@ -57,7 +57,7 @@ class TrainerWindows:
         The host may clip and apply them, or skips the step.
         """
         self._watch.note_hook_writes()
-        norm = torch.zeros((), device=self._watch.trainer.args.device)
+        norm: Tensor | None = None
 
         def read() -> Reading:
             nonlocal norm
@@ -65,13 +65,14 @@ class TrainerWindows:
             norm = total_norm(parameters, norm_type)
             return self.read(window, norm)
 
-        self.ends.close(self.step(window), read, window.ending, can_redo=window.replayable)
+        can_redo = window.replayable
+        self.ends.close(self.step(window), read, window.ending, can_redo=can_redo)
         self.applied = window.ending.applied
         if self._watch.host.may_tape and self.applied:
             self._note_accumulation(self.step(window))
-        if window.replayable:
+        if can_redo:
             window.trim()
-        return norm
+        return torch.zeros((), device=self._watch.trainer.args.device) if norm is None else norm
 
     def _note_accumulation(self, step: HfStep) -> None:
         """Learn once how the losses of a window are made one, where the script makes them."""
@@ -85,9 +86,10 @@ class TrainerWindows:
 
     def read(self, window: TrainerWindow, norm: Tensor) -> Reading:
         """Return the window's values on the host: the one synchronisation of a healthy window."""
-        scaler: Any = compat.run_scaler(self._watch.trainer)
-        states = scaler._per_optimizer_states.values() if scaler is not None else ()
-        found = [flag for state in states for flag in state["found_inf_per_device"].values()]
+        scaler, found = compat.run_scaler(self._watch.trainer), ()
+        if scaler is not None:
+            states = scaler._per_optimizer_states.values()
+            found = [flag for state in states for flag in state["found_inf_per_device"].values()]
         return read_window([m.loss for m in window.micros if m.loss is not None], norm, found)
 
     def last_look(self, window: TrainerWindow) -> None:
@@ -95,9 +97,9 @@ class TrainerWindows:
 
         One that ruins weights is made anew or left out.
         """
-        settled = self.ends.last_look()
-        if settled is None and window.ending.applied:
-            watch, called = self._watch, {micro.model for micro in window.micros}
+        watch, settled = self._watch, self.ends.last_look()
+        if settled is None and watch.facts.world_size > 1 and window.ending.applied:
+            called = {micro.model for micro in window.micros}
             watch.host.shared.updating(called, watch.view.optimizer)
         if settled:
             clear_gradients(parameters_of(self._watch.view).values())

@@ -179,7 +179,7 @@ class Fault:
         self.armed = False
         if not (module.training and torch.is_grad_enabled()):
             return
-        replay = self.watch is not None and self.watch.host.busy
+        replay = self.watch is not None and self.watch.host.replaying is not None
         self.armed = not replay and self.count in self.bad
         self.count += not replay
 

@@ -9,13 +9,13 @@ from benchmarks.fixed_cost.calls import calls_a_step
 from benchmarks.fixed_cost.trainings import TRAININGS
 
 MOST = {
-    "trainer": 300,
-    "loop": 200,
-    "script": 520,
-    "trainer, accumulation 8": 1000,
-    "loop, accumulation 8": 520,
+    "trainer": 190,
+    "loop": 152,
+    "script": 500,
+    "trainer, accumulation 8": 715,
+    "loop, accumulation 8": 410,
     "script, accumulation 8": 2400,
-    "loop, scaler": 230,
+    "loop, scaler": 163,
     "script, scaler": 720,
     "SFT": 400,
     "DPO": 400,

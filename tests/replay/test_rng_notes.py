@@ -9,7 +9,6 @@ import torch
 from nanstop.replay import generator_notes
 from nanstop.replay.rng import RngNotes, note_rng, restore_rng
 
-
 _DRAWS = (
     lambda: torch.rand(3),
     random.random,
@@ -68,8 +67,10 @@ def test_every_draw_of_a_generator_shows_in_its_memory(bits):
         before, state = generator_notes.memory_of(one), one.get_state(legacy=False)
         draw = choice((one.rand, one.randn, lambda: one.randint(5), lambda: one.bytes(1)))
         draw()
-        assert before is None or (before != generator_notes.memory_of(one)) or (
-            str(state) == str(one.get_state(legacy=False))
+        assert (
+            before is None
+            or (before != generator_notes.memory_of(one))
+            or (str(state) == str(one.get_state(legacy=False)))
         )
 
 

@@ -53,7 +53,8 @@ class LoopController:
         self._stopped = False
         self._until_update = ExitStack()
         self._view: ModelView | None = None
-        self._hooks: HookWrites | None = None
+        self.hooks: HookWrites | None = None
+        """What has been looked for since the first micro-batch."""
         self.ends = WindowEnds(self)
         self.data_rows = DataRows("the data set")
 
@@ -110,11 +111,11 @@ class LoopController:
 
     def look_at_hooks(self, root: nn.Module) -> None:
         """Find out in the next backward whether hooks of a model update its weights, once a run."""
-        if self._hooks is None:
-            self._hooks = HookWrites(root)
+        if self.hooks is None:
+            self.hooks = HookWrites(root)
 
     def _note_hook_writes(self) -> None:
-        if self._hooks is not None and self.session is not None and self._hooks.seen():
+        if self.hooks is not None and self.session is not None and self.hooks.seen():
             self.learned(veto=HOOKED)
 
     def learned(self, **facts: Any) -> None:
@@ -179,8 +180,8 @@ class LoopController:
         if self.session is None or self._finished:
             return
         self._finished = True
-        if self._hooks is not None:
-            self._hooks.stop()
+        if self.hooks is not None:
+            self.hooks.stop()
         try:
             if self._view is not None:
                 odd = self.ends.end(self._view, self.step_id())

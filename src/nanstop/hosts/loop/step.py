@@ -139,11 +139,11 @@ class LoopStep:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        return tuple(m.batch for m in self.micros)
+        return tuple([m.batch for m in self.micros])
 
     @property
     def losses(self) -> tuple[Tensor | None, ...]:
-        return tuple(m.loss for m in self.micros)
+        return tuple([m.loss for m in self.micros])
 
     @property
     def calls_script(self) -> bool:
@@ -283,7 +283,7 @@ class LoopStep:
 def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
     """Return the learning rate of each group."""
     groups = optimizer.param_groups if optimizer is not None else ()
-    return tuple(group.get("lr") for group in groups)
+    return tuple([group.get("lr") for group in groups])
 
 
 def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:

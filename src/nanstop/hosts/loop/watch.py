@@ -21,6 +21,7 @@ from nanstop.hosts.loop.function_micro import FunctionMicro
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.replicas import ONE_COPY
 from nanstop.hosts.sharded.ddp import SharedModels, reduces
 from nanstop.hosts.tape.pieces import pieces, program_of_function
 from nanstop.hosts.tape.tensors import autocast_state, total
@@ -63,7 +64,7 @@ class WatchedLoop:
             )
         if accumulation is not None and accumulation < 1:
             raise NanstopError(f"accumulation is {accumulation}; it counts micro-batches from 1")
-        self.view = PlainView(model, optimizer)
+        self.view, self._optimizer = PlainView(model, optimizer), optimizer
         self.controller = LoopController(open_session)
         self.accumulation = accumulation
         self._pause = pause
@@ -76,6 +77,7 @@ class WatchedLoop:
         self._accounts = GradientAccounts()
         self._accounts.made(optimizer)
         self._is_live = self._is_rewritten = False
+        """``_is_live``: what happens to gradients is the run's own, and accounted for."""
         self._marks = WeightMarks()
         self._marked: list[Any] = []
         self._shared = SharedModels("watch")
@@ -98,7 +100,8 @@ class WatchedLoop:
             self._start, self._is_rewritten = self._buffers.note(), False
         else:
             self._look_for_writes()
-        self.controller.look_at_hooks(self.view.model)
+        if self.controller.hooks is None:
+            self.controller.look_at_hooks(self.view.model)
         micro = FunctionMicro(
             loss_fn,
             batch,
@@ -107,8 +110,10 @@ class WatchedLoop:
             reduced=reduces(self.view.root),
         )
         self._micros.append(micro)
-        self._accounts.guarded(self._accounts.forward)
-        with self._pause(), self._first_look(), self._live():
+        if self._accounts.is_looking:
+            self._accounts.guarded(self._accounts.forward)
+        with self._pause(), self._first_look():
+            self._is_live = True
             try:
                 micro.loss = self.backward(loss_fn(batch))
             except Exception as error:
@@ -117,6 +122,8 @@ class WatchedLoop:
                     self.controller.raised(self._step(), error)
                 self._micros.remove(micro)
                 raise
+            finally:
+                self._is_live = False
             if micro.reduced:
                 self._shared.compare((self.view.root,), self.controller.step_id(), self.session)
         self._marked = self._marks.of_gradients((self.view.root,))
@@ -128,27 +135,18 @@ class WatchedLoop:
             raise NanstopError(f"the loss function returned {type(loss).__name__}, not a tensor")
         accounts, scaler = self._accounts, self.view.scaler
         divided = loss / self._divisor if self._divisor > 1 else loss
-        if self._is_live:
+        if self._is_live and accounts.is_looking:
             accounts.guarded(accounts.before_backward, [loss])
-            if scaler is not None:
-                accounts.scaled(scaler)
+        if self._is_live and scaler is not None:
+            accounts.scaled(scaler)
         try:
             (scaler.scale(divided) if scaler is not None else divided).backward()
         except BaseException:
             accounts.drop()
             raise
-        if self._is_live:
+        if self._is_live and accounts.is_looking:
             accounts.guarded(accounts.after_backward, user_line())
         return total([loss])
-
-    @contextmanager
-    def _live(self) -> Iterator[None]:
-        """Have what happens to gradients inside accounted for: it is the run's own."""
-        self._is_live = True
-        try:
-            yield
-        finally:
-            self._is_live = False
 
     def update(
         self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
@@ -172,8 +170,11 @@ class WatchedLoop:
             except TrainingStopped:
                 self._drop_window()
                 raise
-            with self._live():
+            self._is_live = True
+            try:
                 applied = norm is not None and self._apply(clip, norm)
+            finally:
+                self._is_live = False
         self._account(applied=applied)
         if applied and scheduler is not None:
             scheduler.step()
@@ -207,11 +208,6 @@ class WatchedLoop:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self.close(0 if kind is None else 1)
-
-    @property
-    def _optimizer(self) -> Optimizer:
-        assert self.view.optimizer is not None
-        return self.view.optimizer
 
     def _first_look(self) -> AbstractContextManager[None]:
         """In the first micro-batch, note the autocast that the loss function runs the model
@@ -247,7 +243,7 @@ class WatchedLoop:
         )
 
     def _step(self) -> LoopStep:
-        is_rewritten = self._is_rewritten
+        is_rewritten, root, shared = self._is_rewritten, self.view.root, self._shared
         return LoopStep(
             id=self.controller.step_id(),
             view=self.view,
@@ -259,7 +255,9 @@ class WatchedLoop:
             rates=self.controller.note_rates(self.view.optimizer),
             usual=self.controller.usual_rates,
             rewritten_at=lambda: () if is_rewritten else None,
-            replicas=self._shared.of_window(self._micros, (self.view.root,), self.view.optimizer),
+            replicas=shared.of_window(self._micros, (root,), self._optimizer)
+            if self._micros[-1].reduced
+            else ONE_COPY,
         )
 
     def _settle(self, scaler: Any) -> None:
@@ -317,8 +315,9 @@ class WatchedLoop:
         settled = self.controller.ends.last_look(optimizer)
         if settled is not None:
             return settled
-        if self._is_live:
+        if self._is_live and self._accounts.is_looking:
             self._accounts.guarded(self._accounts.updating, optimizer)
+        if self._is_live and self.controller.facts.world_size > 1:
             self._shared.updating((self.view.root,), optimizer)
         if scaler is None:
             optimizer.step()

@@ -181,7 +181,11 @@ class TrainerWatch:
     def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
         """Return the id of the trainer's present step, or of the one given."""
         args = self.trainer.args
-        run = args.run_name or basename(str(args.output_dir or "").rstrip("/")) or type(self.trainer).__name__
+        run = (
+            args.run_name
+            or basename(str(args.output_dir or "").rstrip("/"))
+            or type(self.trainer).__name__
+        )
         index = self.trainer.state.global_step if step is None else step
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
 

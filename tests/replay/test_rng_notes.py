@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanstop.replay import generator_notes
+from nanstop.numerics import generator_notes
 from nanstop.replay.rng import RngNotes, note_rng, restore_rng
 
 _DRAWS = (

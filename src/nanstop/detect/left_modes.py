@@ -61,9 +61,9 @@ class LeftModes:
         self._is_told = False
 
     def note(self, step: Step, optimizer: Optimizer) -> ModeFacts | None:
-        """Note an update that is near of an optimizer; return, once, that most of the updates of a model were made
-        in evaluation mode. Walks the modules at its updates 1, 2, 4, 8, ... and at the first after
-        a change of its mode. No device work.
+        """Note an update of ``optimizer`` that is near; return, once, that most of the updates of a
+        model were made in evaluation mode. Walks the modules at its updates 1, 2, 4, 8, ... and at
+        the first after a change of its mode. No device work.
         """
         if self._is_told or not hasattr(step, "put_in_eval"):  # a trainer sees to its modes itself
             return None

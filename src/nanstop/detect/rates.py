@@ -85,8 +85,8 @@ class Rates:
         """Those whose schedules were asked."""
 
     def note(self, step: Step, optimizer: Optimizer) -> RateFacts | None:
-        """Note an update that is near of an optimizer; return what became of the rates, once, where most are 0 or
-        no recipe has such a warm-up.
+        """Note an update of ``optimizer`` that is near; return what became of the rates, once,
+        where most are 0 or no recipe has such a warm-up.
 
         No device work: rates that lie on a device are not read.
         """

@@ -73,8 +73,8 @@ class WindowEnds:
         Without ``can_redo`` the update is left out where it would be made anew. Errors: the
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
-        part = self._part_of(step) if self._expected is not None else None
-        self._expected = None
+        part, self._expected = self._part_of(step) if self._expected else None, None
+        size = self._host.facts.world_size
         try:
             self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
         finally:
@@ -85,18 +85,13 @@ class WindowEnds:
             self._host.leave_out(step)
         elif part is not None:
             self._expected = part if ending.applied else None
-        elif not can_redo or not self._goes_with_all(step):
+        elif not can_redo or (size > 1 and size > step.replicas.ranks.size):
             self.keeper.forget()
         else:
-            self.keeper.among(self._host.facts.world_size)
+            self.keeper.among(size)
             self.keeper.of(step.view.optimizer)
             self.keeper.before_update(lambda: trainable_of(step.view), step)
             self._expected = step if ending.applied and not ending.redone else None
-
-    def _goes_with_all(self, step: HostStep) -> bool:
-        """Return whether every process of the run takes part in what is done about a window."""
-        size = self._host.facts.world_size
-        return size == 1 or size <= step.replicas.ranks.size
 
     def _part_of(self, step: HostStep) -> HostStep | None:
         """Return the window that is to be updated next if a part of its gradients was settled
@@ -292,8 +287,7 @@ class WindowEnds:
         else:
             if is_new:
                 self._note(step, ending, reading)
-            alarm = self._host.alarm_of(step, reading)
-            self._together = ONE_RANK
+            alarm, self._together = self._host.alarm_of(step, reading), ONE_RANK
             if not reading.quiet:
                 alarm = self._agreed(step, alarm)
         if self._redone is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.accelerator import random_states, set_random_states
-from nanstop.replay.generator_notes import GeneratorNotes
+from nanstop.numerics.generator_notes import GeneratorNotes
 
 
 @dataclass(frozen=True, slots=True)

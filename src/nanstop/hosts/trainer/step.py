@@ -89,7 +89,7 @@ class TrainerWindow:
         """Whether every micro-batch went through ``_prepare_inputs``: trainers with a loop of
         their own may not.
         """
-        return all([m.batch is not None for m in self.micros])
+        return all(m.batch is not None for m in self.micros)
 
     def touched(self) -> set[str]:
         """Return the trainer attributes that the steps themselves changed."""
@@ -121,9 +121,7 @@ class Reentry:
         self.may_tape = False
         """Whether micro-batches are recorded where looks would have to call the script's loss."""
         self.replaying: tuple[TrainerMicro, Any] | None = None
-        """What is run again now, from which batch: what the trainer calls then is no doing of the
-        run.
-        """
+        """What is run again, of which batch: what the trainer calls then is no doing of the run."""
         self._rng = RngNotes()
         self._noted: state_diff.Notes = {}
         """The last note of the trainer."""

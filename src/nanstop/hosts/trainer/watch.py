@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from os.path import basename
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +98,8 @@ class TrainerWatch:
         self._training = False
         self._attached = False
         self._pending: int | None = None
+        self._folder: tuple[Any, str] = (None, "")
+        """The trainer's folder, and its last name."""
         self._num_logs = 0
         self.windows = TrainerWindows(self)
         self._accounts = TrainerAccounts(self, TrainerWatch._on_train.__code__)
@@ -181,11 +183,9 @@ class TrainerWatch:
     def step_id(self, *, step: int | None = None, micro: int | None = None) -> StepId:
         """Return the id of the trainer's present step, or of the one given."""
         args = self.trainer.args
-        run = (
-            args.run_name
-            or basename(str(args.output_dir or "").rstrip("/"))
-            or type(self.trainer).__name__
-        )
+        if args.output_dir != self._folder[0]:
+            self._folder = args.output_dir, Path(args.output_dir or "").name
+        run = args.run_name or self._folder[1] or type(self.trainer).__name__
         index = self.trainer.state.global_step if step is None else step
         return StepId(run=run, step=index, micro=micro, rank=args.process_index)
 

@@ -74,11 +74,11 @@ class WindowEnds:
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
         part, self._expected = self._part_of(step) if self._expected else None, None
-        size = self._host.facts.world_size
         try:
             self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
         finally:
             self._together = ONE_RANK
+        size = self._host.facts.world_size
         if not ending.apply:
             if part is not None:
                 self.keeper.take_out(part)

@@ -6,14 +6,13 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanstop.numerics.accelerator import random_states, set_random_states
-from nanstop.numerics.generator_notes import GeneratorNotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +39,19 @@ def note_rng() -> RngState:
 
 
 class RngNotes:
-    """Notes of one run's random state, step after step. Python's and NumPy's, 25 KB of numbers that
-    seldom change, are copied where they have moved, and shared between notes else.
+    """Notes of one run's random state, step after step: Python's, 20 KB of numbers that seldom
+    change, is shared between them.
     """
 
     def __init__(self) -> None:
-        self._python = GeneratorNotes()
-        self._numpy = GeneratorNotes()
+        self._python: tuple[Any, ...] = ()
 
     def note(self) -> RngState:
         """Return what ``note_rng`` returns. No device synchronisation."""
-        numpy = sys.modules.get("numpy")
-        return RngState(
-            torch=torch.get_rng_state(),
-            python=self._python.note(random.getstate),
-            numpy=self._numpy.note(numpy.random.get_state) if numpy is not None else None,
-            devices=random_states(),
-        )
+        noted = note_rng()
+        if noted.python != self._python:
+            self._python = noted.python
+        return replace(noted, python=self._python)
 
 
 @contextmanager

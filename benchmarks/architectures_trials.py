@@ -197,13 +197,7 @@ def scaler_of(plan: Any) -> torch.amp.GradScaler:
     settings = plan.record.scaler if plan is not None else None
     if settings is None:
         return torch.amp.GradScaler("cpu", enabled=False)
-    return torch.amp.GradScaler(
-        "cpu",
-        init_scale=settings.init_scale,
-        growth_factor=settings.growth_factor,
-        backoff_factor=settings.backoff_factor,
-        growth_interval=settings.growth_interval,
-    )
+    return torch.amp.GradScaler("cpu", init_scale=settings.init_scale)
 
 
 def _incident_line(report: Any) -> str:

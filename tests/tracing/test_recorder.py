@@ -351,6 +351,7 @@ def test_unusual_tensors_do_not_disturb(loss):
     assert found.first_bad.wider in ("nonfinite", "unknown")
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, once in a process, of quantized tensors
 def test_what_cannot_be_measured_is_named():
     def loss(model, batch):
         packed = torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8)

@@ -77,6 +77,18 @@ def displace(values: Tensor, places: Any) -> None:
 ElementMasks = tuple[Tensor | None, ...]
 
 
+class OtherResult(SecondRun):
+    """Has one op of a run, by its index, give what ``change`` makes of its result."""
+
+    def __init__(self, index: int, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._index, self._change = index, change
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        return self._change(result) if index == self._index else result
+
+
 @dataclass(frozen=True, slots=True)
 class Spot:
     """What is to be put right at one op:

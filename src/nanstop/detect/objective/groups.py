@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import ramp
 from nanstop.records import ObjectiveRow, op_name
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import OtherResult
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
 
@@ -90,7 +90,7 @@ def lone_rows(step: Step, groups: Groups) -> tuple[ObjectiveRow, ...]:
     none is. Synchronises the device.
     """
     for index, num in groups.found.items():
-        if first_loss(step, _Spread(-1)) != first_loss(step, _Spread(index)):
+        if first_loss(step, _spread(-1)) != first_loss(step, _spread(index)):
             op = first_ops(step)[index]
             line = line_text(op.line)
             return (
@@ -99,13 +99,6 @@ def lone_rows(step: Step, groups: Groups) -> tuple[ObjectiveRow, ...]:
     return ()
 
 
-class _Spread(SecondRun):
-    """Has one op give differences."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self._index = index
-
-    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        return result + ramp(result) if index == self._index else result
+def _spread(index: int) -> OtherResult:
+    """Have one op give differences."""
+    return OtherResult(index, lambda found: found + ramp(found))

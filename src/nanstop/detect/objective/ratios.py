@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanstop.detect.objective.inputs import TOLERANCE
 from nanstop.records import RatioRow, op_name
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import OtherResult
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
 
@@ -72,8 +72,8 @@ def ratio_rows(step: Step, ratios: Ratios) -> tuple[RatioRow, ...]:
     mask may leave them out. Undone bitwise; runs the first micro-batch again where there is one.
     """
     large = [index for index, value in ratios.largest.items() if value >= LARGE_RATIO]
-    plain = first_loss(step, _Doubled(-1)) if large else 0.0
-    used = [n for n in large[:MOST_TRIED] if first_loss(step, _Doubled(n)) != plain]
+    plain = first_loss(step, _doubled(-1)) if large else 0.0
+    used = [n for n in large[:MOST_TRIED] if first_loss(step, _doubled(n)) != plain]
     found = {index: ratios.largest[index] for index in used}
     if not found:
         return ()
@@ -89,15 +89,6 @@ def ratio_rows(step: Step, ratios: Ratios) -> tuple[RatioRow, ...]:
     )
 
 
-class _Doubled(SecondRun):
-    """Has one op give twice what it gives beyond ``LARGE_RATIO``."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self._index = index
-
-    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if index != self._index:
-            return result
-        return torch.where(result >= LARGE_RATIO, 2.0 * result, result)
+def _doubled(index: int) -> OtherResult:
+    """Have one op give twice what it gives beyond ``LARGE_RATIO``."""
+    return OtherResult(index, lambda found: torch.where(found >= LARGE_RATIO, 2.0 * found, found))

@@ -34,6 +34,15 @@ Hang = Annotated[
         help="End a run without a step for N median step times (60 s at least), with stacks.",
     ),
 ]
+Audit = Annotated[
+    int,
+    typer.Option(
+        "--audit-devices",
+        metavar="N",
+        min=0,
+        help="Every N steps run one micro-batch on each rank's device and compare (4 runs of it).",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing at the end of a run.")]
 
 
@@ -64,6 +73,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     ] = False,
     series: Series = False,
     hang: Hang = None,
+    audit_devices: Audit = 0,
     show_text: ShowText = False,
     quiet: Quiet = False,
     live: Live = False,
@@ -77,6 +87,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 
     _mention_ours(command)
     said = {"quiet": quiet, "show_text": show_text, "allow": tuple(allow or ())}
+    said["audit_devices"] = audit_devices
     policy = Policy(on_failure=on_failure, on_stop=on_stop, **said)  # type: ignore[arg-type]
     from nanstop.commands.run.launch import launch
     from nanstop.commands.run.supervise import Patience

@@ -44,6 +44,8 @@ class Policy:
     raise ``TrainingStopped``, "end" has it return as after early stopping. ``budget_seconds`` and
     ``budget_trials`` bound the search for a proof of one incident. ``quiet``: nothing is said at
     the end of a run. ``show_text``: reports show the training data around the place of a failure.
+    ``audit_devices``: every so many steps the ranks that train one model run the same micro-batch
+    and compare what their devices make of it; 0: never.
 
     Errors: ``NanstopError`` NS001 for an unknown option, value or remedy, with the nearest valid
     one.
@@ -57,6 +59,7 @@ class Policy:
     budget_trials: int = 40
     quiet: bool = False
     show_text: bool = False
+    audit_devices: int = 0
 
     def __new__(cls, **options: Any) -> Policy:
         known = [field.name for field in fields(cls)]
@@ -80,6 +83,7 @@ class Policy:
         _require_number("max_skips_in_a_row", self.max_skips_in_a_row, whole=True, least=0)
         _require_number("budget_seconds", self.budget_seconds, whole=False, least=0)
         _require_number("budget_trials", self.budget_trials, whole=True, least=1)
+        _require_number("audit_devices", self.audit_devices, whole=True, least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

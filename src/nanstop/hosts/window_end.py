@@ -124,6 +124,7 @@ class WindowEnds:
                 may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
                 if may_look and session.gauge_due(step.id.step) and not step.obstacle():
                     session.gauge(seen)
+                session.audit(seen, lambda: step.replicas.ranks)
                 return
             if num_redone == _MAX_ROUNDS:
                 ending.apply = False

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from nanstop.measure.updates import second_moments, trained_by
 from nanstop.numerics.tensors import HALF, odd_stride
 from nanstop.numerics.update_length import is_ruinous
-from nanstop.records import StateRow
+from nanstop.records import Signal, StateRow, StepId
 from nanstop.replay.conditions import unheard
 from nanstop.replay.rng import note_rng, rng_kept
 
@@ -52,6 +52,10 @@ class Moved:
     def is_ruinous(self) -> bool:
         """Return whether the length is out of all proportion, or not even a number."""
         return is_ruinous(self.length, self.in_float32)
+
+    def as_signal(self, at: StepId) -> Signal:
+        """Return it as what the update of a step is expected to do."""
+        return Signal(source="param", name=self.parameter, value=self.length, at=at)
 
 
 class Rehearsal:

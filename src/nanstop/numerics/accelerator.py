@@ -44,6 +44,16 @@ def in_use() -> Any:
     return module if begun() else None
 
 
+def device_name() -> str:
+    """Return what this process computes on: the device and what it is called, "cpu" without one."""
+    module = in_use()
+    if module is None:
+        return "cpu"
+    number = module.current_device() if hasattr(module, "current_device") else 0
+    called = f" ({module.get_device_name()})" if hasattr(module, "get_device_name") else ""
+    return f"{torch.get_device_module().__name__.rpartition('.')[2]}:{number}{called}"
+
+
 def random_states() -> tuple[Tensor, ...]:
     """Return the state of the generator of each device in use. Generators live on the host:
     no synchronisation.

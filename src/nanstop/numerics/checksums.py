@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,15 +26,35 @@ def checksums(tensors: Iterable[Tensor]) -> list[int]:
     threads. Tensors of equal elements in equal places have equal checksums, whatever their strides.
     Reads each once; synchronises each device once.
     """
-    given = list(tensors)
-    longest = min(_CHUNK, max((_num_words(tensor) for tensor in given), default=0))
-    weights = {device: _weights(longest, device) for device in {one.device for one in given}}
-    sums = [_checksum(tensor, weights[tensor.device]) for tensor in given]
-    read: dict[torch.device, list[int]] = {}
-    for device in weights:
-        here = [one for one in sums if one.device == device]
-        read[device] = torch.stack(here).tolist()
-    return [read[one.device].pop(0) % _WORD for one in sums]
+    sums = Checksums()
+    return Checksums.values([sums.of(tensor) for tensor in tensors])
+
+
+class Checksums:
+    """Makes them one at a time, to be read together."""
+
+    def __init__(self) -> None:
+        self._weights: dict[torch.device, Tensor] = {}
+
+    @torch.no_grad()
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the checksum of a dense tensor as a scalar of int64 on its device. No
+        synchronisation.
+        """
+        device, longest = tensor.device, min(_CHUNK, _num_words(tensor))
+        known = self._weights.get(device)
+        if known is None or known.numel() < longest:
+            known = self._weights[device] = _weights(longest, device)
+        return _checksum(tensor, known)
+
+    @staticmethod
+    def values(sums: Sequence[Tensor]) -> list[int]:
+        """Return the numbers of checksums. Synchronises each device once."""
+        read: dict[torch.device, list[int]] = {}
+        for device in {one.device for one in sums}:
+            here = [one for one in sums if one.device == device]
+            read[device] = torch.stack(here).tolist()
+        return [read[one.device].pop(0) % _WORD for one in sums]
 
 
 def _checksum(tensor: Tensor, weights: Tensor) -> Tensor:

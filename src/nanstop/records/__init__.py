@@ -15,6 +15,7 @@ from nanstop.records.checkpoint import (
     KeyProblem,
     TensorScan,
 )
+from nanstop.records.devices import DeviceFacts
 from nanstop.records.facts import (
     BatchFact,
     CommandFacts,
@@ -137,6 +138,7 @@ __all__ = [
     "Confidence",
     "Contribution",
     "DataFacts",
+    "DeviceFacts",
     "Diagnosis",
     "DriftRow",
     "Environment",

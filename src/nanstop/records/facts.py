@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nanstop.records.devices import DeviceFacts
 from nanstop.records.record import record
 from nanstop.records.setup import (
     AdapterFacts,
@@ -245,6 +246,8 @@ class RunFacts:
     accumulation: AccumulationFacts | None = None
     replicas: ReplicaFacts | None = None
     """How copies of the model differ that several ranks keep alike; None where none was seen to."""
+    devices: DeviceFacts | None = None
+    """What the ranks' devices made of one micro-batch, None where they were not asked."""
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were not finite, or far too large, as they were loaded: when the run began."""
     left_weights: tuple[TensorStats, ...] = ()

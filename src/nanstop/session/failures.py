@@ -153,7 +153,7 @@ class Failures:
         self._last_signature, self._last_optimizer = signature, now.optimizer
         self._others_passed = False
         found = Investigation(
-            facts=self._run.facts,
+            facts=replace(self._run.facts, devices=meeting.devices),
             at=first.at or now.at,
             phase=alarm.phase,
             signals=alarm.signals,

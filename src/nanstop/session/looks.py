@@ -34,6 +34,7 @@ from nanstop.session.sampled_ranges import SampledRanges
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from nanstop.decide.agreement import Ranks
     from nanstop.replay.step import Step
 
 
@@ -72,6 +73,7 @@ class Looks:
         self._accounts: defaultdict[str, deque[GradientAccount]] = defaultdict(
             lambda: deque(maxlen=_ACCOUNTS)
         )
+        self._audits_over = False
         self._window: StepId | None = None
         """The last window that was healthy before its update."""
         self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -173,6 +175,28 @@ class Looks:
         self._findings.examine_healthy(
             Evidence(facts=self._run.facts, series=series, accounts=known)
         )
+
+    def audit(self, step: Step, ranks: Callable[[], Ranks]) -> None:
+        """Compare what the devices of all ranks make of one micro-batch, taking turns whose, where
+        the user has asked for it.
+        """
+        every = self._run.policy.audit_devices
+        if not every or self._audits_over or step.id.step % every:
+            return
+        from nanstop.session.shared.device_audit import audit_devices
+
+        try:
+            with unrecorded():
+                together = ranks()
+                source = step.id.step // every % together.size
+                found = audit_devices(step, 0, together, source)
+        except Exception as error:  # an instrument must not end a healthy run
+            self._audits_over = True
+            self._announce(f"devices are not compared any more ({error})")
+            return
+        if found.op:
+            self._audits_over = True
+            self._learned(at=step.id, devices=found)
 
     def drop(self) -> None:
         """Take the gauge off the model, as it is to be before a failure is looked at."""

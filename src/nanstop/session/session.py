@@ -28,7 +28,6 @@ from nanstop.records import (
     Report,
     RunFacts,
     Series,
-    Signal,
     StepId,
 )
 from nanstop.records.remedies import describe, of_the_loss
@@ -253,10 +252,7 @@ class Session(WatchedRun):
         failures = self._met_failures() if ruinous else None
         if failures is None:
             return None
-        expected = [
-            Signal(source="param", name=one.parameter, value=one.length, at=step.id)
-            for one in ruinous
-        ]
+        expected = [one.as_signal(step.id) for one in ruinous]
         end = failures.foreseen(step, rewind(), expected, self._foresight.lost_moments)
         decision = None
         if isinstance(end, tuple):
@@ -275,6 +271,9 @@ class Session(WatchedRun):
 
     def gauge(self, step: Step) -> None:
         self._looks.again(step)
+
+    def audit(self, step: Step, ranks: Callable[[], Ranks]) -> None:
+        self._looks.audit(step, ranks)
 
     def logged(self) -> None:
         self._looks.logged()

@@ -150,6 +150,11 @@ class WatchedRun(Protocol):
         """Return whether a healthy micro-batch should be run once more for a closer look."""
         ...
 
+    def audit(self, step: Step, ranks: Callable[[], Ranks]) -> None:
+        """Compare the devices of the ranks that train a model together, where the user has asked
+        for it and it is due. Every rank calls it before each healthy update.
+        """
+
     def gauge(self, step: Step) -> None:
         """Run one micro-batch of a healthy window again, undone;
         report overflow that was absorbed.

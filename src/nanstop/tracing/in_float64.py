@@ -90,7 +90,7 @@ class InFloat64:
                 return _widened(value)
             return known.shown_by(value)
         if isinstance(value, torch.dtype):
-            return _wide(value)
+            return wide(value)
         if isinstance(value, list | tuple):
             return type(value)(map(self._exact, value))
         if isinstance(value, dict):
@@ -110,7 +110,8 @@ class InFloat64:
                 self.outcome = "finite"
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the format of 64 bits for each part of a number, an integer's own."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype
@@ -118,4 +119,4 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _widened(tensor: Tensor) -> Tensor:
     """Return a copy, so that what the operation writes does not reach the run."""
-    return tensor.detach().to(_wide(tensor.dtype), copy=True)
+    return tensor.detach().to(wide(tensor.dtype), copy=True)

@@ -99,20 +99,21 @@ def record(
     under: Under = nullcontext,
     look: Look | None = None,
     keep_grads: bool = False,
+    batch: Batch | None = None,
 ) -> Recording:
     """Run a micro-batch (or, with ``update``, the whole window and then its update) under the
     recorder, and undo it.
 
     ``phase``: what the run is called when it is no training step. ``under`` gives the context to
     run in, entered inside the isolation. ``look``: called with each op before it runs, and what it
-    returns with the op's result. What the run raises is in the recording. Compiled code runs
-    eagerly. Synchronises the device at the end.
+    returns with the op's result. ``batch`` replaces the recorded one. What the run raises is in
+    the recording. Compiled code runs eagerly. Synchronises the device at the end.
     """
     with _begun(step, under, update=update):
         named = known_tensors(step, micro)
         called: Phase = "optimizer" if update else phase
         recorder = Recorder(step.view.root, named, phase=called, look=look)
-        loss, error = _run(step, micro, recorder, update=update)
+        loss, error = _run(step, micro, recorder, update=update, batch=batch)
         judged = _judged(step, loss, update=update)
         return Recording(
             micro=micro,
@@ -126,20 +127,25 @@ def record(
 
 
 def look_again(
-    step: Step, micro: int, *looks: Look, update: bool = False
+    step: Step, micro: int, *looks: Look, update: bool = False, batch: Batch | None = None
 ) -> tuple[tuple[str, ...], Exception | None]:
     """Run what ``record`` ran once more, undone, and have ``looks`` see its ops;
     return what failed and what it raised.
     """
-    return run_under(step, micro, SecondRun(*looks), update=update)
+    return run_under(step, micro, SecondRun(*looks), update=update, batch=batch)
 
 
 def run_under(
-    step: Step, micro: int, mode: TorchDispatchMode, *, update: bool = False
+    step: Step,
+    micro: int,
+    mode: TorchDispatchMode,
+    *,
+    update: bool = False,
+    batch: Batch | None = None,
 ) -> tuple[tuple[str, ...], Exception | None]:
     """Run what ``record`` ran under ``mode``, undone; return what failed and what it raised."""
     with _begun(step, nullcontext, update=update):
-        loss, error = _run(step, micro, mode, update=update)
+        loss, error = _run(step, micro, mode, update=update, batch=batch)
         return nonfinite(_judged(step, loss, update=update)), error
 
 
@@ -163,12 +169,17 @@ def _begun(step: Step, under: Under, *, update: bool) -> Iterator[None]:
 
 
 def _run(
-    step: Step, micro: int, mode: TorchDispatchMode, *, update: bool
+    step: Step,
+    micro: int,
+    mode: TorchDispatchMode,
+    *,
+    update: bool,
+    batch: Batch | None = None,
 ) -> tuple[Tensor | None, Exception | None]:
     with mode:
         try:
             if not update:
-                return step.run(micro).detach(), None
+                return step.run(micro, batch).detach(), None
             step.update()
         except Exception as error:  # what the run raises is what is being studied
             return None, error

@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import itertools
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -122,6 +123,24 @@ class Disturbance:
             os.kill(os.getpid(), self.signal)
 
 
+class SpoiledKernel:
+    """This process's own float32 kernel of a linear layer is wrong in one element, ``left`` times,
+    which no Python mode sees: it stands for a device that computes wrongly.
+    """
+
+    def __init__(self, factor, left):
+        self.factor, self.left = factor, left
+        self._library = torch.library.Library("aten", "IMPL")
+        self._library.impl("addmm", self._addmm, "CPU")
+
+    def _addmm(self, bias, x, weight, *, beta=1, alpha=1):
+        result = x.mm(weight) * alpha + bias * beta
+        if self.left > 0 and x.dtype is torch.float32:
+            self.left -= 1
+            result.view(-1)[1] *= self.factor
+        return result
+
+
 def loop(fault, accumulate="1", num_steps=8):
     accumulate = int(accumulate)
     if WORLD > 1:
@@ -146,7 +165,11 @@ def loop(fault, accumulate="1", num_steps=8):
     x, y = (t.to(net.last.weight.dtype).split(4) for t in (x, y))
     losses = []
     disturbance = Disturbance()
+    factor = {"wrong_device": 1.01, "once": float("nan")}.get(fault)
+    kernel = SpoiledKernel(factor, 0) if factor is not None and RANK == 1 else None
     for step in range(num_steps):
+        if kernel is not None and step == 3:
+            kernel.left = 1 if fault == "once" else math.inf
         if fault == "early" and step == 3 and RANK == 1:
             break
         ours = range(step * RANKS * accumulate, (step + 1) * RANKS * accumulate)

@@ -30,6 +30,7 @@ def watching(policy: Policy, folder: Path, run_id: str, python_path: str = "") -
         "NANSTOP_BUDGET_SECONDS": str(policy.budget_seconds),
         "NANSTOP_QUIET": "1" if policy.quiet else "",
         "NANSTOP_SHOW_TEXT": "1" if policy.show_text else "",
+        "NANSTOP_AUDIT_DEVICES": str(policy.audit_devices),
     }
 
 
@@ -48,4 +49,5 @@ def watched_policy(environment: Mapping[str, str]) -> Policy:
         budget_seconds=seconds,
         quiet=environment.get("NANSTOP_QUIET") == "1",
         show_text=environment.get("NANSTOP_SHOW_TEXT") == "1",
+        audit_devices=int(environment.get("NANSTOP_AUDIT_DEVICES") or 0),
     )

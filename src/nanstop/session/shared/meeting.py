@@ -11,12 +11,13 @@ from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import has_bad
 from nanstop.prove.failing_step import FailingStep, WayBack, breaking_update_of_all
-from nanstop.records import codec
+from nanstop.records import DeviceFacts, codec
 from nanstop.records.record import record
 from nanstop.replay.collectives import finite, other
 from nanstop.replay.rerun import Attempt, attempt
 from nanstop.replay.step import Step
 from nanstop.session.shared.conclusion import Conclusion, as_text, from_text
+from nanstop.session.shared.device_audit import audit_devices
 
 _log = logging.getLogger("nanstop")
 
@@ -26,15 +27,15 @@ class _Part:
     """What one rank says of its own part of a failing window. ``fails``: whether it does so by
     itself, None where that cannot be tried; ``arrived``: only by what a collective brought;
     ``communicates``: whether it came to any; ``reads``: whether what they bring makes a difference
-    to it, None where that cannot be told; ``bad_loss``: whether a loss was not finite; ``since``:
-    the steps that it can go back to.
+    to it, None where that cannot be told; ``bad_micro``: the first whose loss was not finite;
+    ``since``: the steps that it can go back to.
     """
 
     fails: bool | None
     arrived: bool
     communicates: bool
     reads: bool | None
-    bad_loss: bool
+    bad_micro: int | None
     num_micros: int
     step: int
     since: tuple[int, ...]
@@ -45,13 +46,15 @@ class _Part:
 class Meeting:
     """``leader``: the rank that looks into the failure, the first of those that it was ``born_on``
     (None: nobody was asked, or could tell). ``broken_by``: the update that broke the weights of
-    all, where they have the way back to it.
+    all, where they have the way back to it. ``devices``: what those of all ranks make of a
+    micro-batch that has failed and does not fail again.
     """
 
     ranks: Ranks = ONE_RANK
     leader: int = 0
     born_on: tuple[int, ...] | None = None
     broken_by: FailingStep | None = None
+    devices: DeviceFacts | None = None
 
     @property
     def agreed(self) -> bool:
@@ -84,10 +87,13 @@ class Meeting:
         step.collectives.unread = {part.reads for part in parts} - {None} == {False}
         failing = tuple(rank for rank, part in enumerate(parts) if part.fails)
         born_on = tuple(rank for rank in failing if not parts[rank].arrived) or failing
-        bad_losses = (rank for rank, part in enumerate(parts) if part.bad_loss)
+        bad_losses = (rank for rank, part in enumerate(parts) if part.bad_micro is not None)
         leader = (*born_on, *bad_losses, 0)[0]
         asked = born_on or all(part.fails is not None for part in parts)
-        return cls(ranks, leader, born_on if asked else None, broken_by)
+        devices = None
+        if asked and not born_on and broken_by is None:
+            devices = _devices(step, parts[leader].bad_micro or 0, ranks, leader)
+        return cls(ranks, leader, born_on if asked else None, broken_by, devices)
 
     def conclusion(
         self, own: Callable[[], Conclusion | None], follow: Callable[[Conclusion], None]
@@ -117,12 +123,21 @@ class Meeting:
 ALONE = Meeting()
 
 
+def _devices(step: Step, micro: int, ranks: Ranks, source: int) -> DeviceFacts | None:
+    try:
+        return audit_devices(step, micro, ranks, source)
+    except NanstopError as error:
+        _log.warning("nanstop: devices were not compared (%s)", error.message)
+        return None
+
+
 def _own_part(step: Step, ranks: Ranks, policy: Policy, broken: WayBack | None) -> _Part:
     """Return this rank's part, run again with the collectives in place. Every rank calls it.
 
     Errors: ``NanstopError`` where a rank does not come to them.
     """
     made, runs = step.collectives, _runs(step, ranks)
+    bad = (m for m, loss in enumerate(step.losses) if loss is not None and has_bad(loss))
     fails = any(run.failed for run in runs) if runs else None
     arrived = reads = None
     if runs and any(made.noted(micro) for micro in range(len(runs))):
@@ -133,7 +148,7 @@ def _own_part(step: Step, ranks: Ranks, policy: Policy, broken: WayBack | None) 
         arrived=bool(arrived),
         communicates=bool(made.stopped) or any(made.noted(m) for m in range(len(step.batches))),
         reads=reads,
-        bad_loss=any(loss is not None and has_bad(loss) for loss in step.losses),
+        bad_micro=next(bad, None),
         num_micros=len(step.batches),
         step=step.id.step,
         since=tuple(one.id.step for one in broken.steps) if broken is not None else (),

@@ -11,6 +11,12 @@ model. Three clean replays do not exclude a rare race: one that strikes in 10 % 
 three replays with a probability of 0.9^3 = 0.73. Ten clean replays still happen in 0.9^10 = 35 % of
 the cases.
 
+Of a device that computes wrongly there is more to see where several ranks train one model: then the
+micro-batch is run on the device of each of them. Operations that have read the same bits on all
+devices and whose results differ are computed once more in float64; the device whose result is far
+from that, where the others are near, is named. `nanstop run --audit-devices N` does so every N
+steps without any failure.
+
 ## Example
 ```python
 import torch
@@ -27,6 +33,8 @@ torch.empty(3)                      # tensor([nan, nan, nan])
    with NaN, so that a read of it always fails. Cost: some kernels become slower.
 3. Switch off overlapping communication, custom streams and CUDA graphs one at a time. Cost: speed.
 4. Look for GPU errors in the system log (XID). Cost: none.
+5. Take a device that is named out of the job and have it tested (`dcgmi diag -r 3`).
+   Cost: a restart.
 
 ## Fix safety
 Nothing is changed in the training: the step is redone as it was.
@@ -45,10 +53,10 @@ that they share was not finite.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import after_reduction, is_rewritten
+from nanstop.diagnose.evidence.reading import after_reduction, is_rewritten, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, Replay
-from nanstop.wording import counted
+from nanstop.records import DeviceFacts, Diagnosis, Evidence, Replay, Sighting
+from nanstop.wording import counted, number
 
 _LEFT = (
     "left are what the script itself counts, iterates or draws, its hooks on saved tensors, a "
@@ -60,6 +68,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the step as it is passes in some replay, and no random generator of
     the run's own explains it.
     """
+    devices = standing(evidence).devices
+    if devices is not None and devices.op:
+        return _odd_device(devices)
     replay = evidence.replay
     if (
         replay is None
@@ -81,7 +92,52 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=f"{counted(replay.runs, 'replay')} from the same weights, batch and random state: "
         "clean",
         confidence="likely" if replay.runs > 1 else "possible",
-        lines=(_LEFT,),
+        lines=(*_alike(devices), _LEFT),
+    )
+
+
+def _alike(devices: DeviceFacts | None) -> tuple[str, ...]:
+    if devices is None or not devices.num_compared:
+        return ()
+    count = counted(devices.num_compared, "operation")
+    return (f"run on the devices of all {len(devices.devices)} ranks: {count}, the same bits",)
+
+
+def _odd_device(found: DeviceFacts) -> Diagnosis:
+    """Return the finding where one device gave a result that the others did not."""
+    names = ", ".join(f"{found.devices[rank]} of rank {rank}" for rank in found.ranks)
+    place = f" in `{found.module}`" if found.module else ""
+    seen = Sighting(step=found.step, phase=found.phase, op=found.op)
+    lines = (f"{counted(found.num_compared, 'operation')} read the same on all ranks",)
+    if found.unsteady:
+        return Diagnosis(
+            code="NS603",
+            title=f"{names} gave two results for the same `{found.op}`",
+            cause=f"`{found.op}`{place} ran twice on each rank with the same bits: one result on "
+            "all others, two there",
+            confidence="possible",
+            lines=(
+                *lines,
+                "a device that errs now and then, or a kernel that draws on chance",
+            ),
+            where=f"rank {found.ranks[0]}",
+            seen=seen,
+        )
+    far = ", ".join(
+        f"{number(error)} on rank {rank}"
+        for rank, error in enumerate(found.errors)
+        if error is not None
+    )
+    return Diagnosis(
+        code="NS603",
+        title=f"{names} computes wrongly",
+        cause=f"`{found.op}`{place} read the same bits on all ranks and gave other results there",
+        confidence="certain",
+        confirmed="the same operation in float64: its result is "
+        f"{far} spacings of its format away from that",
+        lines=lines,
+        where=f"rank {found.ranks[0]}",
+        seen=seen,
     )
 
 
@@ -104,6 +160,6 @@ RULE = Rule(
     "not-reproducible",
     "the failure does not come back",
     check,
-    ("incident",),
+    ("incident", "static"),
     role="chance",
 )

@@ -93,6 +93,7 @@ COMMANDS = {
         "--record",
         "--series",
         "--hang",
+        "--audit-devices",
         "--show-text",
         "--quiet",
         "--live",
@@ -126,7 +127,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "ec3a8753d84dab8c")
+REPORT_FORM = (1, "9e78b2a37a3c00a7")
 
 
 def test_names():
@@ -182,6 +183,7 @@ def test_policy():
         "budget_trials": 40,
         "quiet": False,
         "show_text": False,
+        "audit_devices": 0,
     }
     assert typing.get_args(OnFailure) == ("repair", "skip", "stop", "observe")
     assert typing.get_args(OnStop) == ("raise", "end")

@@ -10,7 +10,7 @@ import typer
 
 from nanstop.cli.terminal import AsJson, progress
 
-_OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang")
+_OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", "--audit-devices")
 """Options that a command hardly has itself."""
 
 Allow = Annotated[

@@ -15,7 +15,6 @@ from nanstop.records.checkpoint import (
     KeyProblem,
     TensorScan,
 )
-from nanstop.records.devices import DeviceFacts
 from nanstop.records.facts import (
     BatchFact,
     CommandFacts,
@@ -71,7 +70,13 @@ from nanstop.records.setup import (
     ScheduleFacts,
     TextFacts,
 )
-from nanstop.records.update import AccumulationFacts, LoadFacts, ReplicaFacts, ResumeFacts
+from nanstop.records.update import (
+    AccumulationFacts,
+    DeviceFacts,
+    LoadFacts,
+    ReplicaFacts,
+    ResumeFacts,
+)
 from nanstop.records.values import (
     FORMAT_MAX,
     FailureKey,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nanstop.records.devices import DeviceFacts
 from nanstop.records.record import record
 from nanstop.records.setup import (
     AdapterFacts,
@@ -20,7 +19,13 @@ from nanstop.records.setup import (
     ScheduleFacts,
     TextFacts,
 )
-from nanstop.records.update import AccumulationFacts, LoadFacts, ReplicaFacts, ResumeFacts
+from nanstop.records.update import (
+    AccumulationFacts,
+    DeviceFacts,
+    LoadFacts,
+    ReplicaFacts,
+    ResumeFacts,
+)
 from nanstop.records.values import SourceLine, TensorStats
 from nanstop.records.vocabulary import Phase
 

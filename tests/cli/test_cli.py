@@ -347,6 +347,7 @@ def test_what_follows_the_users_command_is_never_ours(arguments, command, option
         "record": False,
         "series": False,
         "hang": None,
+        "audit_devices": 0,
         "show_text": False,
         "quiet": False,
         "as_json": False,

@@ -87,7 +87,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 
     _mention_ours(command)
     said = {"quiet": quiet, "show_text": show_text, "allow": tuple(allow or ())}
-    said["audit_devices"] = audit_devices
+    said |= {"audit_devices": audit_devices}
     policy = Policy(on_failure=on_failure, on_stop=on_stop, **said)  # type: ignore[arg-type]
     from nanstop.commands.run.launch import launch
     from nanstop.commands.run.supervise import Patience

@@ -25,6 +25,18 @@ def counted(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
+def spans(numbers: Iterable[int], most: int = 8) -> str:
+    """Return whole numbers in order, those in a row as ``3-7``, and how many rows are left."""
+    rows: list[list[int]] = []
+    for one in sorted(numbers):
+        if rows and one == rows[-1][-1] + 1:
+            rows[-1][1:] = [one]
+        else:
+            rows.append([one])
+    shown = ", ".join("-".join(map(str, row)) for row in rows[:most])
+    return f"{shown} and {len(rows) - most} more" if len(rows) > most else shown
+
+
 def percent(part: int, whole: int) -> str:
     """Return a share in percent: one digit below 10 %, never rounded to none or all."""
     if part in (0, whole):

@@ -14,11 +14,11 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from nanstop.errors import NanstopError, unknown
+from nanstop.ranks import is_first
 from nanstop.records import Atom, PrecisionPlan, Report, Series, codec
 from nanstop.store.files import (
     MAX_JSON_BYTES,
@@ -28,7 +28,7 @@ from nanstop.store.files import (
     write_whole,
 )
 from nanstop.store.live_file import LIVE
-from nanstop.store.summary import RecordedSeries, Summary, merge, quiet_summary
+from nanstop.store.summary import RecordedSeries, Summary, merge, quiet_summary, says_more
 
 REPORT = "report.json"
 SUMMARY = "summary.json"
@@ -144,13 +144,20 @@ class Store:
         self._put_summary(self.summary)
 
     def _write_summary(self) -> None:
+        shares = self.run_id is not None
+        if shares and not is_first() and not says_more(self.summary, self._present()):
+            return  # of thousands of healthy ranks only the first has something to write
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder):
-            merged = self.summary
-            if self.run_id is not None:
-                with suppress(NanstopError):  # none yet, or damaged: ours replaces it
-                    merged = merge(self.summary, self.present_summary())
+            merged = merge(self.summary, self._present()) if shares else self.summary
             self._put_summary(merged)
+
+    def _present(self) -> Summary:
+        """Return what is in ``summary.json``, an empty one where that is missing or damaged."""
+        try:
+            return self.present_summary()
+        except NanstopError:
+            return Summary()
 
     def _put_summary(self, summary: Summary) -> None:
         write_whole(self.folder / SUMMARY, codec.to_json(summary).encode())

@@ -178,6 +178,13 @@ def merge(own: Summary, other: Summary) -> Summary:
     )
 
 
+def says_more(own: Summary, other: Summary) -> bool:
+    """Return whether a process has anything to add to a summary but how long it ran."""
+    merged = merge(own, other)
+    rows = (merged.incidents, merged.findings) != (other.incidents, other.findings)
+    return rows or own.exit not in {None, 0} or own.ended not in {None, other.ended}
+
+
 def _standing(findings: tuple[FindingRow, ...]) -> tuple[FindingRow, ...]:
     """Return each finding once: as it was measured, not as it was only expected."""
     measured = {row.code for row in findings if row.step is not None}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+from collections.abc import Iterable
 from contextlib import suppress
+from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
 from torch import distributed
@@ -18,10 +20,7 @@ from nanstop.errors import NanstopError
 from nanstop.hosts.sharded.board import Board, bounded
 from nanstop.ranks import patience_seconds
 
-_LONGEST_NAP = 0.1
-"""Seconds between two looks at the store, once a rank has waited for a while."""
 _PATIENT_FACTOR = 4
-_BROKEN = "broken"
 _log = logging.getLogger("nanstop")
 _GO = "go"
 
@@ -67,16 +66,28 @@ class StoreRanks:
         return tuple(answer for _, answer in said)
 
     def _met(self, number: int, mine: tuple[str, str], seconds: float) -> list[tuple[str, str]]:
-        """Return the question and the answer of each rank."""
+        """Return the question and the answer of each rank, which the first one puts together: the
+        store is asked a few times by each of them, not by each for each.
+        """
+        verdict, whole = f"{number}/verdict", f"{number}/all"
         self._store.set(f"{number}/{self.rank}", json.dumps(mine))
-        problem = self._wait(number, seconds)
+        problem = ""
+        try:
+            self._store.wait(self._every(number) if self.rank == 0 else [verdict], _time(seconds))
+        except RuntimeError:
+            missing = (at for at, key in enumerate(self._every(number)) if not self._has(key))
+            problem = f"rank {next(missing, 0)} did not answer within {seconds:g} s"
+        if self.rank == 0 and not problem:
+            self._store.set(whole, _put_together(map(self._store.get, self._every(number))))
         # Whether all have come is settled once, by whoever says so first.
-        verdict = self._store.compare_set(f"{number}/verdict", "", problem or _GO).decode()
-        if verdict != _GO:
-            raise NanstopError(verdict)
-        said = [json.loads(self._store.get(f"{number}/{one}")) for one in range(self.size)]
-        with suppress(Exception):  # all have read what this rank said long ago
+        settled = self._store.compare_set(verdict, "", problem or _GO).decode()
+        if settled != _GO:
+            raise NanstopError(settled)
+        said = _taken_apart(self._store.get(whole))
+        with suppress(Exception):  # all have read what was said long ago
             self._store.delete_key(f"{number - 2}/{self.rank}")
+            if self.rank == 0:
+                self._store.delete_key(f"{number - 2}/all")
         return said
 
     def leave(self, reason: str) -> None:
@@ -84,24 +95,39 @@ class StoreRanks:
             return
         self._broken = reason or "a rank has left"
         _log.warning("nanstop: from here on failures are observed only: %s", self._broken)
-        with suppress(Exception):
-            bounded(lambda: self._store.compare_set(_BROKEN, "", self._broken), 0.0)
+        number = self._num_asked  # of the next question, which all others come to and wait at
 
-    def _wait(self, number: int, seconds: float) -> str:
-        """Return why not every rank has come, or "" once all have."""
-        until, nap = time.monotonic() + seconds, 0.001
-        missing = [one for one in range(self.size) if one != self.rank]
-        while missing:
-            if self._store.check([f"{number}/{missing[0]}"]):
-                missing.pop(0)
-            elif self._store.check([_BROKEN]):
-                return self._store.get(_BROKEN).decode()
-            elif time.monotonic() > until:
-                return f"rank {missing[0]} did not answer within {seconds:g} s"
-            else:
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
-        return ""
+        def tell() -> None:
+            self._store.compare_set(f"{number}/verdict", "", self._broken)
+            self._store.set(f"{number}/{self.rank}", "")
+
+        with suppress(Exception):
+            bounded(tell, 0.0)
+
+    def _every(self, number: int) -> list[str]:
+        return [f"{number}/{rank}" for rank in range(self.size)]
+
+    def _has(self, key: str) -> bool:
+        return self._store.check([key])
+
+
+def _time(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+def _put_together(said: Iterable[bytes]) -> str:
+    """Return what all ranks say, each text once, and how many ranks in a row say it."""
+    texts: dict[str, int] = {}
+    numbers = [texts.setdefault(one.decode(), len(texts)) for one in said]
+    rows = [(number, len(list(same))) for number, same in groupby(numbers)]
+    return json.dumps([list(texts), rows])
+
+
+def _taken_apart(together: bytes) -> list[tuple[str, str]]:
+    """Return the question and the answer of each rank, as ``_put_together`` was given them."""
+    texts, rows = json.loads(together)
+    pairs = [tuple(json.loads(text)) for text in texts]
+    return [pairs[number] for number, count in rows for _ in range(count)]
 
 
 def _own_connection(library: Any, store: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from nanstop.records import Report
 from nanstop.report.text.blocks import DONE
 from nanstop.store.summary import FindingRow, Summary
-from nanstop.wording import counted, number
+from nanstop.wording import counted, number, spans
 
 _ENDS = {
     "clean": "ended well",
@@ -31,13 +31,14 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
     lines: list[str] = []
     if summary is not None:
         own = [one for one in reports if one.incident.id in latest]
-        lines += [f"{_began(own)}{totals(summary)}", *map(_incident, own)]
+        lines += [f"{_began(own)}{totals(summary)}", *map(_incidents, _by_failure(own))]
         lines += [_finding(row) for row in summary.findings]
     told = ""
-    for report in reversed([one for one in reports if one.incident.id not in latest]):
-        head = _began([report], before=True)
+    earlier = [one for one in reports if one.incident.id not in latest]
+    for alike in reversed(_by_failure(earlier)):
+        head = _began(alike, before=True)
         lines += [head] if head != told else []
-        lines.append(_incident(report))
+        lines.append(_incidents(alike))
         told = head
     first = reports[-1].incident.id if reports else ""
     more = f"{folder}/{first}` shows one, `nanstop report --full {folder}`" if reports else ""
@@ -70,6 +71,27 @@ def totals(summary: Summary) -> str:
         if rows
     ]
     return ", ".join([took, end or "not over", " and ".join(found) or "nothing found"])
+
+
+def _by_failure(reports: Sequence[Report]) -> list[list[Report]]:
+    """Return the incidents of a run, those together that several ranks have had in one step."""
+    found: dict[tuple[object, ...], list[Report]] = {}
+    for report in reports:
+        at, best = report.incident.at, report.diagnoses[0] if report.diagnoses else None
+        place = report.localization.key if report.localization is not None else None
+        failure = (at.run, at.step, best and (best.code, best.title), place)
+        alone = not any(one.incident.at.rank == at.rank for one in found.get(failure, ()))
+        found.setdefault(failure if alone else (report.incident.id,), []).append(report)
+    return list(found.values())
+
+
+def _incidents(alike: Sequence[Report]) -> str:
+    """Return the line of one failure, which ``alike`` ranks have each met."""
+    line = _incident(alike[0])
+    if len(alike) == 1:
+        return line
+    ranks = spans(one.incident.at.rank for one in alike)
+    return f"{line}  on {len(alike)} ranks ({ranks}), until {alike[-1].incident.id}"
 
 
 def _incident(report: Report) -> str:

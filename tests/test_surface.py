@@ -127,7 +127,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "9e78b2a37a3c00a7")
+REPORT_FORM = (1, "2e8f72bade418bc4")
 
 
 def test_names():
@@ -199,6 +199,7 @@ def test_policy():
         "lr",
         "optimizer_eps",
         "optimizer_swap",
+        "unscale",
     ]
 
 

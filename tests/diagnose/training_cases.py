@@ -91,7 +91,7 @@ def evaluating(losses, norms):
         series("loss_raw", (3000.0, 1e-5, *losses, math.inf), (1, 2, 3, *(3 for _ in losses))),
         series("grad_norm", (8e4, 0.07, *norms, math.inf), (1, 2, 3, *(3 for _ in norms))),
     )
-    return evidence(EXPLODED, series=history)
+    return evidence(EXPLODED, RunFacts(sinks=("closure",)), series=history)
 
 
 def masked(*masks, nan_rows=NAN_ROWS):

@@ -54,6 +54,17 @@ def test_lr_is_scaled_during_the_step_only():
     assert view.optimizer.param_groups[0]["lr"] == 0.005
 
 
+def test_a_loss_scale_is_taken_off_the_gradients_of_the_step_alone():
+    view = problem(optimizer=torch.optim.SGD, lr=1.0)
+    before, gradient = view.root.weight.detach().clone(), view.root.weight.grad.clone()
+    with applied(view, [atom("unscale", "4")]):
+        view.optimizer.step()
+    assert torch.equal(view.root.weight, before - gradient / 4)
+    view.root.weight.grad.copy_(gradient)
+    view.optimizer.step()
+    assert torch.equal(view.root.weight, before - gradient / 4 - gradient)
+
+
 def test_clip():
     view = problem(optimizer=torch.optim.SGD, lr=1.0)
     norm = float(view.root.weight.grad.norm())

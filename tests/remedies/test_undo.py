@@ -156,6 +156,7 @@ def test_any_set_however_left(data, fails):
         (Atom(remedy="init_rows", target="model.norm.weight", value="mean"), "not a table"),
         (Atom(remedy="init_rows", target="lm_head.weight", value="zeros"), "mean or normal"),
         (Atom(remedy="clip", value="-1"), "positive number"),
+        (Atom(remedy="unscale", value="0"), "positive number"),
         (Atom(remedy="lr", value="half"), "positive number"),
         (Atom(remedy="optimizer_swap", value="sgd"), "must be adamw"),
         (Atom(remedy="drop_sample", target="0"), "does not name a place"),
@@ -171,7 +172,7 @@ def test_a_wrong_atom_leaves_nothing_applied(atom, message):
 
 
 @pytest.mark.parametrize(
-    "remedy", ["clip", "lr", "optimizer_eps", "fp32_optimizer_state", "loss_scale"]
+    "remedy", ["clip", "lr", "unscale", "optimizer_eps", "fp32_optimizer_state", "loss_scale"]
 )
 def test_what_is_missing_is_said(remedy):
     view = View(HALF_VIEW.root)

@@ -34,6 +34,7 @@ REMEDIES = {
     "fp32_line": Atom(remedy="fp32_line", target=f"{__file__}:1", value="float32"),
     "outer_autocast": Atom(remedy="outer_autocast", value="float16"),
     "loss_scale": Atom(remedy="loss_scale", value="0.5"),
+    "unscale": Atom(remedy="unscale", value="8"),
     "clip": Atom(remedy="clip", value="1.0"),
     "lr": Atom(remedy="lr", value="0.5"),
     "optimizer_eps": Atom(remedy="optimizer_eps", value="1e-3"),

@@ -1,10 +1,11 @@
 """Cures that are arguments, in scripts and in config files."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from nanstop.records import Atom, OptimizerFacts, RunFacts
+from nanstop.records import Atom, OptimizerFacts, RunFacts, SourceLine
 from nanstop.rewrite.arguments import cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.source import Source, edited
@@ -56,6 +57,14 @@ CHANGED = [
         "1",
         "torch.nn.utils.clip_grad_norm_(p, 100.0)",
         "torch.nn.utils.clip_grad_norm_(p, 1.0)",
+    ),
+    ("unscale", "2048", "(loss * 2048).backward()", "loss.backward()"),
+    ("unscale", "2048", "(2048.0 * (a + b)).backward()", "(a + b).backward()"),
+    (
+        "unscale",
+        "64",
+        "S = 64\n(S * f(x)).backward(retain_graph=True)",
+        "S = 64\nf(x).backward(retain_graph=True)",
     ),
     ("lr", "0.1", "Arguments(learning_rate=5e-4)", "Arguments(learning_rate=5e-05)"),
     ("lr", "0.1", "Arguments(learning_rate=RATE)", "Arguments(learning_rate=RATE * 0.1)"),
@@ -111,6 +120,16 @@ def test_an_argument_in_a_script(remedy, value, before, after):
     assert changed(before, remedy, value) == after
     if remedy not in ("lr", "loss_scale") and "clip_grad" not in after:
         assert changed(after, remedy, value) == after
+
+
+def test_of_several_optimizers_the_one_that_was_met_is_changed():
+    text = IMPORTS + "a = Decay(p, lr=0.5)\nb = Decay(\n    q, lr=0.5\n)\n"
+    made = SourceLine(file="train.py", line=6, function="<module>", text="b = Decay(")
+    facts = replace(FACTS, optimizer_at=made)
+    edits = cured(Source(text), Atom(remedy="lr", value="0.1"), facts)
+    assert edited(text, edits) == text.replace("q, lr=0.5", "q, lr=0.05")
+    stale = replace(facts, optimizer_at=replace(made, text="b = Other("))
+    assert len(cured(Source(text), Atom(remedy="lr", value="0.1"), stale)) == 2
 
 
 @pytest.mark.parametrize("remedy", ["clip", "lr", "bf16", "attention", "fp32_trainables"])

@@ -156,27 +156,27 @@ def decide(  # noqa: PLR0913 - called once, by name
     """Return what to do about this failure, and the state after it.
 
     ``proof`` None means that none was sought this time: the remedy proven for an earlier failure of
-    the same kind is used. ``at_step``: how many updates ``optimizer``, a number that stands for it,
-    was to make before this one. ``weights_broken``: an earlier update left weights that are not
-    finite, so that skipping cannot help; a proven remedy then asks for a rollback.
-    ``update_pending``: the update that would break them has not been applied: it and those before
-    it are made anew under the remedy, or it is left out. ``replays_clean``: the failure did not
-    come back, so that "repair" needs no remedy. ``harmless``: all that the update is made of is
-    finite, so that nothing but it would be lost. ``no_redo``: why gradients made anew would not be
-    those of this update, empty where they would: a proven remedy then stays on from the next update
-    on, and this one is left out; ``is_past``: the script has had its way with it. Several ranks, or
-    an update that cannot be held back, leave "observe"; "stop" on one rank needs no veto.
+    the same kind is used. ``at_step``: how many updates ``optimizer``, a number, was to make before
+    this one. ``weights_broken``: an earlier update left weights that are not finite, so that
+    skipping cannot help; a proven remedy then asks for a rollback. ``update_pending``: the update
+    that would break them has not been applied: it and those before it are made anew under the
+    remedy, or it is left out; so are those that led to a failure where the remedy was proven on
+    them. ``replays_clean``: the failure did not come back, so that "repair" needs no remedy.
+    ``harmless``: all that the update is made of is finite, so that nothing but it would be lost.
+    ``no_redo``: why gradients made anew would not be those of this update, empty where they would:
+    a proven remedy is then on from the next update on, and this one is left out; ``is_past``: the
+    script has had its way with it. Several ranks, or an update that cannot be held back, leave
+    "observe"; "stop" on one rank needs no veto.
     """
     known = state.occurrence(key)
     cure = known.cure if proof is None else _permitted(policy, proof)
     now = replace(known, count=known.count + 1, cure=() if _is_for_data(cure) else cure)
     state = _remember(state, now)
-    note = _only_observing(policy, key, world_size=world_size, can_veto=can_veto)
-    if note:
-        return Action(kind="observe", reason=note), state
-    if policy.on_failure == "stop":
-        return Action(kind="stop", reason="the policy is to stop at the first failure"), state
-    repairs, goes_back = policy.on_failure == "repair", weights_broken or update_pending
+    at_once = _at_once(policy, key, world_size=world_size, can_veto=can_veto)
+    if at_once is not None:
+        return at_once, state
+    led_here = proof is not None and proof.is_of_updates
+    repairs, goes_back = policy.on_failure == "repair", weights_broken or update_pending or led_here
     stays = () if not repairs or _is_for_data(cure) else cure
     can_redo = not no_redo or goes_back
     if (is_past and not weights_broken) or (stays and not can_redo):
@@ -272,6 +272,16 @@ def _is_for_data(cure: tuple[Atom, ...]) -> bool:
 def _remember(state: PolicyState, now: Occurrence) -> PolicyState:
     others = tuple(one for one in state.occurrences if one.folded != now.folded)
     return replace(state, occurrences=(*others, now))
+
+
+def _at_once(policy: Policy, key: FailureKey, *, world_size: int, can_veto: bool) -> Action | None:
+    """Return what is done whatever a proof says, None where that counts."""
+    note = _only_observing(policy, key, world_size=world_size, can_veto=can_veto)
+    if note:
+        return Action(kind="observe", reason=note)
+    if policy.on_failure == "stop":
+        return Action(kind="stop", reason="the policy is to stop at the first failure")
+    return None
 
 
 def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_veto: bool) -> str:

@@ -145,9 +145,16 @@ def _withdraw(found: list[Diagnosis], rules: Mapping[str, Rule]) -> list[Diagnos
     ]
 
 
-def _order(rules: Mapping[str, Rule]) -> Callable[[Diagnosis], tuple[bool, int, str]]:
-    """Return the key to sort by: causes before how they show, the more certain first."""
-    return lambda one: (_shows(rules[one.code]), RANK[one.confidence], one.code)
+def _order(rules: Mapping[str, Rule]) -> Callable[[Diagnosis], tuple[bool, bool, int, str]]:
+    """Return the key to sort by: causes before how they show, what is confirmed of the updates that
+    led to a failure before what it is by itself, the more certain first.
+    """
+    return lambda one: (
+        _shows(rules[one.code]),
+        not (one.of_updates and one.confirmed),
+        RANK[one.confidence],
+        one.code,
+    )
 
 
 def _shows(rule: Rule) -> bool:

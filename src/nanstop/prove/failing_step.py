@@ -103,7 +103,8 @@ class FailingStep:
     for a state that was rounded away in the updates before is in none of its own numbers.
     ``in_float32``: how far float32 moves each half-precision parameter in it. ``broken``: what it
     does to those that it ruins. ``rewritten``: the script itself writes to the gradients that a
-    backward leaves, so that no update made of these alone is one of its own.
+    backward leaves, so that no update made of these alone is one of its own. ``way_back``: to
+    before the updates whose weights it failed on, each of them finite.
     """
 
     step: Step
@@ -117,6 +118,7 @@ class FailingStep:
     in_float32: Mapping[str, float] | None = None
     broken: tuple[Signal, ...] = ()
     rewritten: bool = False
+    way_back: WayBack | None = None
 
     def attempt(
         self,
@@ -152,7 +154,7 @@ class FailingStep:
         with step.isolated(with_update=True), self.from_snapshot(under):
             while True:
                 with step.isolated():
-                    losses.append(_mean_loss(step))
+                    losses.append(mean_loss(step))
                     if not math.isfinite(losses[-1]) or not goes_on(len(losses) - 1):
                         return Following(tuple(losses), _broken(step.view.root))
                     step.update()
@@ -199,7 +201,10 @@ class FailingStep:
             yield
 
 
-def _mean_loss(step: Step) -> float:
+def mean_loss(step: Step) -> float:
+    """Return the mean loss of a window's micro-batches, NaN where the script refuses one. Gradients
+    are left in place. Synchronises the device.
+    """
     try:
         losses = [float(step.run(micro)) for micro in range(len(step.batches))]
     except Exception:  # the script's own refusal of what it met

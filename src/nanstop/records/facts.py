@@ -238,11 +238,15 @@ class RunFacts:
     gradient_path: GradientPath | None = None
     sinks: tuple[str, ...] = ()
     """What a loop did first with the gradients of its first window: "unscale" or "clip", or with
-    those of a scaled loss "update"; "scale" where the loop multiplied its loss itself; empty where
-    none of them.
+    those of a scaled loss "update"; "scale" where the loop multiplied its loss itself; "closure"
+    where an update has evaluated one; empty where none of them.
     """
     sink_at: SourceLine | None = None
     """The line that did the first of these."""
+    loss_factor: float | None = None
+    """The large number that a loop has multiplied its loss by itself, ahead of the first backward;
+    None where it has not.
+    """
     clipping: ClippingFacts | None = None
     """That gradients were clipped before there were any; None where that was not seen."""
     resume: ResumeFacts | None = None

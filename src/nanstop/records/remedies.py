@@ -84,6 +84,9 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 forward=True,
             ),
             RemedyInfo("loss_scale", "changes_training", "multiply the loss scale by {value}"),
+            RemedyInfo(
+                "unscale", "changes_training", "divide the gradients by {value} before each update"
+            ),
             RemedyInfo("clip", "changes_training", "clip the gradient norm at {value}"),
             RemedyInfo("lr", "changes_training", "multiply the learning rate by {value}"),
             RemedyInfo("optimizer_eps", "changes_training", "set the optimizer's eps to {value}"),

@@ -13,6 +13,7 @@ from nanstop.records.probe import Probe
 from nanstop.records.record import record
 from nanstop.records.values import FailureKey, Series, SourceLine, StepId
 from nanstop.records.vocabulary import (
+    OF_UPDATES,
     SCHEMA,
     ActionKind,
     ChangeKind,
@@ -154,6 +155,9 @@ class Diagnosis:
     """Where it was measured; None for what was only to be expected, and for a failure."""
     source: SourceLine | None = None
     """The line to look at; None where none is known."""
+    of_updates: bool = False
+    """Whether ``remedies`` are for the updates that led to a failure, and no change of the step
+    that fails cures it."""
 
     def at(self, source: SourceLine | None) -> Diagnosis:
         """Return it with the line of the script that it is about, whose text stands ahead of the
@@ -233,6 +237,7 @@ class Proof:
     cost: str = ""
     safety: Safety = "safe"
     scope: str = "micro-batch"
+    """What was run: ``vocabulary.OF_UPDATES``, or a part of the failing step."""
     next_experiment: str = ""
     chance: bool = False
     seconds: float = 0.0
@@ -240,6 +245,11 @@ class Proof:
     """The forms of lines, those of the cure or others that passed, whose code gives on the failing
     step what they give; empty where none does, None where that could not be run.
     """
+
+    @property
+    def is_of_updates(self) -> bool:
+        """Whether it made the updates anew that had led to the failure."""
+        return self.scope == OF_UPDATES
 
 
 @record

@@ -73,6 +73,8 @@ ChangeKind = Literal["raise_zeros", "bound", "unmask", "supervise", "vary"]
 Outcome = Literal[
     "pass", "same_failure", "other_failure", "crash", "not_applicable", "oom", "timeout"
 ]
+OF_UPDATES = "updates since a snapshot"
+"""The scope of a proof that made the updates anew which led to a failure."""
 Verdict = Literal["proven", "plausible", "isolated", "none_found"]
 Safety = Literal["safe", "changes_training"]
 ActionKind = Literal[

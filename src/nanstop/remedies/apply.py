@@ -54,6 +54,7 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("island", precision.island),
             Remedy("outer_autocast", precision.outer_autocast),
             Remedy("loss_scale", training.loss_scale, "window"),
+            Remedy("unscale", training.unscale, "window"),
             Remedy("clip", training.clip, "window"),
             Remedy("lr", training.lr, "window"),
             Remedy("optimizer_eps", training.optimizer_eps, "window"),

@@ -60,6 +60,20 @@ def _set_scale(scaler: torch.amp.GradScaler, scale: float) -> None:
 
 
 @contextmanager
+def unscale(view: ModelView, atom: Atom) -> Iterator[None]:
+    """Divide the gradients of the whole optimizer by the value before each step inside."""
+    factor, optimizer = _number(atom), _optimizer(view, atom)
+
+    def divided(*_: Any) -> None:
+        for parameter in held_by(optimizer):
+            if parameter.grad is not None:
+                parameter.grad.div_(factor)
+
+    with optimizer.register_step_pre_hook(divided):
+        yield
+
+
+@contextmanager
 def clip(view: ModelView, atom: Atom) -> Iterator[None]:
     """Clip the gradients of the whole optimizer to this 2-norm before each step inside.
 

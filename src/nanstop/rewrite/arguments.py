@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 
-from nanstop.records import Atom, RunFacts
+from nanstop.records import Atom, RunFacts, SourceLine
+from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import number_of
 from nanstop.rewrite.source import Edit, Source
 
@@ -101,10 +102,17 @@ def _optimizers(source: Source) -> list[ast.Call]:
     return [node for name, node in calls(source) if name in _OPTIMIZERS and node.args]
 
 
+def _made_at(source: Source, made: list[ast.Call], at: SourceLine | None) -> list[ast.Call]:
+    """Return of some calls the one that a line of the run is in; all where none is."""
+    if at is None or not at.text.strip() or source.line(at.line).strip() != at.text.strip():
+        return made
+    return [one for one in made if one.lineno <= at.line <= (one.end_lineno or 0)] or made
+
+
 def _set(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
     """Put a setting into the configuration, or into the optimizer that the script makes itself."""
     edits: list[Edit] = []
-    optimizers = _optimizers(source)
+    optimizers = _made_at(source, _optimizers(source), facts.optimizer_at)
     own = any(key in _OF_OPTIMIZER for key in settings_of(atom, facts)) and optimizers
     for call in optimizers if own else _configs(source):
         for key, value in settings_of(atom, facts).items():
@@ -201,6 +209,31 @@ def _attention(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
     return [edit for node, name in pairs for edit in with_keyword(source, node, str(name), value)]
 
 
+def _unscale(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
+    """Take the number off the loss again that stands as a factor ahead of ``backward``."""
+    edits = []
+    for name, node in calls(source):
+        product = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name != "backward" or not isinstance(product, ast.BinOp):
+            continue
+        if not isinstance(product.op, ast.Mult):
+            continue
+        sides = ((product.left, product.right), (product.right, product.left))
+        loss = [other for one, other in sides if _number(source, one) == float(atom.value)]
+        start, end = source.span(product)
+        if loss:
+            edits.append(Edit(start - 1, end + 1, source.operand(loss[0])))
+    return edits
+
+
+def _number(source: Source, node: ast.expr) -> float | None:
+    """Return the number that stands in an expression, or that its name was given."""
+    if isinstance(node, ast.Name):
+        given = definition(source, node, source.statement_of(node))
+        return number_of(given.value) if given is not None else None
+    return number_of(node)
+
+
 def _clip(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
     """Set ``max_grad_norm``; in a loop, the limit that it has, or a line before the update."""
     if _configs(source):
@@ -252,6 +285,7 @@ def _optimizer_swap(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
 _BY_REMEDY: Mapping[str, Callable[[Source, Atom, RunFacts], list[Edit]]] = {
     "bf16": _bf16,
     "clip": _clip,
+    "unscale": _unscale,
     "lr": _set,
     "optimizer_eps": _set,
     "optimizer_swap": _optimizer_swap,

@@ -130,6 +130,8 @@ _OTHERS: Mapping[str, str] = {
     "`fp16=True`); of adapters alone: `p.data = p.data.float()` for each `p.requires_grad`",
     "loss_scale": "multiply the loss scale by {value}: `torch.amp.GradScaler(init_scale=...)`",
     "bf16": "put `torch.bfloat16` in the place of `torch.float16`, and `bf16=True` of `fp16=True`",
+    "unscale": "take the factor {value} off the loss, or divide by it before `optimizer.step()`: "
+    "`for p in model.parameters(): p.grad /= {value}`",
     "clip": "before `optimizer.step()`: "
     "`torch.nn.utils.clip_grad_norm_(model.parameters(), {value})`",
     "lr": "multiply the learning rate by {value}",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from nanstop.decide import policy as policies
 from nanstop.decide.agreement import Ranks
 from nanstop.decide.repeats import Repeats, left_alone, names_samples
-from nanstop.numerics.weights import param_groups
 from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import (
     FailingStep,
@@ -31,14 +30,13 @@ from nanstop.records import (
     FailureKey,
     Proof,
     Report,
-    RunFacts,
     Signal,
     StateRow,
 )
 from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import communicates
 from nanstop.session.investigation import Investigation
-from nanstop.session.run_state import RunState
+from nanstop.session.run_state import RunState, present_facts
 from nanstop.session.shared.conclusion import Conclusion
 from nanstop.session.shared.meeting import ALONE, Meeting
 
@@ -208,16 +206,18 @@ class Failures:
 
     def _is_one_more(self, latest: Report, optimizer: int) -> bool:
         """Return whether a failure that looks like the last is taken for it: a long row is
-        looked into ever more seldom.
+        looked into ever more seldom, and not at all what the same weights led to.
         """
         row = self._state.in_a_row(optimizer)
         skipped = latest.audit[-1].action.kind == "skip"
-        return skipped and row > _EACH_LOOKED_INTO and row & (row - 1) != 0
+        led_here = latest.proof is not None and latest.proof.is_of_updates
+        looked_into = row <= _EACH_LOOKED_INTO or row & (row - 1) == 0
+        return skipped and row > 0 and (led_here or not looked_into)
 
     def _investigate(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None
     ) -> Conclusion:
-        found.facts = _present(found.facts, failing.step if failing is not None else now.step)
+        found.facts = present_facts(found.facts, failing.step if failing is not None else now.step)
         if failing is None:
             known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
@@ -260,7 +260,7 @@ class Failures:
             lambda: failing_step(step, phase=found.phase, raised=found.raised, before=before),
         )
         rewritten = found.rewritten_at is not None
-        return failing and replace(failing, rewritten=rewritten)
+        return failing and replace(failing, rewritten=rewritten, way_back=rewind)
 
     def _decide(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None
@@ -360,6 +360,8 @@ class Failures:
             return failing.phase != "forward"
         atoms = known.proof.minimal if known.proof else ()
         new = tuple(atom for atom in atoms if atom not in self._run.in_force)
+        if known.proof is not None and known.proof.is_of_updates:
+            return bool(new)  # the weights are as those updates have left them
         return not atoms or not any(
             failing.attempt(micro, under=lambda: applied(self._run.view, new)).failed
             for micro in failing.micros
@@ -374,20 +376,6 @@ def _runs_alone(found: Investigation, step: Step) -> bool:
     if met:
         found.failures.append(f"replay: `{met}` needs the other processes")
     return met == ""
-
-
-def _present(facts: RunFacts, step: Step | None) -> RunFacts:
-    """Return the facts of a run as they are in a step:
-    layers may have been unfrozen or cast, the learning rate moved.
-    """
-    if step is None:
-        return facts
-    optimizer, rates = facts.optimizer, [r for r in step.rates if isinstance(r, float)]
-    if optimizer is not None and rates:
-        odd = [rate for rate in rates if not math.isfinite(rate)]
-        optimizer = replace(optimizer, lr=(odd or rates)[0])
-    groups = param_groups(step.view.root.named_parameters())
-    return replace(facts, param_groups=groups, optimizer=optimizer)
 
 
 def _redone(action: Action, failing: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:

@@ -17,6 +17,7 @@ from nanstop.localize.intervention import intervene
 from nanstop.localize.localize import localize
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_rows
+from nanstop.prove.course import Course, prove_course
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.prove import prove_step
 from nanstop.records import (
@@ -221,6 +222,7 @@ class Investigation:
                 localization=self.localization,
                 series=self.incident.history if self.incident is not None else (),
                 experiments=self.experiments,
+                trials=self.proof.tried if self.proof is not None else (),
             ),
             "incident",
         )
@@ -233,14 +235,46 @@ class Investigation:
         Call inside ``failing.in_place()``.
         """
         candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
-            candidate for diagnosis in self.diagnoses for candidate in diagnosis.remedies
+            candidate
+            for diagnosis in self.diagnoses
+            for candidate in diagnosis.remedies
+            if not diagnosis.of_updates
         )
-        if not self.is_steady or not candidates:
-            return
-        self.proof = self.stage("proof", lambda: self._search(failing, tuple(candidates), policy))
+        if self.is_steady and candidates:
+            search = partial(self._search, failing, tuple(candidates), policy)
+            self.proof = self.stage("proof", search)
         if self.proof is not None and self.proof.chance and self.replay is not None:
             self.replay = replace(self.replay, fidelity="different", runs=self.replay.runs + 1)
             self._diagnose()
+        if self.is_steady:
+            self._prove_updates(failing, policy)
+
+    def _prove_updates(self, failing: FailingStep, policy: Policy) -> None:
+        """Try the remedies of a diagnosis that says it of the updates that led here, on these,
+        unless a change of this step alone is proven.
+        """
+        said = next((one for one in self.diagnoses if one.of_updates and one.remedies), None)
+        cured = self.proof is not None and self.proof.verdict == "proven"
+        if said is None or failing.way_back is None or cured:
+            return
+        bounds = Search(policy.budget_trials, policy.budget_seconds)
+        self.live.stage("proof", self.at.step, bounds)
+        course = Course(failing.way_back, failing)
+        made_anew = partial(
+            prove_course,
+            course,
+            self.key,
+            said.remedies,
+            policy=policy,
+            tried=self.live.tried,
+        )
+        proof = self.stage("proof", made_anew)
+        if proof is None:
+            return
+        if self.proof is not None and not proof.minimal:
+            proof = replace(self.proof, tried=(*self.proof.tried, *proof.tried))
+        self.proof = proof
+        self._diagnose()
 
     def _search(
         self, failing: FailingStep, candidates: tuple[tuple[Atom, ...], ...], policy: Policy

@@ -21,7 +21,6 @@ from nanstop.hosts.script.steps import NO_MODEL
 from nanstop.hosts.script.window import (
     device_of,
     has_parameters,
-    is_scaled_by_hand,
     is_trainable,
     on_one_rank,
 )
@@ -250,12 +249,8 @@ class Calls:
             return result
         self._state.budget.recorded(micro.tape)
         micro.tape.stop()
-        if (
-            self._state.roots.goes_on
-            and self._state.window.scaler is None
-            and is_scaled_by_hand(raw)
-        ):
-            self._state.window.note("scale")
+        if self._state.roots.goes_on and self._state.window.scaler is None:
+            self._state.window.note_scale(raw)
         try:
             with self._state.inside_backward():
                 result = micro.tape.call(original, (loss, *args), kwargs, keep=True)

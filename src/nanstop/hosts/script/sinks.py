@@ -254,6 +254,7 @@ class Sinks:
             update.evaluates = False
         self._state.drop()
         window, parameters = self._state.window, held_by(update.optimizer)
+        window.note("closure")
         # It may be evaluated for its value alone.
         if update.failed is None and (torch.is_grad_enabled() or not window.closed):
             self._judge.evaluation(update, norm_of(parameters))

@@ -95,8 +95,8 @@ class ScriptWindow:
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
     script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first. ``applied_scale``: the loss
-    scale that was on the gradients of an update.
+    ``sinks``, ``loss_factor``: see ``RunFacts``; ``sink_at``: the line of the first.
+    ``applied_scale``: the loss scale that was on the gradients of an update.
     ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
     the script itself has written to them since then, or before that in this window.
     """
@@ -116,6 +116,7 @@ class ScriptWindow:
     by_hand: bool = False
     sinks: list[str] = field(default_factory=list)
     sink_at: Line = None
+    loss_factor: float | None = None
     applied_scale: float | None = None
     is_past: bool = False
     gradients: list[Any] | None = None
@@ -162,6 +163,13 @@ class ScriptWindow:
         if self.scaler is None or self.sinks or self.is_still_scaled(parameters):
             self.note("clip")
 
+    def note_scale(self, losses: Sequence[Tensor]) -> None:
+        """Note a loss that the script has multiplied itself. No device work."""
+        factor = scale_by_hand(losses)
+        if factor is not None:
+            self.loss_factor = factor
+            self.note("scale")
+
     def note(self, sink: str) -> None:
         """Add a sink that the gradients have come to, each once, and note the line of the first."""
         if sink not in self.sinks:
@@ -169,8 +177,8 @@ class ScriptWindow:
             self.sinks.append(sink)
 
 
-def is_scaled_by_hand(losses: Sequence[Tensor]) -> bool:
-    """Return whether a loss was last of all multiplied by a large number.
+def scale_by_hand(losses: Sequence[Tensor]) -> float | None:
+    """Return the large number that a loss was multiplied by last of all, None where it was not.
 
     Asked before its backward; no device work.
     """
@@ -180,8 +188,8 @@ def is_scaled_by_hand(losses: Sequence[Tensor]) -> bool:
             continue
         factor = getattr(node, "_saved_other", None)
         if isinstance(factor, Tensor) and factor.dim() == 0 and factor.device.type == "cpu":
-            return abs(float(factor)) >= LEAST_SCALE
-    return False
+            return float(factor) if abs(float(factor)) >= LEAST_SCALE else None
+    return None
 
 
 def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:

@@ -36,6 +36,8 @@ def _share(trials: tuple[Trial, ...], *, passed: bool) -> str:
 
 
 def _nearness(proof: Proof) -> str:
+    if proof.is_of_updates:
+        return ""
     gaps = [abs(trial.loss_gap) for trial in proof.passing if trial.loss_gap is not None]
     if proof.reference is not None and proof.reference.outcome != "pass":
         unchanged = [trial.rows_unchanged for trial in proof.passing]

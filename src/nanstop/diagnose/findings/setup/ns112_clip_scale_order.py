@@ -7,7 +7,8 @@ computes under float16 autocast and has no scaler; or the norm by which it clips
 float16. Nothing fails: training is slower, or stands still, than the numbers in the script say.
 Where the call stands ahead of `loss.backward()`, between `zero_grad()` and it, there is nothing to
 clip: it returns 0 each time, and no update is clipped. Where `optimizer.step()` is called in place
-of `scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within a few steps.
+of `scaler.step(optimizer)`, or a factor of the loop's own is never taken off, the scale stays on
+the gradients: SGD runs away within a few steps.
 
 ## Why it happens
 With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they
@@ -40,6 +41,8 @@ update(unscaled=False)              # tensor([-1.5259e-05])
 2. A `torch.amp.GradScaler` around float16 autocast, or bfloat16, which needs none. Cost: none.
 3. Store what is trained in float32; the norm then is too. Cost: memory of the trainables.
 4. `backward`, then clip, then `optimizer.step()`. Cost: none.
+5. Take a factor of your own off again: `p.grad /= factor` ahead of the update, or no factor where
+   nothing needs it. Cost: none.
 
 ## Fix safety
 Changes training: the update becomes what the script asks for.
@@ -70,6 +73,7 @@ from nanstop.diagnose.evidence.accounts import (
 )
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
+from nanstop.diagnose.evidence.shorter_updates import made_anew, passing, without_scale
 from nanstop.records import (
     Diagnosis,
     Evidence,
@@ -84,6 +88,8 @@ from nanstop.wording import number
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what of clipping and scaling is out of order."""
     facts = standing(evidence)
+    if evidence.incident is not None and (left_on := _left_on(evidence, facts)) is not None:
+        return left_on
     reason = _applied_scaled(facts)
     if evidence.incident is None:
         reason = reason or _clipped_scaled(facts)
@@ -161,6 +167,27 @@ def _applied_scaled(facts: RunFacts) -> Reason | None:
         fix = f"scaler.unscale_(optimizer) before clipping, and {fix}"
     cause = f"the optimizer's step is its own: updates come from {by}"
     return Reason("certain", "scaled gradients are applied", cause, fix)
+
+
+def _left_on(evidence: Evidence, facts: RunFacts) -> Diagnosis | None:
+    """Return that a run fails by the number that the loop multiplies its loss by: it does not where
+    gradients are divided by it.
+    """
+    shorter, scale = passing(evidence), without_scale(facts)
+    if shorter is None or scale is None or shorter.atoms != (scale,):
+        return None
+    return Diagnosis(
+        code="NS112",
+        title="scaled gradients are applied",
+        cause=(
+            f"the loop multiplies its loss by {number(facts.loss_factor or 1.0)} ahead of the "
+            "backward, and updates with what comes of it"
+        ),
+        confidence="certain",
+        confirmed=made_anew(shorter),
+        remedies=((scale,),),
+        of_updates=True,
+    ).at(facts.sink_at)
 
 
 def _clipped_scaled(facts: RunFacts) -> Reason | None:

@@ -33,8 +33,11 @@ w.data                              # tensor(-inf)
    finds the rate at which training runs away. Cost: about a hundred steps.
 
 ## Fix safety
-All of it changes training. Leaving the failing update out is no cure:
-the weights are where they are.
+All of it changes training. Leaving the failing update out is no cure: the weights are where they
+are. nanstop makes the updates anew that led to the failure, from its last snapshot, with a tenth of
+the rate, a hundredth, ..., and clipped: what keeps twenty of them finite and ends with a loss no
+higher than at the snapshot is the proven cure. With `allow=("lr",)` the run goes back to before the
+growth, makes the same updates under it, and goes on.
 
 ## Not to be confused with
 NS201: the loss was flat and one value is too large for a narrow format. NS402: one update breaks
@@ -59,6 +62,7 @@ from nanstop.diagnose.evidence.accounts import update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.shorter_updates import are_refuted, made_anew, passing, without_scale
 from nanstop.records import (
     FORMAT_MAX,
     Atom,
@@ -116,20 +120,22 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     weights = _grown_weights(evidence)
     wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
-    within = _climbs_within(evidence)
-    loss, norm = within if within[0] is not None else _climbs(evidence)
+    loss, norm = _climbs(evidence)
     confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
-    if confidence is None:
+    facts, shorter = standing(evidence), passing(evidence)
+    ended = f"overflowed {output.dtype}" if output.posinf or output.neginf else "had no value"
+    if confidence is None or are_refuted(evidence):
         return None
-    facts = standing(evidence)
     return Diagnosis(
         code="NS404",
-        title=f"training ran away until `{op_name(event.op)}` overflowed {output.dtype}",
+        title=f"training ran away until `{op_name(event.op)}` {ended}",
         cause=_cause(loss, weights, facts),
-        confidence=confidence,
+        confidence=confidence if shorter is None else "certain",
+        confirmed="" if shorter is None else made_anew(shorter),
         lines=_lines(evidence, norm, weights),
-        remedies=_remedies(event, facts.clip),
+        remedies=_remedies(facts, in_update=event.phase == "optimizer"),
         where=event.module,
+        of_updates=event.phase != "optimizer",
     )
 
 
@@ -199,21 +205,22 @@ def _has_no_units(stats: TensorStats) -> bool:
 
 
 def _climbs(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
-    """Return how loss and norm rose up to the failing step, where losses were finite."""
+    """Return how loss and norm rose up to the failing step, where losses were finite; from one
+    evaluation to the next where updates evaluate a closure, which move the weights in between.
+    """
+    if "closure" in standing(evidence).sinks:
+        return _climbs_of_evaluations(evidence)
     losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
     return _climb(losses), _climb({step: norms[step] for step in losses if step in norms})
 
 
-def _climbs_within(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
-    """Return how loss and norm rose from one evaluation of a closure to the next, in the failing
-    step; None of a step that was evaluated once: it has one norm.
-    """
-    at = evidence.incident.at.step if evidence.incident is not None else None
+def _climbs_of_evaluations(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
+    at = evidence.incident.at.step if evidence.incident is not None else math.inf
     losses, norms = (
-        [size for step, size in _sizes(evidence, name) if step == at]
+        [size for step, size in _sizes(evidence, name) if step <= at]
         for name in ("loss_raw", "grad_norm")
     )
-    if len(norms) < 2 or len(losses) != len(norms):
+    if len(norms) != len(losses):
         return None, None
     finite = [place for place, loss in enumerate(losses) if math.isfinite(loss)]
     return _climb({n: losses[n] for n in finite}), _climb({n: norms[n] for n in finite})
@@ -306,20 +313,19 @@ def _lines(
         largest = max(weights, key=lambda stats: stats.absmax)
         lines.append(f"`{largest.name}` has come to {largest.absmax:.3g}")
     lines.append("gradients are not clipped" if not clip else f"clipped at {number(clip)}")
-    if evidence.localization is None or evidence.localization.key.phase != "optimizer":
-        lines.append(
-            "nothing in this step cures it: go back to before the growth with a smaller learning "
-            "rate"
-        )
     return tuple(lines)
 
 
-def _remedies(event: OpEvent, clip: float | None) -> Candidates:
-    """Return what bounds an update; weights that are too large have no cure in a step."""
-    if event.phase != "optimizer":
-        return ()
-    clipping: Candidates = ((Atom(remedy="clip", value="1"),),) if not clip else ()
-    return (*clipping, (Atom(remedy="lr", value="0.1"),))
+def _remedies(facts: RunFacts, *, in_update: bool) -> Candidates:
+    """Return what bounds an update that fails, or what makes those shorter that led to a failure:
+    weights that are too large have no cure in a step.
+    """
+    clipping: Candidates = ((Atom(remedy="clip", value="1"),),) if not facts.clip else ()
+    shorter: Candidates = ((Atom(remedy="lr", value="0.1"),),)
+    if in_update:
+        return (*clipping, *shorter)
+    scale = without_scale(facts)
+    return (*(((scale,),) if scale is not None else ()), *shorter, *clipping)
 
 
 RULE = Rule(

@@ -1,0 +1,122 @@
+"""Training that runs away: the updates that led to the failure are made anew, shorter, and what
+comes of that decides what is said of it.
+"""
+
+import pytest
+import torch
+
+from loop_scripts import run_script, same, weights
+from nanstop.decide.policy import Policy
+from nanstop.hosts.script import autowatch
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
+
+torch.set_num_threads(1)
+
+LOOP = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.{optimizer}
+losses = []
+for step in range({steps}):
+    x = torch.randn(32, 16)
+    y = x.sum(1, keepdim=True)
+    loss = nn.functional.mse_loss(net({x}), y)
+    optimizer.zero_grad()
+    {backward}
+    optimizer.step()
+    losses.append(loss.item())
+"""
+TOO_FAST = "SGD(net.parameters(), lr=2.0)"
+
+
+def script(optimizer=TOO_FAST, backward="loss.backward()", x="x", steps=8):
+    return LOOP.format(optimizer=optimizer, backward=backward, x=x, steps=steps)
+
+
+def reported(folder, source, **policy):
+    """The variables of a script that was watched, and its reports."""
+    store = Store(folder / "incidents", None)
+    opening = opener(Policy(**policy), store, lambda _: None, opened=autowatch.opened)
+    return run_script(folder / "script.py", source, opening), list(store.reports.values())
+
+
+def said(report):
+    return [(one.code, one.confidence) for one in report.diagnoses]
+
+
+def test_a_rate_under_which_the_same_updates_do_not_run_away_is_the_cure(tmp_path):
+    _, (report,) = reported(tmp_path, script())
+    best, proof = report.diagnoses[0], report.proof
+    assert said(report)[0] == ("NS404", "certain")
+    assert "in 20 updates from step 0 on the loss goes from" in best.confirmed
+    assert (proof.verdict, proof.safety) == ("proven", "changes_training")
+    assert proof.is_of_updates
+    assert [(atom.remedy, atom.value) for atom in proof.minimal] == [("lr", "0.1")]
+    assert {trial.outcome for trial in proof.ablations} == {"same_failure"}
+    assert len(proof.ablations) >= 3
+    assert len(proof.passing) >= 3
+    assert report.audit[-1].action.kind == "skip"
+
+
+def test_it_is_taken_back_to_before_the_growth_where_that_is_allowed(tmp_path):
+    ending, (report,) = reported(tmp_path, script(steps=20), allow=("lr",))
+    assert report.audit[-1].action.kind == "rollback"
+    slower = run_script(
+        tmp_path / "slow.py", script("SGD(net.parameters(), lr=2.0 * 0.1)", steps=20)
+    )
+    assert same(weights(ending), weights(slower))
+    assert report.count == 1
+
+
+@pytest.mark.parametrize("backward", ["(loss * 2048).backward()", "(2048.0 * loss).backward()"])
+def test_a_loss_scale_that_nobody_takes_off_is_named(tmp_path, backward):
+    _, (report, *others) = reported(tmp_path, script("SGD(net.parameters(), lr=0.01)", backward))
+    best = report.diagnoses[0]
+    assert (best.code, best.confidence) == ("NS112", "certain")
+    assert "multiplies its loss by 2048" in best.cause
+    assert best.source.text == backward
+    assert [(atom.remedy, atom.value) for atom in report.proof.minimal] == [("unscale", "2048")]
+    assert report.proof.verdict == "proven"
+    assert not others
+
+
+def test_a_factor_that_updates_do_not_depend_on_is_not_blamed(tmp_path):
+    source = script("AdamW(net.parameters(), lr=5e4)", "(loss * 2048).backward()", steps=4)
+    _, (report, *_) = reported(tmp_path, source)
+    assert "NS112" not in dict(said(report))
+    assert report.diagnoses[0].code == "NS404"
+    assert report.proof.minimal[0].remedy == "lr"
+
+
+def test_what_shorter_updates_lead_to_as_well_is_no_divergence(tmp_path):
+    _, (report, *_) = reported(
+        tmp_path, script("SGD(net.parameters(), lr=1e-30)", x="x * 1000.0 ** (step + 1)")
+    )
+    assert "NS404" not in dict(said(report))
+    assert not report.proof or report.proof.verdict != "proven"
+
+
+def test_evaluations_of_a_closure_climb_across_updates(tmp_path):
+    source = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.linspace(-2, 2, 64)[:, None]
+y = torch.sin(3 * x)
+net = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+optimizer = torch.optim.LBFGS(net.parameters(), lr=10.0, max_iter=20)
+for step in range(3):
+    def closure():
+        optimizer.zero_grad()
+        loss = ((net(x) - y) ** 2).mean()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+"""
+    _, (report, *_) = reported(tmp_path, source)
+    assert said(report)[0] == ("NS404", "likely")

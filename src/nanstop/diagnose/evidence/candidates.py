@@ -14,13 +14,6 @@ BF16: Candidates = ((Atom(remedy="bf16"),),)
 KERNELS = ("sdpa", "eager")
 
 
-def is_attention(event: OpEvent) -> bool:
-    """Return whether the op belongs to an attention module or an attention function."""
-    function = event.source.function if event.source is not None else ""
-    place = f"{event.module.rsplit('.', 1)[-1]} {function} {event.op}".lower()
-    return "attn" in place or "attention" in place
-
-
 def kernels(facts: RunFacts) -> Candidates:
     """Return the other attention kernels; none where the model has no such switch."""
     if facts.attention is None:
@@ -66,7 +59,8 @@ def precision(event: OpEvent, facts: RunFacts, dtype: str) -> Candidates:
 
     Where ``dtype``, the format that overflowed, is none of the narrow ones, islands are no wider.
     """
-    other = kernels(facts) if is_attention(event) else ()
+    # Whether the op is a part of attention, the trial says: under another kernel it is another op.
+    other = kernels(facts) if event.module else ()
     if dtype not in NARROW:
         return other
     wide = BF16 if dtype != "bfloat16" else ()

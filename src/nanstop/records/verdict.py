@@ -11,7 +11,7 @@ from nanstop.records.facts import Environment, RangeRow, RunFacts
 from nanstop.records.incident import Incident, Localization, Replay
 from nanstop.records.probe import Probe
 from nanstop.records.record import record
-from nanstop.records.values import FailureKey, Series, SourceLine, StepId
+from nanstop.records.values import FailureKey, OpEvent, Series, SourceLine, StepId
 from nanstop.records.vocabulary import (
     OF_UPDATES,
     SCHEMA,
@@ -245,6 +245,16 @@ class Proof:
     """The forms of lines, those of the cure or others that passed, whose code gives on the failing
     step what they give; empty where none does, None where that could not be run.
     """
+
+    def is_at(self, event: OpEvent | None) -> bool:
+        """Return whether the proven cure changes nothing but the module or the line of an
+        operation: then that is where the failure is made, whatever follows from it.
+        """
+        if self.verdict != "proven" or event is None:
+            return False
+        line = f"{event.source.file}:{event.source.line}" if event.source is not None else ""
+        changed = {atom.target for atom in self.minimal}
+        return "" not in changed and changed in ({event.module}, {line})
 
     @property
     def is_of_updates(self) -> bool:

@@ -248,6 +248,9 @@ class Investigation:
             self._diagnose()
         if self.is_steady:
             self._prove_updates(failing, policy)
+        found = self.localization
+        if self.proof is not None and found is not None and self.proof.is_at(found.first_bad):
+            self.localization = replace(found, confidence="certain")
 
     def _prove_updates(self, failing: FailingStep, policy: Policy) -> None:
         """Try the remedies of a diagnosis that says it of the updates that led here, on these,

@@ -40,6 +40,7 @@ from nanstop.records import (
     AccumulationFacts,
     AdapterFacts,
     Atom,
+    BatchFact,
     ClippingFacts,
     DataFacts,
     Environment,
@@ -734,6 +735,15 @@ def test_masked_rows_offer_the_kernel_then_the_samples():
         "drop_sample(1:0) + drop_sample(1:2)",
         "drop_micro(1)",
     ]
+
+
+@pytest.mark.parametrize(("num", "offered"), [(3, False), (4, True)])
+def test_samples_are_left_out_where_they_are_no_more_than_half(num, offered):
+    found = localization(MASKED, positions=(Position(sample=0), Position(sample=2)))
+    batch = (BatchFact(micro=1, name="x", shape=(num, 8), dtype="float32"),)
+    offers = remedies(check("NS202", evidence(found, RunFacts(), batch=batch)))
+    assert ("drop_sample(1:0) + drop_sample(1:2)" in offers) is offered
+    assert offers[-1] == "drop_micro(1)"
 
 
 def test_scaled_gradient_offers_a_smaller_scale_before_wider_parameters():

@@ -129,7 +129,10 @@ def at_the_line(evidence: Evidence) -> Candidates:
 
 
 def without_rows(evidence: Evidence) -> Candidates:
-    """Return the failing micro-batch without its bad samples, then without the micro-batch."""
+    """Return the failing micro-batch without its bad samples, then without the micro-batch.
+
+    What more than half of the samples meet is not theirs.
+    """
     incident, found = evidence.incident, evidence.localization
     if incident is None or incident.at.micro is None:
         return ()
@@ -138,4 +141,7 @@ def without_rows(evidence: Evidence) -> Candidates:
     samples = dict.fromkeys(position.sample for position in positions)
     rows = tuple(Atom(remedy="drop_sample", target=f"{micro}:{row}") for row in samples)
     whole = (Atom(remedy="drop_micro", target=str(micro)),)
-    return (rows, whole) if rows else (whole,)
+    shapes = (fact.shape for fact in incident.batch if fact.micro == micro)
+    num = max((shape[0] for shape in shapes if shape), default=0)
+    are_few = bool(rows) and (not num or 2 * len(rows) <= num)
+    return (rows, whole) if are_few else (whole,)

@@ -127,7 +127,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "2e8f72bade418bc4")
+REPORT_FORM = (1, "c300fbdfce7c52d5")
 
 
 def test_names():

@@ -346,6 +346,7 @@ FIRES = [
     ("NS206", evidence(localization(NORMS), RunFacts(token_rows=(ZERO_ROWS,))), "certain"),
     ("NS206", evidence(localization(INVERSE_NORMS)), "certain"),
     ("NS207", evidence(localization(EXPONENTIAL)), "certain"),
+    ("NS207", evidence(replace(localization(event(op="aten.mul.Tensor", dtype="float32", wider="finite")), exploded=EXPONENTIAL)), "likely"),
     ("NS207", evidence(localization(event(op="aten.log1p.default", dtype="float32", bad={"neginf": 1}, wider="nonfinite"))), "certain"),
     ("NS208", probed(num_rows_pooled_at_padding=2), "certain"),
     ("NS208", probed(coarse=(coarse_row("aten._to_copy.default", 1.0),)), "likely"),

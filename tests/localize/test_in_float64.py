@@ -55,6 +55,34 @@ def test_what_is_rounded_to_0_before_a_divisor_is_named(loss):
     assert place.vanished.name == "exp"
 
 
+NEAR = torch.tensor([[1.0, 2.0, 88.0], [2.0, 1.0, 3.0]])
+"""The exponential of each is a number of float32, 100 times that is none."""
+
+
+def times_100(m, b):
+    return (m(b["x"]).exp() * 100.0).sum()
+
+
+def through_a_matrix(m, b):
+    return (m(b["x"]).exp() @ torch.full((3, 2), 40.0)).sum()
+
+
+def cast_between(m, b):
+    return (m(b["x"]).double().exp().float()[:, 1:] * 100.0).sum()
+
+
+@pytest.mark.parametrize("loss", [times_100, through_a_matrix, cast_between])
+def test_an_exponential_that_is_multiplied_beyond_the_format_is_named(loss):
+    place = found(loss, x=NEAR)
+    assert place.first_bad.name != "exp"
+    assert place.exploded.name == "exp"
+
+
+def test_an_exponential_has_no_part_in_what_is_large_without_it():
+    place = found(lambda m, b: (m(b["x"]).exp() * torch.full((3,), 1e38)).sum(), x=NEAR / 40)
+    assert (place.first_bad.name, place.exploded) == ("mul", None)
+
+
 def hidden(m, b):
     """The mask hides all of a column: a division by 0 whatever the exponential is."""
     return (1.0 / (kernel(m(b["x"])) * b["m"]).sum(0)).sum()

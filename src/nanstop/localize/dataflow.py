@@ -16,7 +16,7 @@ from nanstop.localize.slicing import (
     writers,
 )
 from nanstop.numerics.tensors import format_name
-from nanstop.records import op_kind
+from nanstop.records import FORMAT_MAX, op_kind
 from nanstop.records.formats import vanishes
 from nanstop.records.values import origin_of
 from nanstop.tracing.operators import ADDITIVE
@@ -27,6 +27,7 @@ _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal", "pow", "div"})
 _BATCH: Kinds = frozenset({"data", "ids"})
 _CHOICES: Kinds = frozenset({"chosen", "ratio"})
 _EXPONENTIALS = frozenset({"exp", "exp2", "_softmax", "softmax", "sigmoid"})
+_UNBOUNDED = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "square", "prod"})
 _SUMS = frozenset({"sum", "mean", "add", "mm", "bmm", "mv", "dot", "addmm"})
 _WEIGHS = frozenset({"mul", "dot", "mv", "mm", "bmm"})
@@ -106,6 +107,30 @@ def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | Non
             return index
         if base in _PRODUCTS | _SUMS | KEEPS:
             queue.extend(writer for one in op.inputs for writer in writers(trace, one))
+    return None
+
+
+def exploded_number(trace: Trace, index: int, *, limit: int = 16) -> int | None:
+    """Return the exponential that made numbers of more than half the exponents of the format beyond
+    which op ``index`` went. None where there is none, followed through products, sums and casts
+    along what is largest.
+    """
+    ends = (FORMAT_MAX.get(format_name(one.dtype), math.inf) for one in trace.ops[index].outputs)
+    half, current = math.sqrt(max(ends, default=math.inf)), index
+    for _ in range(limit):
+        op = trace.ops[current]
+        base = op_kind(op.name)
+        if current != index and base in _UNBOUNDED:
+            made = (range_of(trace, one).absmax for one in op.outputs if one.slot >= 0)
+            return current if any(half < size < math.inf for size in made) else None
+        if base not in _PRODUCTS | _SUMS | KEEPS:
+            return None
+        read = [one for one in op.inputs if one.slot >= 0 and not range_of(trace, one).is_bad]
+        largest = max(read, key=lambda one: range_of(trace, one).absmax, default=None)
+        wrote = next(writers(trace, largest), None) if largest is not None else None
+        if wrote is None:
+            return None
+        current = wrote
     return None
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from nanstop.localize.dataflow import rounded_to_zero
+from nanstop.localize.dataflow import exploded_number, rounded_to_zero
 from nanstop.localize.origin import FailureOrigin
 from nanstop.localize.slicing import reaching
 from nanstop.records import Finiteness, Localization
@@ -22,12 +22,15 @@ def with_exact(
     found: Localization, origin: FailureOrigin, look_again: Callable[[Look], object]
 ) -> Localization:
     """Return a localization with what float64 makes of it, and with the operation that has rounded
-    its divisor to 0 where float64 has a value.
+    its divisor to 0 where float64 has a value; of an overflow, with the exponential before it.
 
     ``look_again`` has a look see every op of one more run. Asked of an operation of the forward
     that has no value in a wider format for what it reads.
     """
     event = found.first_bad
+    if event is not None and event.wider == "finite" and event.phase in _IN_FORWARD:
+        large = exploded_number(origin.trace, event.index)
+        return replace(found, exploded=origin.event(large) if large is not None else None)
     if event is None or event.wider != "nonfinite" or event.phase not in _IN_FORWARD:
         return found
     outcome = _outcome(origin, event.index, look_again)

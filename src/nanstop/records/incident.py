@@ -142,6 +142,8 @@ class Localization:
     """The operation that should have kept a divisor from 0, by a number that its format rounds to
     0; or that has rounded to 0 what a logarithm is taken of, or a divisor that is not 0 in float64.
     """
+    exploded: OpEvent | None = None
+    """The exponential whose result, multiplied on, left the format at the first bad op."""
     filled: OpEvent | None = None
     """The fill by which the program wrote the infinity that the first bad op made NaN of."""
     held_in: str = ""

@@ -1,8 +1,8 @@
 """exp or log leaves the range although a stable form exists.
 
 ## What happened
-An exponential exceeded the range of float32, or a logarithm met an exact 0 that is a rounded
-probability.
+An exponential exceeded the range of float32, or what was multiplied with one that had nearly done
+so did; or a logarithm met an exact 0 that is a rounded probability.
 
 ## Why it happens
 float32 ends at 3.4e38 = exp(88.72): exp(89) is Inf. A log-ratio summed over 200 tokens of 0.5 each
@@ -65,6 +65,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if output.dtype in NARROW and event.wider != "nonfinite":
         return None
     found = evidence.localization
+    if found is not None and found.exploded is not None:
+        return _multiplied(evidence, event, found.exploded, output)
     rounded = found.vanished if found is not None else None
     cause = _cause(event, output, rounded)
     if cause is None:
@@ -80,10 +82,33 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def _multiplied(
+    evidence: Evidence, event: OpEvent, made: OpEvent, output: TensorStats
+) -> Diagnosis:
+    """Return the finding where an exponential ends within its format, and a product with it does
+    not.
+    """
+    read, large = operand(made, 0), max(stats.absmax for stats in made.outputs)
+    of = f" of {_argument(made, read.stats)}" if read is not None else ""
+    return Diagnosis(
+        code="NS207",
+        title=f"what `{op_name(made.op)}` makes leaves the range of {output.dtype}",
+        cause=(
+            f"`{op_name(made.op)}` makes {number(large)}{of}; what is multiplied with it ends "
+            f"beyond {limit(output.dtype)}"
+        ),
+        confidence="likely",
+        lines=(*_beyond(evidence, event, output),),
+        remedies=at_the_line(evidence),
+        where=event.module,
+    ).at(made.source if made.source != event.source else None)
+
+
 def confirm(evidence: Evidence) -> Change | None:
     """Return the argument within range that the op must be finite with."""
     event, _ = first_bad(evidence, WRITTEN)
-    if event is None or not event.inputs:
+    found = evidence.localization
+    if event is None or not event.inputs or (found is not None and found.exploded is not None):
         return None
     if event.name in EXPONENTIALS:
         return Change(kind="bound", operand=0, value=MODEST_EXPONENT)

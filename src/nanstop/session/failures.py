@@ -140,6 +140,8 @@ class Failures:
         known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
             return self._again(known, now) if now.can_skip else None
+        if alarm.phase in ("evaluate", "generate") and self._stands_still():
+            return None
         signature = (alarm.phase, bool(alarm.bad_params), type(alarm.error), first.source)
         goes_on = now.optimizer == self._last_optimizer or not self._others_passed
         if signature == self._last_signature and goes_on and self.known.reports:
@@ -203,6 +205,12 @@ class Failures:
             return self._decide(found, now, None)
         finally:
             self._run.live.stage("", now.at.step)
+
+    def _stands_still(self) -> bool:
+        """Return whether weights are still those that the latest failure was told to come of."""
+        latest = self.known.reports[-1] if self.known.reports else None
+        led_here = latest is not None and latest.proof is not None and latest.proof.is_of_updates
+        return led_here and self._state.in_a_row(self._last_optimizer) > 0
 
     def _is_one_more(self, latest: Report, optimizer: int) -> bool:
         """Return whether a failure that looks like the last is taken for it: a long row is

@@ -62,6 +62,16 @@ def test_a_rate_under_which_the_same_updates_do_not_run_away_is_the_cure(tmp_pat
     assert report.audit[-1].action.kind == "skip"
 
 
+def test_an_evaluation_with_the_weights_it_came_to_is_no_failure_of_its_own(tmp_path):
+    ending = """
+net.eval()
+with torch.no_grad():
+    print(nn.functional.mse_loss(net(x), y).item())
+"""
+    _, reports = reported(tmp_path, script() + ending)
+    assert [report.diagnoses[0].code for report in reports] == ["NS404"]
+
+
 def test_it_is_taken_back_to_before_the_growth_where_that_is_allowed(tmp_path):
     ending, (report,) = reported(tmp_path, script(steps=20), allow=("lr",))
     assert report.audit[-1].action.kind == "rollback"

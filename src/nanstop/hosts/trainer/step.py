@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
 from nanstop.hosts.ending import Ending
-from nanstop.hosts.replicas import Replicas
+from nanstop.hosts.replicas import Replicas, is_here
 from nanstop.hosts.run_again import run_again
-from nanstop.hosts.sharded.ddp import SharedModels, reduces
+from nanstop.hosts.sharded.models import SharedModels, reduces
 from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.taped_step import TapedStep
@@ -262,7 +262,9 @@ class HfStep:
 
     @property
     def is_local(self) -> bool:
-        return self.facts.world_size == 1 or self.facts.ranks_agree
+        if self.facts.world_size == 1:
+            return True
+        return self.facts.ranks_agree and is_here(self.host.root, self.replicas)
 
     @property
     def collectives(self) -> Collectives:

@@ -36,6 +36,12 @@ class Replicas(Protocol):
         """
         ...
 
+    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+        """Return whether any rank that has a part of the model says so, which all are asked at the
+        same place; of a whole one, whether this one does.
+        """
+        ...
+
     def whole(self, ranks: Ranks) -> AbstractContextManager[None]:
         """Return a context in which this process has all of the model, where ``ranks`` have met
         and each has the room. Every one of them enters it.
@@ -79,6 +85,9 @@ class OneCopy:
 
     def failed(self, mine: bool) -> bool:  # noqa: ARG002, FBT001 - of nobody else
         return False
+
+    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+        return mine
 
     def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()

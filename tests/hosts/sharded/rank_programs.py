@@ -317,7 +317,19 @@ def trl_arguments(kind, **options):
     return arguments(kind, **usual | options)
 
 
-def trainer(fault):
+def sharded_trainer(fault, accumulate="1"):
+    trainer(fault, accumulate, is_sharded=True)
+
+
+def on_a_gpu_as_it_seems():
+    """Have accelerate lay out weights on a CPU too, as it does on whatever else."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def trainer(fault, accumulate="1", *, is_sharded=False):
     from transformers import Trainer, TrainingArguments
 
     class InOrder(Trainer):
@@ -325,12 +337,20 @@ def trainer(fault):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
     net = Net()
-    data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64), strict=True)]
+    each = int(accumulate)
+    data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64 * each), strict=True)]
     options = {"max_steps": 8, "learning_rate": 0.02, "ddp_find_unused_parameters": False}
+    options["gradient_accumulation_steps"] = each if WORLD > 1 else RANKS * each
+    if is_sharded:
+        layers = {"version": 2, "transformer_layer_cls_to_wrap": ["Loud"]}
+        options |= {"fsdp": True, "fsdp_config": layers}
     eps = 0.0 if fault == "eps" else 1e-8
     args = arguments(TrainingArguments, per_device_train_batch_size=4, adam_epsilon=eps, **options)
-    InOrder(net, args, train_dataset=data).train()
-    tell(net)
+    if is_sharded and args.world_size > 1:
+        on_a_gpu_as_it_seems()
+    trained = InOrder(net, args, train_dataset=data)
+    trained.train()
+    tell(trained.model)
     if WORLD > 1:
         dist.destroy_process_group()
 
@@ -430,6 +450,7 @@ PROGRAMS = {
     "sharded": sharded,
     "accelerated": accelerated,
     "trainer": trainer,
+    "sharded_trainer": sharded_trainer,
     "sft": sft,
     "dpo": dpo,
 }

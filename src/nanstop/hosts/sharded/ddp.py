@@ -40,6 +40,9 @@ class DdpReplicas:
     def failed(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
         return mine and bool(nonfinite({name: p.grad for name, p in self._shared()}))
 
+    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+        return mine
+
     def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.hosts.sharded.fsdp_parts import FsdpParts, groups_of, state_of, whole_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks
 from nanstop.records import ReplicaFacts, SourceLine
+
+_log = logging.getLogger("nanstop")
 
 
 class FsdpReplicas:
@@ -33,6 +36,9 @@ class FsdpReplicas:
         self._flags = flags
 
     def failed(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+        return self.anywhere(mine)
+
+    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
         if self._flags is None:
             return False
         try:
@@ -60,11 +66,13 @@ class FsdpReplicas:
         """Have the whole model until the ``stack`` is left, if every rank has the room for it."""
         try:
             on_every_rank(ranks, "weights", self._require_room)
-            stack.enter_context(self._parts.settled())
             stack.enter_context(self._parts.gathered())
+            stack.enter_context(self._parts.settled())
+        except NanstopError as error:
+            _log.warning("nanstop: the failing step is not run again (%s)", error.message)
+            return
         except Exception as error:  # nanstop is never the reason a run dies
-            if not isinstance(error, NanstopError):
-                ranks.leave(f"the ranks did not exchange their weights ({error})")
+            ranks.leave(f"the ranks did not exchange their weights ({error})")
             return
         self.is_whole = True
         stack.callback(setattr, self, "is_whole", False)

@@ -85,8 +85,8 @@ class FsdpParts:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """Have the states inside and afterwards as between two steps: what is run again may end
-        anywhere.
+        """Have the states inside and afterwards as between two steps, what is run inside may end
+        anywhere; no gradient is exchanged. Call inside ``gathered``.
         """
         self._settle()
         try:
@@ -95,6 +95,9 @@ class FsdpParts:
             self._settle()
 
     def _settle(self) -> None:
+        for group in self.groups:
+            # Whoever defers an exchange, as ``no_sync`` does, asks for the next one afterwards.
+            group.reduce_grads = False
         for state in self.states:
             state._training_state = type(state._training_state).IDLE
             state._state_ctx.iter_forward_root = None

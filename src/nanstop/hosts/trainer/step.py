@@ -59,10 +59,11 @@ class TrainerMicro:
     loss: Tensor | None = None
     taped: TapedMicro | None = None
 
-    @property
-    def reduced(self) -> bool:
-        """See ``hosts.loop.step.Micro``."""
-        return self.sync and reduces(self.model)
+    reduced: bool = field(init=False)
+    """See ``hosts.loop.step.Micro``."""
+
+    def __post_init__(self) -> None:
+        self.reduced = self.sync and reduces(self.model)
 
 
 @dataclass(slots=True)

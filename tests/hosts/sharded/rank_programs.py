@@ -19,7 +19,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-WITH_BAD_DATA = ("dies", "views", "policies", "gathers", "centred", "unclipped", "hybrid")
+WITH_BAD_DATA = ("dies", "views", "policies", "gathers", "centred", "unclipped", "hybrid", "wrapped")
 RANKS = WORLD if WORLD > 1 else int(os.environ.get("ALIKE", "2"))
 
 
@@ -123,6 +123,17 @@ def wrapped(net, **options):
     return nn.parallel.DistributedDataParallel(net, **options) if WORLD > 1 else net
 
 
+class Wrapping(nn.Module):
+    """As Fabric has it: the script calls this, and it what exchanges gradients."""
+
+    def __init__(self, inner, net):
+        super().__init__()
+        self.inner, self.net = inner, net
+
+    def forward(self, x):
+        return self.inner(x)
+
+
 def laid_out(net, **options):
     """FSDP2: every rank has a part of each weight."""
     if WORLD > 1:
@@ -195,6 +206,8 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
         model = laid_out(net, **sharding(fault))
     else:
         model = wrapped(net, gradient_as_bucket_view=fault == "views")
+    if fault == "wrapped":
+        model = Wrapping(model, net)
     kind = torch.optim.AdamW if fault not in ("half", "mixed") else torch.optim.SGD
     options = {"eps": 0.0} if fault == "eps" else {}
     optimizer = kind(net.parameters(), lr=0.02, **options)
@@ -274,11 +287,20 @@ def sharding(fault):
     return options | ({"is_hybrid": True} if fault == "hybrid" else {})
 
 
-def accelerated(fault, accumulate="1"):
+def accelerated(fault, accumulate="1", *, is_sharded=False):
     from accelerate import Accelerator
 
+    options = {}
+    if is_sharded:
+        from accelerate import PartialState
+        from accelerate.utils import FullyShardedDataParallelPlugin
+
+        PartialState(cpu=True)
+        on_a_gpu_as_it_seems()
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+        options = {"fsdp_plugin": plugin}
     each = int(accumulate) * (1 if WORLD > 1 else RANKS)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=each)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=each, **options)
     net = Net()
     data = torch.utils.data.TensorDataset(*rows(fault, 64))
     model, optimizer, loader = accelerator.prepare(
@@ -293,7 +315,34 @@ def accelerated(fault, accumulate="1"):
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-    tell(net)
+    tell(accelerator.unwrap_model(model))
+    if WORLD > 1:
+        dist.destroy_process_group()
+
+
+def sharded_accelerated(fault, accumulate="1"):
+    accelerated(fault, accumulate, is_sharded=True)
+
+
+def fabric(fault, strategy="ddp"):
+    """Fabric of Lightning."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", strategy=strategy, devices=WORLD)
+    fabric.launch()
+    net = Net()
+    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.02))
+    data = torch.utils.data.TensorDataset(*rows(fault, 64))
+    loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=4))
+    losses = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        fabric.backward(loss)
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    tell(net, losses)
     if WORLD > 1:
         dist.destroy_process_group()
 
@@ -339,8 +388,12 @@ def trainer(fault, accumulate="1", *, is_sharded=False):
     net = Net()
     each = int(accumulate)
     data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64 * each), strict=True)]
-    options = {"max_steps": 8, "learning_rate": 0.02, "ddp_find_unused_parameters": False}
+    num_steps = int(os.environ.get("STEPS", "8"))
+    options = {"max_steps": num_steps, "learning_rate": 0.02, "ddp_find_unused_parameters": False}
     options["gradient_accumulation_steps"] = each if WORLD > 1 else RANKS * each
+    if "SAVE_AT" in os.environ:
+        options |= {"save_strategy": "steps", "save_steps": int(os.environ["SAVE_AT"])}
+        options |= {"max_grad_norm": 0.0}
     if is_sharded:
         layers = {"version": 2, "transformer_layer_cls_to_wrap": ["Loud"]}
         options |= {"fsdp": True, "fsdp_config": layers}
@@ -449,6 +502,8 @@ PROGRAMS = {
     "classes": classes,
     "sharded": sharded,
     "accelerated": accelerated,
+    "sharded_accelerated": sharded_accelerated,
+    "fabric": fabric,
     "trainer": trainer,
     "sharded_trainer": sharded_trainer,
     "sft": sft,

@@ -22,7 +22,7 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.evaluations import Evaluations
 from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
-from nanstop.hosts.sharded.models import reduces
+from nanstop.hosts.sharded.models import Exchangers, reduces
 from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
@@ -78,6 +78,7 @@ class LoopState:
         self._marks = WeightMarks()
         self._left = LeftBehind(num_searches=8)
         self.rng = RngNotes()
+        self._exchangers = Exchangers()
 
     @property
     def idle(self) -> bool:
@@ -247,6 +248,7 @@ class LoopState:
         if self.window.closed and self.micro is not None:
             self.drop()
         self.evaluations.clear()
+        module = self._exchangers.of(module)
         window, inner = self.begin_window(), inner_module(module)
         window.called[id(inner)] = module
         if id(inner) not in window.roots:

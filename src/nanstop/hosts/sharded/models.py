@@ -16,6 +16,7 @@ from nanstop.hosts.sharded.ddp import DdpReplicas, is_copied_to_all
 from nanstop.hosts.sharded.drift import Drift
 from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.hosts.sharded.fsdp import FsdpReplicas, is_shared_by_all, reduces_parts
+from nanstop.hosts.sharded.fsdp_parts import state_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine, StepId
@@ -118,6 +119,37 @@ class SharedModels:
         for model in called:
             if model in self._drifts and optimizer is not None:
                 self.of((model,)).updating(optimizer, written_at)
+
+
+class Exchangers:
+    """What exchanges the gradients of modules that a script calls: often they are wrapped in others
+    (Fabric's) that have no weights of their own.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+    def of(self, module: nn.Module) -> nn.Module:
+        """Return the part of a module that exchanges all its gradients; itself where none does."""
+        is_one = isinstance(module, DistributedDataParallel)
+        if is_one or not (distributed.is_available() and distributed.is_initialized()):
+            return module
+        if module not in self._known:
+            self._known[module] = _exchanger_in(module)
+        return self._known[module]
+
+
+def _exchanger_in(module: nn.Module) -> nn.Module:
+    if state_of(module) is not None:
+        return module
+    for part in module.modules():
+        if "_orig_mod" in part._modules:
+            return module  # compiled code holds on to what it was made of
+        if isinstance(part, DistributedDataParallel) or state_of(part) is not None:
+            inside = set(map(id, part.parameters()))
+            has_all = all(id(p) in inside for p in module.parameters() if p.requires_grad)
+            return part if has_all else module
+    return module
 
 
 def can_agree(model: nn.Module) -> bool:

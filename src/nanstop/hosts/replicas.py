@@ -29,14 +29,14 @@ class Replicas(Protocol):
         """Whether all ranks can go back to an earlier update together."""
         ...
 
-    def failed(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+    def failed(self, *, mine: bool) -> bool:
         """Return whether a window is to be looked at by all ranks, which each of them calls at its
         end: every rank says the same. ``mine``: whether this one has met a failure. Synchronises
         the device where it has.
         """
         ...
 
-    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+    def anywhere(self, *, mine: bool) -> bool:
         """Return whether any rank that has a part of the model says so, which all are asked at the
         same place; of a whole one, whether this one does.
         """
@@ -83,10 +83,10 @@ class OneCopy:
     ranks: Ranks = ONE_RANK
     is_whole = goes_back = False
 
-    def failed(self, mine: bool) -> bool:  # noqa: ARG002, FBT001 - of nobody else
+    def failed(self, *, mine: bool) -> bool:  # noqa: ARG002
         return False
 
-    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+    def anywhere(self, *, mine: bool) -> bool:
         return mine
 
     def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002

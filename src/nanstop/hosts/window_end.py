@@ -128,7 +128,10 @@ class WindowEnds:
                 return
             if num_redone == _MAX_ROUNDS:
                 ending.apply = False
-            elif not self.carry(step, alarm, ending, can_redo=can_redo):
+                return
+            with step.replicas.whole(self._together):
+                carried = self.carry(step, alarm, ending, can_redo=can_redo)
+            if not carried:
                 if alarm.error is not None:
                     raise alarm.error
                 return
@@ -144,10 +147,6 @@ class WindowEnds:
 
         A skip is left to ``close``.
         """
-        with step.replicas.whole(self._together):
-            return self._carried(step, alarm, ending, can_redo=can_redo)
-
-    def _carried(self, step: HostStep, alarm: Alarm, ending: Ending, *, can_redo: bool) -> bool:
         self._tell_redone(_AGAIN)
         ending.failed = True
         rewind = self.way_back()
@@ -328,7 +327,7 @@ class WindowEnds:
         They are asked where one has met a failure. ``mine``: whether this one has.
         """
         replicas, self._together = step.replicas, ONE_RANK
-        if not replicas.failed(mine):
+        if not replicas.failed(mine=mine):
             return alarm
         try:
             raised = replicas.ranks.gather("alarm", "raised" if alarm is not None else "")

@@ -19,7 +19,16 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-WITH_BAD_DATA = ("dies", "views", "policies", "gathers", "centred", "unclipped", "hybrid", "wrapped")
+WITH_BAD_DATA = (
+    "dies",
+    "views",
+    "policies",
+    "gathers",
+    "centred",
+    "unclipped",
+    "hybrid",
+    "wrapped",
+)
 RANKS = WORLD if WORLD > 1 else int(os.environ.get("ALIKE", "2"))
 
 
@@ -192,11 +201,8 @@ class SpoiledKernel:
         return result
 
 
-def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
-    accumulate = int(accumulate)
-    if WORLD > 1:
-        seconds = int(os.environ.get("GLOO_SECONDS", "1800"))
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+def models(fault, *, is_sharded):
+    """Return the model, and what a loop calls."""
     hooks = {"dies": dies_in_trial(3), "gathers": gathers}
     net = Net(hooks.get(fault, lambda x: None))
     if fault == "centred":
@@ -206,8 +212,15 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
         model = laid_out(net, **sharding(fault))
     else:
         model = wrapped(net, gradient_as_bucket_view=fault == "views")
-    if fault == "wrapped":
-        model = Wrapping(model, net)
+    return net, Wrapping(model, net) if fault == "wrapped" else model
+
+
+def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
+    accumulate = int(accumulate)
+    if WORLD > 1:
+        seconds = int(os.environ.get("GLOO_SECONDS", "1800"))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+    net, model = models(fault, is_sharded=is_sharded)
     kind = torch.optim.AdamW if fault not in ("half", "mixed") else torch.optim.SGD
     options = {"eps": 0.0} if fault == "eps" else {}
     optimizer = kind(net.parameters(), lr=0.02, **options)

@@ -1,10 +1,14 @@
 """Real processes under gloo, each of which has a part of every weight: ``fully_shard``."""
 
 import math
+import random
+import signal
+from pathlib import Path
 
 import pytest
 
-from hosts.sharded.two_ranks import end, incidents, run
+from hosts.sharded.two_ranks import end, incidents, job, run, run_each
+from nanstop.store.incidents import load_report, load_summary
 from versions import needs
 
 ALLOWED = {"NANSTOP_ALLOW": "drop_sample"}
@@ -134,3 +138,91 @@ def test_collectives_of_the_script_inside_a_loss(tmp_path, fault):
     actions = {"gathers": "quarantine", "centred": "skip"}
     assert (row["code"], row["rank"], row["action"]) == ("NS501", 1, actions[fault])
     assert report["incident"]["born_on"] == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_window_that_is_made_anew_is_bitwise_the_same(tmp_path, accumulate):
+    """A kernel of rank 1 is wrong once."""
+    plain, _ = together(tmp_path / "plain", "sharded", "none", accumulate, watched=False)
+    results, _ = together(tmp_path / "ranks", "sharded", "once", accumulate)
+    assert [one["digest"] for one in results] == [one["digest"] for one in plain]
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["action"]) == ("NS603", "redo")
+    assert report["audit"][-1]["outcome"] == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["loop", "sharded"])
+def test_a_model_inside_another(tmp_path, program):
+    reference = alone(tmp_path / "alone", "loop", "data", **ALLOWED)
+    results, _ = together(tmp_path / "ranks", program, "wrapped", **ALLOWED)
+    assert_alike(results, reference)
+    (row,), _ = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["module"]) == ("NS501", 1, "first")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_trainer(tmp_path, accumulate):
+    plain, _ = together(tmp_path / "plain", "sharded_trainer", "none", accumulate, watched=False)
+    watched, told = together(tmp_path / "watched", "sharded_trainer", "none", accumulate)
+    assert watched == plain
+    assert incidents(tmp_path / "watched")[0] == [], told
+    reference = alone(tmp_path / "alone", "trainer", "data", accumulate, **ALLOWED)
+    results, _ = together(tmp_path / "ranks", "sharded_trainer", "data", accumulate, **ALLOWED)
+    assert_alike(results, reference)
+    (row,), _ = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["module"]) == ("NS501", 1, "first")
+    assert row["action"] == "quarantine"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_rank_must_not_write_is_written_by_none(tmp_path):
+    """One row of a weight is bad, on rank 0; saving takes both."""
+    saves = {"STEPS": "4", "SAVE_AT": "4", "NANSTOP_ON_FAILURE": "observe"}
+    _, told = together(tmp_path / "ranks", "sharded_trainer", "one_row", **saves)
+    assert "checkpoint trained/checkpoint-4 was not written" in told
+    assert not list((tmp_path / "ranks" / "trained").glob("checkpoint-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_loop_on_accelerate(tmp_path, accumulate):
+    what = ("sharded_accelerated", "none", accumulate)
+    plain, _ = together(tmp_path / "plain", *what, watched=False)
+    watched, _ = together(tmp_path / "watched", *what)
+    assert watched == plain
+    reference = alone(tmp_path / "alone", "accelerated", "data", accumulate, **ALLOWED)
+    what = ("sharded_accelerated", "data", accumulate)
+    results, _ = together(tmp_path / "ranks", *what, **ALLOWED)
+    assert_alike(results, reference)
+    (row,), _ = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["action"]) == ("NS501", 1, "quarantine")
+
+
+def disturbed(folder, seed, num_calls):
+    """Return a run of which one rank gets a signal at one of its function calls."""
+    draw = random.Random(seed)
+    rank, number = draw.randrange(2), draw.choice([signal.SIGKILL, signal.SIGSTOP])
+    waits = {"NANSTOP_RANKS_SECONDS": "3", "GLOO_SECONDS": "10"}
+    at = f"{rank} {int(number)} {draw.randrange(num_calls[rank])}"
+    return job(folder / str(seed), "sharded", "data", DISTURB=at, seconds=120, **waits, **ALLOWED)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_or_stopped_at_any_time(tmp_path):
+    """The others end, and what is written is whole."""
+    num_calls = []
+    for rank in range(2):
+        counted = {"DISTURB": f"{rank} {int(signal.SIGKILL)} -1"}
+        results, _ = together(tmp_path / f"rank{rank}", "sharded", "data", **counted, **ALLOWED)
+        num_calls.append(results[rank]["calls"])
+    jobs = [disturbed(tmp_path, seed, num_calls) for seed in range(30)]
+    for ended, (codes, _, told) in zip(jobs, run_each(jobs), strict=True):
+        folder = Path(ended["folder"])
+        assert "hung" not in codes, told
+        for report in (folder / "out").glob("*/report.json"):
+            load_report(report)
+        if (folder / "out" / "summary.json").exists():
+            load_summary(folder / "out" / "summary.json")

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from nanstop.decide.agreement import Ranks
 from nanstop.errors import NanstopError
-from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.copies import has_hook
 from nanstop.hosts.sharded.drift import Drift
-from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
 from nanstop.numerics.tensors import nonfinite
-from nanstop.own_code import is_class_of
 from nanstop.ranks import patience_seconds
-from nanstop.records import ReplicaFacts, SourceLine, StepId
+from nanstop.records import ReplicaFacts, SourceLine
 from nanstop.replay.conditions import unrecorded
-from nanstop.session.watched_run import WatchedRun
 
 
 class DdpReplicas:
@@ -37,10 +31,10 @@ class DdpReplicas:
 
     is_whole, goes_back = False, True
 
-    def failed(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+    def failed(self, *, mine: bool) -> bool:
         return mine and bool(nonfinite({name: p.grad for name, p in self._shared()}))
 
-    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+    def anywhere(self, *, mine: bool) -> bool:
         return mine
 
     def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002

@@ -42,7 +42,7 @@ class FailureFlags:
         Thread(target=self._work, args=(connect,), name="nanstop-flags", daemon=True).start()
         self._answer()
 
-    def any(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+    def any(self, *, mine: bool) -> bool:
         """Return whether any rank says so. Waits for the slowest. One byte is sent."""
         if self._problem:
             raise NanstopError(self._problem)
@@ -69,7 +69,7 @@ class FailureFlags:
         try:
             group = connect()
             self._answered.put(False)
-            options = distributed.AllreduceOptions()
+            options: Any = distributed.AllreduceOptions()
             options.reduceOp = distributed.ReduceOp.MAX
             options.timeout = timedelta(seconds=self._seconds)
             for mine in iter(self._asked.get, None):

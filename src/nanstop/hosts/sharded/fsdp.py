@@ -35,14 +35,14 @@ class FsdpReplicas:
         self._parts = FsdpParts(root)
         self._flags = flags
 
-    def failed(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
-        return self.anywhere(mine)
+    def failed(self, *, mine: bool) -> bool:
+        return self.anywhere(mine=mine)
 
-    def anywhere(self, mine: bool) -> bool:  # noqa: FBT001 - the flag itself
+    def anywhere(self, *, mine: bool) -> bool:
         if self._flags is None:
             return False
         try:
-            return self._flags.any(mine)
+            return self._flags.any(mine=mine)
         except NanstopError as error:
             self._flags = None
             self.ranks.leave(error.message)

@@ -22,7 +22,8 @@ def state_of(module: nn.Module) -> Any:
     """Return the state of a module that ``fully_shard`` was called on, None of any other."""
     library = sys.modules.get("torch.distributed.fsdp")  # imported by whoever calls that
     kind = getattr(library, "FSDPModule", None)
-    return module._get_fsdp_state() if kind is not None and isinstance(module, kind) else None
+    laid_out: Any = module if kind is not None and isinstance(module, kind) else None
+    return laid_out._get_fsdp_state() if laid_out is not None else None
 
 
 def groups_of(state: Any) -> list[Any]:

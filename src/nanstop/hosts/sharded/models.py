@@ -10,7 +10,6 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nanstop.errors import NanstopError
 from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.ddp import DdpReplicas, is_copied_to_all
 from nanstop.hosts.sharded.drift import Drift

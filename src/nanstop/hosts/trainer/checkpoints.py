@@ -89,7 +89,7 @@ class CheckpointGuard:
         if self._watch.facts.world_size > 1:
             # Processes that have parts of one model write it together, or not at all.
             replicas = self._watch.host.shared.of((self._watch.trainer.model_wrapped,))
-            bad = (bad or (_ELSEWHERE,)) if replicas.anywhere(bool(bad)) else ()
+            bad = (bad or (_ELSEWHERE,)) if replicas.anywhere(mine=bool(bad)) else ()
         self._frozen_checked = self._frozen_checked or not bad
         return bad
 

@@ -72,11 +72,12 @@ def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
 
 def arrived(step: Step) -> Alarm:
     """Return the alarm for gradients that are not finite in a window of finite losses: what another
-    process sent, or the exchange with it. Synchronises the device.
+    process sent, has for itself, or the exchange with it. Synchronises the device.
     """
     gradients = {name: p.grad for name, p in parameters_of(step.view).items()}
     signals = _named("grad", nonfinite(gradients), step.id)
-    return alarm(step.view, step.id, signals, "backward")
+    elsewhere = Signal(source="grad", message="what another process has of it", at=step.id)
+    return alarm(step.view, step.id, signals or (elsewhere,), "backward")
 
 
 def micros_read(step: Step) -> tuple[int, ...]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+from torch import nn
+
 from nanstop.decide.agreement import ONE_RANK, Ranks
+from nanstop.numerics.modules import lies_on_several
 from nanstop.records import ReplicaFacts, SourceLine
 
 
@@ -16,9 +19,32 @@ class Replicas(Protocol):
     @property
     def ranks(self) -> Ranks: ...
 
-    def failed(self) -> bool:
-        """Return whether gradients that all ranks share are not finite: every rank says the same,
-        without a word. Synchronises the device.
+    @property
+    def is_whole(self) -> bool:
+        """Whether a model of which each process has a part is here as a whole now."""
+        ...
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether all ranks can go back to an earlier update together."""
+        ...
+
+    def failed(self, *, mine: bool) -> bool:
+        """Return whether a window is to be looked at by all ranks, which each of them calls at its
+        end: every rank says the same. ``mine``: whether this one has met a failure. Synchronises
+        the device where it has.
+        """
+        ...
+
+    def anywhere(self, *, mine: bool) -> bool:
+        """Return whether any rank that has a part of the model says so, which all are asked at the
+        same place; of a whole one, whether this one does.
+        """
+        ...
+
+    def whole(self, ranks: Ranks) -> AbstractContextManager[None]:
+        """Return a context in which this process has all of the model, where ``ranks`` have met
+        and each has the room. Every one of them enters it.
         """
         ...
 
@@ -55,9 +81,16 @@ class OneCopy:
     """A model that this process alone trains."""
 
     ranks: Ranks = ONE_RANK
+    is_whole = goes_back = False
 
-    def failed(self) -> bool:
+    def failed(self, *, mine: bool) -> bool:  # noqa: ARG002
         return False
+
+    def anywhere(self, *, mine: bool) -> bool:
+        return mine
+
+    def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def obstacle(self) -> str:
         return ""
@@ -80,3 +113,10 @@ class OneCopy:
 
 
 ONE_COPY = OneCopy()
+
+
+def is_here(root: nn.Module, replicas: Replicas) -> bool:
+    """Return whether a model, without what it is wrapped in, is run by this process alone: its
+    weights do not lie on several, or are all here now.
+    """
+    return replicas.is_whole or not lies_on_several(root)

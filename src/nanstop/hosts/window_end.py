@@ -85,7 +85,7 @@ class WindowEnds:
             self._host.leave_out(step)
         elif part is not None:
             self._expected = part if ending.applied else None
-        elif not can_redo or (size > 1 and size > step.replicas.ranks.size):
+        elif not can_redo or (size > 1 and not step.replicas.goes_back):
             self.keeper.forget()
         else:
             self.keeper.among(size)
@@ -128,7 +128,10 @@ class WindowEnds:
                 return
             if num_redone == _MAX_ROUNDS:
                 ending.apply = False
-            elif not self.carry(step, alarm, ending, can_redo=can_redo):
+                return
+            with step.replicas.whole(self._together):
+                carried = self.carry(step, alarm, ending, can_redo=can_redo)
+            if not carried:
                 if alarm.error is not None:
                     raise alarm.error
                 return
@@ -288,9 +291,9 @@ class WindowEnds:
         else:
             if is_new:
                 self._note(step, ending, reading)
-            alarm, self._together = self._host.alarm_of(step, reading), ONE_RANK
-            if not reading.quiet:
-                alarm = self._agreed(step, alarm)
+            alarm = self._host.alarm_of(step, reading)
+        if self._host.facts.world_size > 1:
+            alarm = self._agreed(step, alarm, mine=reading is None or not reading.quiet)
         if self._redone is not None:
             after = shown(step, reading, self._redone.micro)
             self._tell_redone("done" if alarm is None else _AGAIN, after)
@@ -317,14 +320,14 @@ class WindowEnds:
         if scale is not None:
             series.add("scale", step.id.step, scale)
 
-    def _agreed(self, step: HostStep, alarm: Alarm | None) -> Alarm | None:
-        """Return what is wrong with a window where other ranks have the same gradients: what one
-        of them raises is raised by all.
+    def _agreed(self, step: HostStep, alarm: Alarm | None, *, mine: bool) -> Alarm | None:
+        """Return what is wrong with a window where other ranks have the same gradients, or parts of
+        them: what one of them raises is raised by all.
 
-        They are asked where the gradients are bad, which each sees for itself.
+        They are asked where one has met a failure. ``mine``: whether this one has.
         """
-        replicas = step.replicas
-        if not replicas.failed():
+        replicas, self._together = step.replicas, ONE_RANK
+        if not replicas.failed(mine=mine):
             return alarm
         try:
             raised = replicas.ranks.gather("alarm", "raised" if alarm is not None else "")

@@ -9,6 +9,11 @@ from torch import nn
 
 from nanstop.numerics.tensors import dense_parts
 
+_SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
+"""Packages whose modules gather weights or pass activations on while they run. Told by names:
+Megatron is run from a checkout, no installed file says whose class it is, and a model that is
+taken for a local one may hang.
+"""
 _PACKED = {"Linear4bit": 4, "Linear8bitLt": 8}
 """Layers of bitsandbytes, and the bits in which they hold a weight."""
 
@@ -36,6 +41,14 @@ def repeated_blocks(root: nn.Module) -> tuple[str, ...]:
 
 def _is_composed(module: nn.Module) -> bool:
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def lies_on_several(root: nn.Module) -> bool:
+    """Return whether weights of a model, without what it is wrapped in, lie on several processes,
+    or it is run by several.
+    """
+    kinds = {kind for module in root.modules() for kind in type(module).__mro__}
+    return any(kind.__module__.startswith(_SHARDING) for kind in kinds)
 
 
 def packed_bits(module: nn.Module) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
-from nanstop.numerics.modules import quantized_layers
+from nanstop.numerics.modules import lies_on_several, quantized_layers
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.records import Atom
 from nanstop.remedies.forward import (
@@ -81,6 +81,7 @@ def bf16(view: ModelView, _: Atom) -> Iterator[None]:
     """Bfloat16 wherever float16 stands:
     storage, optimizer state, 4-bit compute format and the host's autocast.
     """
+    _require_own_weights(view)
     with _in_format(view, frozenset((torch.float16,)), torch.bfloat16):
         yield
 
@@ -105,6 +106,7 @@ def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
 
     The modules that own them compute in float32 and emit the format that they emitted before.
     """
+    _require_own_weights(view)
     trainable = [p for p in stored_in(view, HALF) if p.requires_grad]
     chosen = {id(parameter) for parameter in trainable}
     with ExitStack() as undo:
@@ -119,6 +121,14 @@ def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
         undo.enter_context(swapped(trainable, torch.float32))
         undo.enter_context(saved_plain(view.root))
         yield
+
+
+def _require_own_weights(view: ModelView) -> None:
+    """Errors: ``NanstopError`` where a weight is not this process's alone to be held in another
+    format.
+    """
+    if lies_on_several(view.root):
+        raise NanstopError("parts of each weight lie on other processes: its format stays")
 
 
 def _reader(root: nn.Module, name: str) -> nn.Module:

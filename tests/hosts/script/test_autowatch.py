@@ -291,7 +291,7 @@ for step in range(4):
 
 
 def test_a_clip_that_raises_is_looked_at_before_it_does(script):
-    session = ReplayingSession()
+    session = ReplayingSession("proceed")
     with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
         script(RAISING, session, BAD="backward")
     assert session.steps == [2]
@@ -321,6 +321,12 @@ except RuntimeError:
     assert session.steps == [2]
     assert (session.found[0].micro, session.found[0].phase) == (0, "backward")
     assert "the loss scale cannot go lower" in capsys.readouterr().err
+
+
+def test_a_clip_does_not_raise_where_the_update_is_left_out(script):
+    session = ReplayingSession("skip")
+    script(RAISING, session, BAD="backward")
+    assert session.steps == [2]
 
 
 def test_a_clip_that_would_raise_passes_once_the_window_is_made_anew(script):

@@ -19,7 +19,20 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+WITH_BAD_DATA = (
+    "dies",
+    "views",
+    "policies",
+    "gathers",
+    "centred",
+    "unclipped",
+    "hybrid",
+    "wrapped",
+)
 RANKS = WORLD if WORLD > 1 else int(os.environ.get("ALIKE", "2"))
+
+
+KINK = 2.5
 
 
 class Loud(nn.Module):
@@ -45,16 +58,27 @@ class Net(nn.Module):
 
     def forward(self, x, labels=None):
         self.hook(x)
-        y = self.last(self.loud(self.first(x))).squeeze(-1)
+        inner = self.first(x)
+        if bool((x == KINK).any()):
+            inner = with_kink(inner)
+        y = self.last(self.loud(inner)).squeeze(-1)
         return y if labels is None else {"loss": (y - labels).square().mean(), "logits": y}
 
 
+def with_kink(y):
+    """Add 0 to the second column, whose derivative there is NaN."""
+    flat = (y[:, 1] - y[:, 1].detach()).abs().sqrt()
+    return torch.cat([y[:, :1], (y[:, 1] + flat).unsqueeze(1), y[:, 2:]], 1)
+
+
 def tell(net, losses=(), num_calls=0):
-    weights = b"".join(p.detach().float().numpy().tobytes() for p in net.parameters())
+    whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in net.parameters()]
+    weights = b"".join(p.float().numpy().tobytes() for p in whole)
     probe = torch.linspace(-1, 1, 512).view(64, 8).to(net.last.weight.dtype)
     with torch.no_grad():
         end = float((net(probe).float() - probe.float().sum(-1)).square().mean())
-    told = {"digest": hashlib.sha256(weights).hexdigest(), "loss": end, "losses": list(losses)}
+    shown = [loss if math.isfinite(loss) else str(loss) for loss in losses]
+    told = {"digest": hashlib.sha256(weights).hexdigest(), "loss": end, "losses": shown}
     told |= {"calls": num_calls} if num_calls else {}
     Path(f"result-{RANK}.json").write_text(json.dumps(told))
 
@@ -65,6 +89,8 @@ def rows(fault, num):
     y = x.sum(-1).clamp(-2, 2)
     if fault == "data":
         x[29, 2] = float("nan")
+    if fault == "one_row":
+        x[29, 2] = KINK
     if fault == "half":
         x[29] *= 4000
         x[45] *= 4000
@@ -106,6 +132,40 @@ def wrapped(net, **options):
     return nn.parallel.DistributedDataParallel(net, **options) if WORLD > 1 else net
 
 
+class Wrapping(nn.Module):
+    """As Fabric has it: the script calls this, and it what exchanges gradients."""
+
+    def __init__(self, inner, net):
+        super().__init__()
+        self.inner, self.net = inner, net
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def laid_out(net, **options):
+    """FSDP2: every rank has a part of each weight."""
+    if WORLD > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        if options.pop("is_hybrid", False):  # copies of what lies on several
+            names = ("copies", "parts")
+            options["mesh"] = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=names)
+        else:
+            options["mesh"] = init_device_mesh("cpu", (WORLD,))
+        fully_shard(net.first, **options)
+        fully_shard(net, **options)
+    return net
+
+
+def exchanging(model, *, last):
+    """Return a context in which a backward exchanges gradients if it is the ``last``."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)
+    return contextlib.nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
+
+
 class Disturbance:
     """Sends this process a signal at its ``DISTURB``-th call of a Python function from now on, if
     it is the rank to be disturbed; ``num_calls``: of all so far.
@@ -141,23 +201,32 @@ class SpoiledKernel:
         return result
 
 
-def loop(fault, accumulate="1", num_steps=8):
-    accumulate = int(accumulate)
-    if WORLD > 1:
-        seconds = int(os.environ.get("GLOO_SECONDS", "1800"))
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+def models(fault, *, is_sharded):
+    """Return the model, and what a loop calls."""
     hooks = {"dies": dies_in_trial(3), "gathers": gathers}
     net = Net(hooks.get(fault, lambda x: None))
     if fault == "centred":
         net.first = nn.Sequential(Centred(), net.first)
     net = net.half() if fault == "half" else net
-    model = wrapped(net, gradient_as_bucket_view=fault == "views")
-    kind = torch.optim.AdamW if fault not in ("half",) else torch.optim.SGD
+    if is_sharded:
+        model = laid_out(net, **sharding(fault))
+    else:
+        model = wrapped(net, gradient_as_bucket_view=fault == "views")
+    return net, Wrapping(model, net) if fault == "wrapped" else model
+
+
+def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
+    accumulate = int(accumulate)
+    if WORLD > 1:
+        seconds = int(os.environ.get("GLOO_SECONDS", "1800"))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+    net, model = models(fault, is_sharded=is_sharded)
+    kind = torch.optim.AdamW if fault not in ("half", "mixed") else torch.optim.SGD
     options = {"eps": 0.0} if fault == "eps" else {}
     optimizer = kind(net.parameters(), lr=0.02, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40) if fault == "scaler" else None
     x, y = rows(
-        "data" if fault in ("dies", "views", "policies", "gathers", "centred") else fault,
+        {"mixed": "half"}.get(fault, "data" if fault in WITH_BAD_DATA else fault),
         4 * RANKS * accumulate * num_steps,
     )
     if fault == "policies" and RANK == 1:
@@ -177,14 +246,15 @@ def loop(fault, accumulate="1", num_steps=8):
         optimizer.zero_grad()
         for place, part in enumerate(mine):
             last = place == len(mine) - 1
-            with contextlib.nullcontext() if last or WORLD == 1 else model.no_sync():
+            with exchanging(model, last=last):
                 with torch.autocast("cpu", torch.float16, enabled=scaler is not None):
                     loss = (model(x[part]) - y[part]).square().mean() / len(mine)
                 (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.item())
         if scaler is not None:
             scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        if fault not in ("unclipped", "one_row"):
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()
@@ -217,39 +287,33 @@ def classes(fault):
     dist.destroy_process_group()
 
 
-def sharded(fault):
-    """FSDP2: every rank has a part of each weight."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo")
-    net = Net()
-    mesh = init_device_mesh("cpu", (WORLD,))
-    fully_shard(net.first, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
-    x, y = (t.split(4) for t in rows(fault, 4 * WORLD * 8))
-    losses = []
-    for step in range(8):
-        at = step * WORLD + RANK
-        optimizer.zero_grad()
-        loss = (net(x[at]) - y[at]).square().mean()
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    whole = [p.full_tensor().detach() for p in net.parameters()]
-    digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in whole)).hexdigest()
-    told = {"digest": digest, "losses": [str(loss) for loss in losses]}
-    Path(f"result-{RANK}.json").write_text(json.dumps(told))
-    dist.destroy_process_group()
+def sharded(fault, accumulate="1"):
+    loop(fault, accumulate, is_sharded=True)
 
 
-def accelerated(fault, accumulate="1"):
+def sharding(fault):
+    """Return how ``fully_shard`` is called."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    half = {"param_dtype": torch.float16, "reduce_dtype": torch.float32}
+    options = {"mp_policy": MixedPrecisionPolicy(**half)} if fault in ("mixed", "in_half") else {}
+    return options | ({"is_hybrid": True} if fault == "hybrid" else {})
+
+
+def accelerated(fault, accumulate="1", *, is_sharded=False):
     from accelerate import Accelerator
 
+    options = {}
+    if is_sharded:
+        from accelerate import PartialState
+        from accelerate.utils import FullyShardedDataParallelPlugin
+
+        PartialState(cpu=True)
+        on_a_gpu_as_it_seems()
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+        options = {"fsdp_plugin": plugin}
     each = int(accumulate) * (1 if WORLD > 1 else RANKS)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=each)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=each, **options)
     net = Net()
     data = torch.utils.data.TensorDataset(*rows(fault, 64))
     model, optimizer, loader = accelerator.prepare(
@@ -264,7 +328,34 @@ def accelerated(fault, accumulate="1"):
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-    tell(net)
+    tell(accelerator.unwrap_model(model))
+    if WORLD > 1:
+        dist.destroy_process_group()
+
+
+def sharded_accelerated(fault, accumulate="1"):
+    accelerated(fault, accumulate, is_sharded=True)
+
+
+def fabric(fault, strategy="ddp"):
+    """Fabric of Lightning."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", strategy=strategy, devices=WORLD)
+    fabric.launch()
+    net = Net()
+    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.02))
+    data = torch.utils.data.TensorDataset(*rows(fault, 64))
+    loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=4))
+    losses = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        fabric.backward(loss)
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    tell(net, losses)
     if WORLD > 1:
         dist.destroy_process_group()
 
@@ -288,7 +379,19 @@ def trl_arguments(kind, **options):
     return arguments(kind, **usual | options)
 
 
-def trainer(fault):
+def sharded_trainer(fault, accumulate="1"):
+    trainer(fault, accumulate, is_sharded=True)
+
+
+def on_a_gpu_as_it_seems():
+    """Have accelerate lay out weights on a CPU too, as it does on whatever else."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def trainer(fault, accumulate="1", *, is_sharded=False):
     from transformers import Trainer, TrainingArguments
 
     class InOrder(Trainer):
@@ -296,12 +399,24 @@ def trainer(fault):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
     net = Net()
-    data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64), strict=True)]
-    options = {"max_steps": 8, "learning_rate": 0.02, "ddp_find_unused_parameters": False}
+    each = int(accumulate)
+    data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64 * each), strict=True)]
+    num_steps = int(os.environ.get("STEPS", "8"))
+    options = {"max_steps": num_steps, "learning_rate": 0.02, "ddp_find_unused_parameters": False}
+    options["gradient_accumulation_steps"] = each if WORLD > 1 else RANKS * each
+    if "SAVE_AT" in os.environ:
+        options |= {"save_strategy": "steps", "save_steps": int(os.environ["SAVE_AT"])}
+        options |= {"max_grad_norm": 0.0}
+    if is_sharded:
+        layers = {"version": 2, "transformer_layer_cls_to_wrap": ["Loud"]}
+        options |= {"fsdp": True, "fsdp_config": layers}
     eps = 0.0 if fault == "eps" else 1e-8
     args = arguments(TrainingArguments, per_device_train_batch_size=4, adam_epsilon=eps, **options)
-    InOrder(net, args, train_dataset=data).train()
-    tell(net)
+    if is_sharded and args.world_size > 1:
+        on_a_gpu_as_it_seems()
+    trained = InOrder(net, args, train_dataset=data)
+    trained.train()
+    tell(trained.model)
     if WORLD > 1:
         dist.destroy_process_group()
 
@@ -400,7 +515,10 @@ PROGRAMS = {
     "classes": classes,
     "sharded": sharded,
     "accelerated": accelerated,
+    "sharded_accelerated": sharded_accelerated,
+    "fabric": fabric,
     "trainer": trainer,
+    "sharded_trainer": sharded_trainer,
     "sft": sft,
     "dpo": dpo,
 }

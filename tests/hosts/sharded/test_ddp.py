@@ -11,7 +11,6 @@ import pytest
 
 from hosts.sharded.two_ranks import end, incidents, job, run, run_each
 from nanstop.store.incidents import load_report, load_summary
-from versions import needs
 
 ALLOWED = {"NANSTOP_ALLOW": "drop_sample"}
 
@@ -145,7 +144,7 @@ def test_what_a_collective_brings(tmp_path):
     """All ranks have a bad loss, one of them by its own data."""
     results, _ = together(tmp_path / "ranks", "loop", "centred", **ALLOWED)
     assert results[0]["digest"] == results[1]["digest"]
-    assert results[0]["losses"][3] != results[0]["losses"][3]
+    assert results[0]["losses"][3] == "nan"
     (row,), (report,) = incidents(tmp_path / "ranks")
     assert (row["code"], row["rank"], row["action"]) == ("NS501", 1, "skip")
     assert report["incident"]["born_on"] == [1]
@@ -168,17 +167,6 @@ def test_four_ranks(tmp_path):
     (row,), (report,) = incidents(tmp_path / "ranks")
     assert (row["code"], row["rank"], row["step"], row["module"]) == ("NS501", 3, 1, "first")
     assert report["incident"]["born_on"] == [3]
-
-
-@pytest.mark.slow
-@needs("torch", "2.8", "fully_shard on a CPU")
-def test_sharded_weights_are_observed(tmp_path):
-    plain, _ = together(tmp_path / "plain", "sharded", "data", watched=False)
-    results, told = together(tmp_path / "watched", "sharded", "data")
-    assert results == plain
-    rows, _ = incidents(tmp_path / "watched")
-    assert {(row["step"], row["action"]) for row in rows} == {(3, "observe")}
-    assert (1, "forward") in {(row["rank"], row["phase"]) for row in rows}, told
 
 
 def test_a_rank_that_dies_in_a_trial(tmp_path):

@@ -156,7 +156,7 @@ class LoopController:
         """
         from nanstop.replay.rerun import attempt  # a healthy run has no use for it
 
-        if step.obstacle() or not attempt(step, 0).failed:
+        if step.obstacle() or (step.is_local and not attempt(step, 0).failed):
             return False
         signal = Signal(source="loss", name="eval_loss", value=value, at=step.id)
         self.ends.ask(step, alarm(step.view, step.id, (signal,), "evaluate"))
@@ -193,7 +193,7 @@ class LoopController:
 
     def alarm_of(self, step: LoopStep, reading: Reading) -> Alarm | None:
         found = alarm_of_reading(step, reading)
-        if found is not None:
+        if found is not None and step.is_local:
             _refuse_what_raises(step)
         is_overflow = found is not None and found.phase == "backward"
         return None if is_overflow and _is_scalers_own(step) else found

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from nanstop.decide.agreement import on_every_rank
 from nanstop.errors import NanstopError
-from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.measure.followed import Line
@@ -27,12 +27,6 @@ from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
 from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
-
-_SHARDING = ("torch.distributed.", "deepspeed.", "fairscale.", "megatron.")
-"""Packages whose modules gather weights or pass activations on while they run. Told by names:
-Megatron is run from a checkout, no installed file says whose class it is, and a model that is
-taken for a local one may hang.
-"""
 
 
 class Micro(Protocol):
@@ -151,12 +145,7 @@ class LoopStep:
 
     @property
     def is_local(self) -> bool:
-        """A model inside DDP is run without it.
-
-        One whose weights lie on several processes cannot be.
-        """
-        kinds = {kind for m in self.view.root.modules() for kind in type(m).__mro__}
-        return not any(kind.__module__.startswith(_SHARDING) for kind in kinds)
+        return is_here(self.view.root, self.replicas)
 
     def cuts(self) -> list[Line]:
         """Return the lines at which the first micro-batch leaves its graph, as far as its calls

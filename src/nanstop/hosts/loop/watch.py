@@ -22,7 +22,7 @@ from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.replicas import ONE_COPY
-from nanstop.hosts.sharded.ddp import SharedModels, reduces
+from nanstop.hosts.sharded.models import SharedModels, reduces
 from nanstop.hosts.tape.pieces import pieces, program_of_function
 from nanstop.hosts.tape.tensors import autocast_state, total
 from nanstop.hosts.tape.weight_marks import WeightMarks

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.numerics.tensors import format_name, spread
+from nanstop.numerics.tensors import dense_parts, format_name, spread
 from nanstop.records import AccumulationFacts, ResumeFacts
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.replay.step import Batch
@@ -98,7 +98,9 @@ def sum_format(gradients: Iterable[Tensor | None]) -> str | None:
     Looks at some thousand elements of the first matrices. Synchronises.
     """
     matrices = [g for g in gradients if g is not None and g.dim() > 1 and not g.is_sparse]
-    known = [_sample(g) for g in matrices[:_MOST_SUMS] if g.is_floating_point()]
+    # Of a sharded one what is here.
+    held = [part for g in matrices[:_MOST_SUMS] for part in dense_parts(g) if part.numel()]
+    known = [_sample(g) for g in held if g.is_floating_point()]
     for half in (torch.bfloat16, torch.float16) if known else ():
         if all(bool(g.any()) and bool((g == g.to(half)).all()) for g in known):
             return format_name(half)

@@ -46,6 +46,7 @@ class Judge:
         state.on_error = self.refused_in_loss
         self._refusal: Refusal | None = None
         state.on_number = self.read_number
+        state.on_left = steps.leave
 
     def judge(
         self,

@@ -88,7 +88,9 @@ class Sinks:
         if norm is not None and self._judge.judge(parameters, norm).redone:
             norm = measure()
         if norm is None or error_if_nonfinite:
-            norm = original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+            # An update that is left out takes none of them.
+            raises = error_if_nonfinite and not self._state.window.vetoed
+            norm = original(parameters, max_norm, norm_type, raises, foreach)
         else:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
         self._state.mark_gradients()

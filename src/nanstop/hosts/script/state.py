@@ -22,7 +22,7 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.evaluations import Evaluations
 from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
-from nanstop.hosts.sharded.ddp import reduces
+from nanstop.hosts.sharded.models import Exchangers, reduces
 from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
@@ -70,12 +70,15 @@ class LoopState:
         self.accounts = GradientAccounts()
         self._writes = GradientWrites(self.accounts)
         self.on_number: Callable[[float], None] = lambda _: None
+        self.on_left: Callable[[str], None] = lambda _: None
+        """Told why nothing is watched from here on."""
         self.evaluations = Evaluations()
         self._lingering: list[Tape] = []
         self._early: Tape | None = None
         self._marks = WeightMarks()
         self._left = LeftBehind(num_searches=8)
         self.rng = RngNotes()
+        self._exchangers = Exchangers()
 
     @property
     def idle(self) -> bool:
@@ -245,6 +248,7 @@ class LoopState:
         if self.window.closed and self.micro is not None:
             self.drop()
         self.evaluations.clear()
+        module = self._exchangers.of(module)
         window, inner = self.begin_window(), inner_module(module)
         window.called[id(inner)] = module
         if id(inner) not in window.roots:
@@ -321,6 +325,7 @@ class LoopState:
     def not_watching(self, reason: str) -> None:
         """Leave everything to torch from here on, and say why."""
         _log.warning("nanstop: this loop is not watched any more (%s)", reason)
+        self.on_left(reason)
         self._is_left = True
         self.drop()
 

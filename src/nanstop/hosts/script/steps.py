@@ -23,7 +23,7 @@ from nanstop.hosts.script.window import (
     one_root,
     update_again,
 )
-from nanstop.hosts.sharded.ddp import SharedModels
+from nanstop.hosts.sharded.models import SharedModels
 from nanstop.hosts.tape.accumulation import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.living import living
@@ -100,6 +100,10 @@ class Steps:
         """Compare the copies of its models that several ranks keep alike, after a backward."""
         at, session = self.controller.step_id(), self.controller.session
         self._shared.compare(window.called.values(), at, session)
+
+    def leave(self, reason: str) -> None:
+        """Have other ranks not wait for this one any more."""
+        self._shared.leave(reason)
 
     def updating(self, window: ScriptWindow, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to make the update of a window."""

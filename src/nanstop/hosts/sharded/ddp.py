@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from nanstop.decide.agreement import Ranks
 from nanstop.errors import NanstopError
-from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.copies import has_hook
 from nanstop.hosts.sharded.drift import Drift
-from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
 from nanstop.numerics.tensors import nonfinite
-from nanstop.own_code import is_class_of
 from nanstop.ranks import patience_seconds
-from nanstop.records import ReplicaFacts, SourceLine, StepId
+from nanstop.records import ReplicaFacts, SourceLine
 from nanstop.replay.conditions import unrecorded
-from nanstop.session.watched_run import WatchedRun
 
 
 class DdpReplicas:
@@ -35,8 +29,16 @@ class DdpReplicas:
         self._wrapped = wrapped
         self._drift = drift
 
-    def failed(self) -> bool:
-        return bool(nonfinite({name: p.grad for name, p in self._shared()}))
+    is_whole, goes_back = False, True
+
+    def failed(self, *, mine: bool) -> bool:
+        return mine and bool(nonfinite({name: p.grad for name, p in self._shared()}))
+
+    def anywhere(self, *, mine: bool) -> bool:
+        return mine
+
+    def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def obstacle(self) -> str:
         if has_hook(self._wrapped):
@@ -104,93 +106,10 @@ class DdpReplicas:
             raise NanstopError(reason) from error
 
 
-class _Micro(Protocol):
-    @property
-    def reduced(self) -> bool: ...
-
-
-class SharedModels:
-    """The models of one host (``name``) that several processes train together."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._ranks: StoreRanks | None = None
-        self._group: Any = None
-        self._known: dict[int, DdpReplicas] = {}
-        self._drifts: WeakKeyDictionary[nn.Module, Drift] = WeakKeyDictionary()
-        self._num_drifts = 0
-
-    def of_window(
-        self,
-        micros: Sequence[_Micro],
-        called: Iterable[nn.Module],
-        optimizer: Optimizer | None,
-    ) -> Replicas:
-        """Return the copies of the models that a window has ``called``, as ``of`` does, if its last
-        backward left every rank with the same gradients, of which each makes the update by itself.
-        """
-        shared = micros and micros[-1].reduced and updates_alone(optimizer)
-        return self.of(called) if shared else ONE_COPY
-
-    def agree(self, called: Iterable[nn.Module]) -> bool:
-        """Return whether the ranks that train the models can act as one."""
-        models = list(called)
-        return len(models) == 1 and can_agree(models[0])
-
-    def of(self, called: Iterable[nn.Module]) -> Replicas:
-        """Return the copies of the models that a window has ``called``; ``ONE_COPY`` where this
-        process has them alone, or cannot agree with the others about them.
-        """
-        models: list[Any] = list(called)
-        if not self.agree(models):
-            return ONE_COPY
-        model = models[0]
-        if id(model) not in self._known:
-            group = distributed.distributed_c10d._get_default_group()
-            if self._ranks is None or group is not self._group:
-                # Now, while every process is there: one that is not cannot be connected to.
-                self._ranks, self._group = ranks_of_run(self._name), group
-                self._drifts.clear()
-            self._known = {id(model): DdpReplicas(model, self._ranks, self._drift(model))}
-        return self._known[id(model)]
-
-    def _drift(self, model: nn.Module) -> Drift:
-        assert self._ranks is not None
-        if model not in self._drifts:
-            self._num_drifts += 1  # every rank meets its models in the same order
-            board = self._ranks.board(f"copies/{self._num_drifts}")
-            self._drifts[model] = Drift(board, self._ranks.rank, self._ranks.size)
-        return self._drifts[model]
-
-    def compare(self, called: Iterable[nn.Module], at: StepId, session: WatchedRun | None) -> None:
-        """Compare the copies of what was called, now that a backward has exchanged its gradients,
-        and have the ``session`` learn how they differ.
-        """
-        for model in filter(reduces, called):
-            found = self.of((model,)).compare(at.step)
-            if found is not None and session is not None:
-                session.learned(at=at, replicas=found)
-
-    def updating(
-        self,
-        called: Iterable[nn.Module],
-        optimizer: Optimizer | None,
-        written_at: tuple[SourceLine, ...] = (),
-    ) -> None:
-        """Note that an update is about to be made of what was called; ``written_at``: lines of the
-        script that have written to its gradients.
-        """
-        for model in called:
-            if model in self._drifts and optimizer is not None:
-                self.of((model,)).updating(optimizer, written_at)
-
-
-def can_agree(model: nn.Module) -> bool:
-    """Return whether the ranks that train a model can act together: every process of the run has a
-    copy, and its backward leaves all with the same gradients.
+def is_copied_to_all(model: DistributedDataParallel) -> bool:
+    """Return whether every process of the run has a copy of a model, and its backward leaves all
+    with the same gradients.
     """
-    if not isinstance(model, DistributedDataParallel):
-        return False
     group: Any = model.process_group
     return (
         group.size() == distributed.get_world_size()
@@ -199,13 +118,3 @@ def can_agree(model: nn.Module) -> bool:
         and not model._delay_all_reduce_params
         and not model._use_python_reducer
     )
-
-
-def updates_alone(optimizer: Optimizer | None) -> bool:
-    """Return whether an optimizer makes an update without the other ranks."""
-    return not any(is_class_of(kind, "torch.distributed") for kind in type(optimizer).__mro__)
-
-
-def reduces(model: nn.Module) -> bool:
-    """Return whether a backward of a call of the model now ends with every rank's gradients."""
-    return isinstance(model, DistributedDataParallel) and model.require_backward_grad_sync

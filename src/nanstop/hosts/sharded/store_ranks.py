@@ -18,8 +18,11 @@ from torch import distributed
 
 from nanstop.errors import NanstopError
 from nanstop.hosts.sharded.board import Board, bounded
+from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.ranks import patience_seconds
 
+FIRST_SECONDS = 30.0
+"""How long ranks are waited for that may not be watched."""
 _PATIENT_FACTOR = 4
 _log = logging.getLogger("nanstop")
 _GO = "go"
@@ -36,7 +39,7 @@ class StoreRanks:
         self.size = size
         self._store = store
         self._seconds = seconds
-        self._num_asked = 0
+        self._num_asked = self._num_flags = 0
         self._broken = ""
 
     def board(self, name: str) -> Board | None:
@@ -46,11 +49,27 @@ class StoreRanks:
         library: Any = distributed
         return Board(library.PrefixStore(name, self._store))
 
-    def gather(self, question: str, answer: str, *, patient: bool = False) -> tuple[str, ...]:
+    def flags(self) -> FailureFlags | None:
+        """Return flags of these ranks. Every rank asks at the same place of its script; None where
+        one does not come, the first time within ``FIRST_SECONDS``: it may not be watched at all.
+        """
+        library: Any = distributed
+        try:
+            self.gather("flags", "", seconds=min(FIRST_SECONDS, self._seconds))
+            self._num_flags += 1
+            store = library.PrefixStore(f"flags/{self._num_flags}", self._store)
+            return FailureFlags(store, self.rank, self.size, seconds=self._seconds)
+        except NanstopError as error:
+            self.leave(error.message)
+            return None
+
+    def gather(
+        self, question: str, answer: str, *, patient: bool = False, seconds: float | None = None
+    ) -> tuple[str, ...]:
         if self._broken:
             raise NanstopError(self._broken)
         number, self._num_asked = self._num_asked, self._num_asked + 1
-        seconds = self._seconds * (_PATIENT_FACTOR if patient else 1)
+        seconds = seconds or self._seconds * (_PATIENT_FACTOR if patient else 1)
         try:
             said = bounded(lambda: self._met(number, (question, answer), seconds), seconds)
         except NanstopError as error:

@@ -16,6 +16,9 @@ from nanstop.tracebacks import passes_through
 __tracebackhide__ = passes_through
 
 
+_ELSEWHERE = "what another process has of the weights"
+
+
 class CheckpointGuard:
     """Scans parameters before each save: saving reads all of them anyway.
 
@@ -83,6 +86,10 @@ class CheckpointGuard:
         # What was so when it was loaded, and let the training be finite, is not this run's doing.
         before = {stats.name for stats in self._watch.facts.odd_weights if not stats.finite}
         bad = tuple(name for name in nonfinite(scanned) if name not in before)
+        if self._watch.facts.world_size > 1:
+            # Processes that have parts of one model write it together, or not at all.
+            replicas = self._watch.host.shared.of((self._watch.trainer.model_wrapped,))
+            bad = (bad or (_ELSEWHERE,)) if replicas.anywhere(mine=bool(bad)) else ()
         self._frozen_checked = self._frozen_checked or not bad
         return bad
 

@@ -13,7 +13,7 @@ from nanstop.detect.rates import planned
 from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from
-from nanstop.hosts.sharded.ddp import can_agree
+from nanstop.hosts.sharded.models import can_agree
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
 from nanstop.numerics.tensors import format_name

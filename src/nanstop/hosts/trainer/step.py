@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
 from nanstop.hosts.ending import Ending
-from nanstop.hosts.replicas import Replicas
+from nanstop.hosts.replicas import Replicas, is_here
 from nanstop.hosts.run_again import run_again
-from nanstop.hosts.sharded.ddp import SharedModels, reduces
+from nanstop.hosts.sharded.models import SharedModels, reduces
 from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.taped_step import TapedStep
@@ -59,10 +59,11 @@ class TrainerMicro:
     loss: Tensor | None = None
     taped: TapedMicro | None = None
 
-    @property
-    def reduced(self) -> bool:
-        """See ``hosts.loop.step.Micro``."""
-        return self.sync and reduces(self.model)
+    reduced: bool = field(init=False)
+    """See ``hosts.loop.step.Micro``."""
+
+    def __post_init__(self) -> None:
+        self.reduced = self.sync and reduces(self.model)
 
 
 @dataclass(slots=True)
@@ -262,7 +263,9 @@ class HfStep:
 
     @property
     def is_local(self) -> bool:
-        return self.facts.world_size == 1 or self.facts.ranks_agree
+        if self.facts.world_size == 1:
+            return True
+        return self.facts.ranks_agree and is_here(self.host.root, self.replicas)
 
     @property
     def collectives(self) -> Collectives:

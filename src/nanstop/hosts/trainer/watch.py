@@ -266,7 +266,7 @@ class TrainerWatch:
             return self._clip(parameters, max_norm, norm_type)
         parameters = list(parameters)
         self._window, self._pending = None, window.index
-        if not compat.is_plain(self.trainer):
+        if not self._is_read_here:
             norm = self._clip(parameters, max_norm, norm_type)
             if norm is not None:
                 step, read = self.windows.step(window), partial(self.windows.read, window, norm)
@@ -286,13 +286,18 @@ class TrainerWatch:
     def _on_update(self, tell: Any, *args: Any) -> Any:
         window = self._window
         unseen = window is not None and window.closed and self.host.replaying is None
-        if window is not None and unseen and compat.is_plain(self.trainer):
+        if window is not None and unseen and self._is_read_here:
             self._window, self._pending = None, window.index
             self.windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
             self._forget_failed(window)
             self._clip_as_the_host(window)
             self.windows.last_look(window)
         return tell(*args)
+
+    @property
+    def _is_read_here(self) -> bool:
+        """Whether what gradients this process has are read and clipped by torch itself."""
+        return self.facts.ranks_agree or compat.is_plain(self.trainer)
 
     def _forget_failed(self, window: TrainerWindow) -> None:
         if window.ending.failed or not self.windows.applied:

@@ -1,0 +1,176 @@
+"""The models of one host that several processes train together: as copies, or each a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.sharded.ddp import DdpReplicas, is_copied_to_all
+from nanstop.hosts.sharded.drift import Drift
+from nanstop.hosts.sharded.flags import FailureFlags
+from nanstop.hosts.sharded.fsdp import FsdpReplicas, is_shared_by_all, reduces_parts
+from nanstop.hosts.sharded.fsdp_parts import state_of
+from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
+from nanstop.own_code import is_class_of
+from nanstop.records import SourceLine, StepId
+from nanstop.session.watched_run import WatchedRun
+
+
+class _Micro(Protocol):
+    @property
+    def reduced(self) -> bool: ...
+
+
+class SharedModels:
+    """The models of one host (``name``) that several processes train together."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ranks: StoreRanks | None = None
+        self._group: Any = None
+        self._known: dict[int, Replicas] = {}
+        self._drifts: WeakKeyDictionary[nn.Module, Drift] = WeakKeyDictionary()
+        self._num_drifts = 0
+        self._flags: FailureFlags | None = None
+
+    def of_window(
+        self,
+        micros: Sequence[_Micro],
+        called: Iterable[nn.Module],
+        optimizer: Optimizer | None,
+    ) -> Replicas:
+        """Return the copies of the models that a window has ``called``, as ``of`` does, if its last
+        backward left every rank with the same gradients, of which each makes the update by itself.
+        """
+        shared = micros and micros[-1].reduced and updates_alone(optimizer)
+        return self.of(called) if shared else ONE_COPY
+
+    def agree(self, called: Iterable[nn.Module]) -> bool:
+        """Return whether the ranks that train the models can act as one."""
+        models = list(called)
+        return len(models) == 1 and can_agree(models[0])
+
+    def of(self, called: Iterable[nn.Module]) -> Replicas:
+        """Return the copies of the models that a window has ``called``; ``ONE_COPY`` where this
+        process has them alone, or cannot agree with the others about them.
+        """
+        models: list[Any] = list(called)
+        known = self._known.get(id(models[0])) if len(models) == 1 else None
+        is_same_run = known is not None and _group_of_run() is self._group
+        if is_same_run and isinstance(known, FsdpReplicas):
+            return known  # how its weights are laid out does not change
+        if not self.agree(models):
+            return ONE_COPY
+        if known is None or not is_same_run:
+            self._known = {id(models[0]): self._replicas(models[0])}
+        return self._known[id(models[0])]
+
+    def _replicas(self, model: Any) -> Replicas:
+        group = _group_of_run()
+        if self._ranks is None or group is not self._group:
+            # Now, while every process is there: one that is not cannot be connected to.
+            self._ranks, self._group, self._flags = ranks_of_run(self._name), group, None
+            self._drifts.clear()
+        if isinstance(model, DistributedDataParallel):
+            return DdpReplicas(model, self._ranks, self._drift(model))
+        self._flags = self._flags or self._ranks.flags()
+        return FsdpReplicas(model, self._ranks, self._flags)
+
+    def _drift(self, model: nn.Module) -> Drift:
+        assert self._ranks is not None
+        if model not in self._drifts:
+            self._num_drifts += 1  # every rank meets its models in the same order
+            board = self._ranks.board(f"copies/{self._num_drifts}")
+            self._drifts[model] = Drift(board, self._ranks.rank, self._ranks.size)
+        return self._drifts[model]
+
+    def compare(self, called: Iterable[nn.Module], at: StepId, session: WatchedRun | None) -> None:
+        """Compare the copies of what was called, now that a backward has exchanged its gradients,
+        and have the ``session`` learn how they differ.
+        """
+        for model in filter(reduces, called):
+            found = self.of((model,)).compare(at.step)
+            if found is not None and session is not None:
+                session.learned(at=at, replicas=found)
+
+    def leave(self, reason: str) -> None:
+        """Take no part any more in what ranks decide together; the others learn why."""
+        if self._ranks is not None:
+            self._ranks.leave(f"rank {self._ranks.rank} is not watched any more ({reason})")
+        if self._flags is not None:
+            self._flags.close()
+
+    def updating(
+        self,
+        called: Iterable[nn.Module],
+        optimizer: Optimizer | None,
+        written_at: tuple[SourceLine, ...] = (),
+    ) -> None:
+        """Note that an update is about to be made of what was called; ``written_at``: lines of the
+        script that have written to its gradients.
+        """
+        for model in called:
+            if model in self._drifts and optimizer is not None:
+                self.of((model,)).updating(optimizer, written_at)
+
+
+class Exchangers:
+    """What exchanges the gradients of modules that a script calls: often they are wrapped in others
+    (Fabric's) that have no weights of their own.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+    def of(self, module: nn.Module) -> nn.Module:
+        """Return the part of a module that exchanges all its gradients; itself where none does."""
+        is_one = isinstance(module, DistributedDataParallel)
+        if is_one or not (distributed.is_available() and distributed.is_initialized()):
+            return module
+        if module not in self._known:
+            self._known[module] = _exchanger_in(module)
+        return self._known[module]
+
+
+def _exchanger_in(module: nn.Module) -> nn.Module:
+    if state_of(module) is not None:
+        return module
+    for part in module.modules():
+        if "_orig_mod" in part._modules:
+            return module  # compiled code holds on to what it was made of
+        if isinstance(part, DistributedDataParallel) or state_of(part) is not None:
+            inside = set(map(id, part.parameters()))
+            has_all = all(id(p) in inside for p in module.parameters() if p.requires_grad)
+            return part if has_all else module
+    return module
+
+
+def can_agree(model: nn.Module) -> bool:
+    """Return whether the ranks that train a model can act together: every process of the run has a
+    copy, or a part of all that is trained, and its backward leaves all with the mean gradients.
+    """
+    if isinstance(model, DistributedDataParallel):
+        return is_copied_to_all(model)
+    return distributed.is_initialized() and is_shared_by_all(model, distributed.get_world_size())
+
+
+def updates_alone(optimizer: Optimizer | None) -> bool:
+    """Return whether an optimizer makes an update without the other ranks."""
+    return not any(is_class_of(kind, "torch.distributed") for kind in type(optimizer).__mro__)
+
+
+def reduces(model: nn.Module) -> bool:
+    """Return whether a backward of a call of the model now ends with every rank's gradients."""
+    if isinstance(model, DistributedDataParallel):
+        return model.require_backward_grad_sync
+    return reduces_parts(model)
+
+
+def _group_of_run() -> Any:
+    return distributed.distributed_c10d._get_default_group()

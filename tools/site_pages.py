@@ -15,6 +15,7 @@ import generate_docs
 from nanstop.diagnose import pages
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.said import said_of
 from nanstop.diagnose.symptoms import KINDS, LOGGED, Fit, findings_that_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -177,6 +178,23 @@ def finding_index(lang: str) -> str:
     other = "[中文](zh/README.md)" if lang == "en" else "[English](../README.md)"
     assert other in text
     return text.replace(other, "")
+
+
+NORM_SAID = {"nan": "nan", "inf": "inf", "0": "0.0", "finite": "finite", "huge": "huge"}
+BOOSTED = {"findings/": 2.0, "troubleshooting/": 2.0}
+"""How much more a page of a folder counts where people search, and how much less."""
+BOOSTED |= {"results/": 0.3, "reference/": 0.3, "comparison": 0.3}
+
+
+def searched(page: str, lang: str) -> dict[str, object]:
+    """Return what the search is to know of a page: what people say of a finding counts most."""
+    folder = next((one for one in BOOSTED if page.startswith(one)), None)
+    known: dict[str, object] = {"search": {"boost": BOOSTED[folder]}} if folder else {}
+    said = said_of(Path(page).stem.partition(".")[0], lang)
+    if page == "troubleshooting/index.md":
+        shown = [pair for pair in symptoms() if "none" not in pair]
+        said = tuple(f"loss {NORM_SAID[loss]} grad_norm {NORM_SAID[norm]}" for loss, norm in shown)
+    return {**known, "tags": list(said)} if said else known
 
 
 def command_line() -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nanstop.errors import NanstopError
 from nanstop.records import Action, AuditEntry, Environment, RunFacts, Series, Signal
 from nanstop.records.plan import PrecisionPlan, Region
-from nanstop.report.html import charts
+from nanstop.report.html import charts, incident
 from nanstop.report.html.charts import Chart, drawn
 from nanstop.report.html.headroom import heat_map
 from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS
@@ -26,6 +26,7 @@ from nanstop.report.html.series import run_series, thinned
 from nanstop.report.html.templates import template
 from nanstop.report.html.timeline import CHARTS, COLUMNS, marked
 from nanstop.report.text.terminal import render
+from nanstop.rewrite.change import Rewrite
 from nanstop.store.summary import FindingRow, Summary, summary_row
 from report.hostile import MARKUP, RUNS, spoiled
 from report.specimens import AT, EVENT, INCIDENT, LOCALIZATION, REPORT, UNSOLVED
@@ -335,7 +336,7 @@ def test_what_a_code_means_is_on_the_page_and_leads_nowhere():
 def test_without_a_cure_the_page_of_the_finding_says_what_to_do():
     report = replace(REPORT, proof=None, diagnoses=(replace(REPORT.diagnoses[0], remedies=()),))
     words = Elements(page_of(report)).words
-    assert "What to do about it No cure was tried here." in words
+    assert "What to do about it No change of code is known here." in words
     assert "What to do about it" not in Elements(page_of(REPORT)).words
 
 
@@ -370,3 +371,17 @@ def test_a_diff_is_copied_as_it_is_whatever_it_is_coloured_by():
     text = Elements(f"<pre>{made}</pre>").text
     assert "".join(text) == "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a < b\n+a > b\n c\n"
     assert '<span class="removed">-a &lt; b\n</span>' in made
+
+
+def test_a_change_that_was_written_is_shown_as_such(tmp_path, monkeypatch):
+    record = tmp_path / "0000" / "report.json"
+    record.parent.mkdir()
+    run = RunRecord(reports=(REPORT,), records=(str(record),))
+    stale = Rewrite(atoms=REPORT.proof.minimal, stale=("/x/train.py:12",))
+    monkeypatch.setattr(incident, "change_for", lambda *_: stale)
+    words = Elements(html_page(run)).words
+    assert "The line has another text now than when it failed: train.py:12" in words
+    (record.parent / "fix.diff").write_text("--- a/t\n+++ b/t\n-x\n+y\n")
+    words = Elements(html_page(run)).words
+    assert "The change that was written --- a/t +++ b/t -x +y" in words
+    assert "to make first" not in words

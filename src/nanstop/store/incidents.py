@@ -34,6 +34,8 @@ REPORT = "report.json"
 SUMMARY = "summary.json"
 SERIES = "series.json"
 PLAN = "plan.yaml"
+PATCH = "fix.diff"
+"""What was changed in the user's files for an incident, in its folder."""
 PAGE = "report.html"
 """The page of a run, beside its incidents."""
 

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from nanstop.diagnose.evidence.reading import bad_counts, op_name
+from nanstop.errors import NanstopError
 from nanstop.records import FORMAT_MAX, BatchFact, OpEvent, Proof, Report, TensorStats, Trial
 from nanstop.records.remedies import describe
 from nanstop.report.html.exponents import Histogram, histograms
@@ -18,9 +19,12 @@ from nanstop.report.text.blocks import Block, incident_blocks
 from nanstop.report.text.in_code import code_blocks, is_code
 from nanstop.rewrite.change import Rewrite, change_for, cure_of, is_untried
 from nanstop.rewrite.files import is_of_project, read, unified
+from nanstop.store.files import read_text
+from nanstop.store.incidents import PATCH
 from nanstop.wording import number
 
 MOST_ROWS = 60
+MOST_APPLIED = 100_000
 Rows = tuple[tuple[str, ...], ...]
 
 
@@ -39,6 +43,7 @@ class TrialRow:
 class IncidentParts:
     """``blocks``: the terminal's, without the code where ``diffs`` have all of it: the cure in the
     user's own files, to copy. ``words``: what of it is to be typed. ``command``: writes it.
+    ``applied``: what ``nanstop fix`` has written; ``stale``: lines that have another text now.
     ``code``: of the finding that it is. ``grows``: whether values were recorded on the way. Tables
     are empty where nothing was recorded.
     """
@@ -49,6 +54,8 @@ class IncidentParts:
     cure: str
     command: str
     diffs: tuple[tuple[str, str], ...]
+    applied: str
+    stale: tuple[str, ...]
     words: tuple[str, ...]
     growth: Node | None
     grows: bool
@@ -81,6 +88,8 @@ def incident_parts(
         cure=_cure(change, report),
         command=f"nanstop fix {Path(record).parent} --apply" if record and diffs else "",
         diffs=diffs,
+        applied=_applied(record) if change.stale else "",
+        stale=tuple(Path(one).name for one in change.stale),
         words=change.words,
         growth=_growth(report),
         grows=any(event.outputs for event in (*found.growth, found.first_bad) if event)
@@ -114,6 +123,15 @@ def _own_diffs(change: Rewrite) -> Iterator[tuple[str, str]]:
         if is_of_project(one.file):
             name = Path(one.file).resolve().relative_to(here).as_posix()
             yield name, unified(one, name)
+
+
+def _applied(record: str | None) -> str:
+    """Return the diff that ``nanstop fix`` has applied, "" where it has not."""
+    if record is None:
+        return ""
+    with suppress(OSError, NanstopError):
+        return read_text(Path(record).parent / PATCH, MOST_APPLIED)
+    return ""
 
 
 def _growth(report: Report) -> Node | None:

@@ -26,6 +26,8 @@ CHINESE: Mapping[str, str] = {
     "Audit": "动作记录",
     "What the codes mean": "各代码的含义",
     "The change to make first": "首先应做的改动",
+    "The change that was written": "已写入的改动",
+    "The line has another text now than when it failed": "该行现在的内容与出错时不同",
     "What to do about it": "该怎么办",
     "Why, and how it is known": "原因及其依据",
     "How values grew to the first bad operation": "数值如何增长到第一个出错的操作",
@@ -35,8 +37,8 @@ CHINESE: Mapping[str, str] = {
     "Which rows": "哪些行",
     # sentences
     "Or have it written": "或让它自动写入",
-    "No cure was tried here. What the page of the finding says:": (
-        "这里没有试过修复办法。该诊断项的页面写道："
+    "No change of code is known here. What the page of the finding says:": (
+        "这里没有已知的代码改动。该诊断项的页面写道："
     ),
     "Numbered in the order of the run.": "按运行顺序编号。",
     "Bars: how far the largest value is on the way from 1 to the end of the format, in "

@@ -28,7 +28,7 @@ _QUIET_SECONDS = 30.0
 def shell(token_path: str) -> str:
     """Return the page that the parts come into. ``token_path``: what its addresses begin with."""
     style = (SHARED / "page.css").read_text() + (FOLDER / "view.css").read_text()
-    script = (FOLDER / "view.js").read_text()
+    script = (SHARED / "copy.js").read_text() + (FOLDER / "view.js").read_text()
     return template("view.html.jinja", FOLDER).render(
         style=trusted(style),
         script=trusted(script),

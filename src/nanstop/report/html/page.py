@@ -77,7 +77,8 @@ def html_page(
     """
     if not run.reports and run.summary is None:
         raise ValueError("a page is made of incidents or of a summary, and there is none")
-    style, script = (FOLDER / "page.css").read_text(), (FOLDER / "copy.js").read_text()
+    style = (FOLDER / "page.css").read_text()
+    script = (FOLDER / "copy.js").read_text() + "addCopies(document);\n"
     return template("page.html.jinja").render(
         page=_page(run, show_text=show_text, lang=lang),
         lang=lang,

@@ -2,9 +2,10 @@
 go to a tracker (``log=``): calls of nanstop's functions, the share of the run that is spent on it,
 interleaved pairs, and whether the run is the same to the bit.
 
-A loop of a Qwen2 in bfloat16 autocast with a loss scale that grows, one thread. Three kinds of runs take turns: watched; watched
-and followed; watched and logged. The share is the processor time inside of what tells, over that of
-the run; the pairs are whole runs, which on a shared machine say little.
+A loop of a Qwen2 in bfloat16 autocast with a loss scale that grows, one thread. Three kinds of runs
+take turns: watched; watched and followed; watched and logged. A share is the time inside of what
+tells over that of the run, by the clock, as a run itself keeps it below a thousandth; of processor
+time beside it. The pairs are median steps, in processor time, which on a shared machine say little.
 
     python -m benchmarks.telling_cost [--pairs N] [--steps N] [--size N]
 """
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -46,14 +48,21 @@ FIRST = 10
 
 @dataclass
 class Run:
-    """``seconds``: of a step, median. ``telling``: seconds in all inside of what tells."""
+    """``seconds``: of a step, median. ``whole``, ``telling``: seconds of the run, and inside of what
+    tells: by the clock and of the processor.
+    """
 
     seconds: float = 0.0
-    whole: float = 0.0
-    telling: float = 0.0
+    whole: tuple[float, float] = (0.0, 0.0)
+    telling: tuple[float, float] = (0.0, 0.0)
     calls: list[int] = field(default_factory=list[int])
     lines: int = 0
     digest: str = ""
+
+
+def now() -> tuple[float, float]:
+    """Return the time by the clock, and of the processor."""
+    return time.perf_counter(), time.thread_time()
 
 
 @contextmanager
@@ -62,11 +71,14 @@ def timed(owner: Any, name: str, run: Run) -> Iterator[None]:
     plain: Callable[..., Any] = getattr(owner, name)
 
     def method(*given: Any) -> Any:
-        began = time.thread_time()
+        began = now()
         try:
             return plain(*given)
         finally:
-            run.telling += time.thread_time() - began
+            run.telling = tuple(
+                told + after - before
+                for told, after, before in zip(run.telling, now(), began, strict=True)
+            )
 
     setattr(owner, name, method)
     try:
@@ -77,7 +89,7 @@ def timed(owner: Any, name: str, run: Run) -> Iterator[None]:
 
 def trained(kind: str, num_steps: int, size: int, *, count: bool = False) -> Run:
     """Return what a run of a kind took; ``count``: of calls alone, whose times say nothing."""
-    run, ends, sent = Run(), [time.thread_time()], []
+    run, ends, sent = Run(), [now()], []
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -108,17 +120,20 @@ def trained(kind: str, num_steps: int, size: int, *, count: bool = False) -> Run
             wish.renew()
         with nanstop.watch(model, optimizer, out=out, log=log) as watch:
             for step in range(num_steps):
-                batch = torch.randint(0, 256, (4, 64), generator=torch.Generator().manual_seed(step))
+                batch = torch.randint(
+                    0, 256, (4, 64), generator=torch.Generator().manual_seed(step)
+                )
                 with counted(run, step) if count else nullcontext():
                     watch.step(loss, batch)
                     watch.update(clip=1.0, scaler=scaler)
-                ends.append(time.thread_time())
+                ends.append(now())
         assert watch.incidents == ()
         if kind == "followed":
             run.lines = len((Path(out) / LIVE).read_text().splitlines())
         run.lines = len(sent) or run.lines
-    steps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
-    run.seconds, run.whole = median(steps[FIRST:]), ends[-1] - ends[0]
+    steps = [after[1] - before[1] for before, after in pairwise(ends)]
+    run.seconds = median(steps[FIRST:])
+    run.whole = tuple(end - begin for end, begin in zip(ends[-1], ends[0], strict=True))
     run.digest = digest(model, losses)
     return run
 
@@ -171,7 +186,10 @@ def main() -> None:
     for kind in KINDS:
         own = [run.seconds for run in runs[kind]]
         added = [1e3 * (a - b.seconds) for a, b in zip(own, runs["watched"], strict=True)]
-        share = sum(run.telling for run in runs[kind]) / sum(run.whole for run in runs[kind])
+        shares = [
+            sum(run.telling[at] for run in runs[kind]) / sum(run.whole[at] for run in runs[kind])
+            for at in (0, 1)
+        ]
         told = median(run.lines for run in runs[kind])
         spread = f"{median(added):+.2f} ({min(added):+.2f} .. {max(added):+.2f})"
         table.add_row(
@@ -179,10 +197,10 @@ def main() -> None:
             f"{calls[kind]:.0f}",
             f"{1e3 * median(own):.1f}",
             spread if kind != "watched" else "-",
-            f"{100 * share:.4f} %",
+            " / ".join(f"{100 * share:.4f} %" for share in shares),
             f"{told:.0f}",
         )
-        rows.append({"kind": kind, "calls": calls[kind], "share": share, "added_ms": added})
+        rows.append({"kind": kind, "calls": calls[kind], "shares": shares, "added_ms": added})
         rows[-1]["runs"] = [asdict(run) for run in runs[kind]]
     Console().print(table)
     print(f"all runs the same to the bit: {len(digests) == 1}")

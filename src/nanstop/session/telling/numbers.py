@@ -13,31 +13,35 @@ if TYPE_CHECKING:
 
 PREFIX = "nanstop/"
 NAMES = {
-    "headroom": "headroom_bits",
-    "lost": "share_of_update_lost",
-    "skipped": "updates_left_out",
+    "headroom": f"{PREFIX}headroom_bits",
+    "lost": f"{PREFIX}share_of_update_lost",
+    "skipped": f"{PREFIX}updates_left_out",
 }
 """What the metrics of a run are called elsewhere."""
 TrackerLog = Callable[[Mapping[str, float], int], object]
 _log = logging.getLogger("nanstop")
 
 
-def numbers(run: WatchedRun) -> dict[str, float]:
+def numbers(run: WatchedRun, *, reads: bool = False) -> dict[str, float]:
     """Return a run's own numbers as they were last measured, {} where there is nothing to say.
 
     ``nanstop/headroom_bits``: doublings that the narrowest module has left, in half precision.
     ``nanstop/share_of_update_lost``: of a sample of half-precision weights, 0 to 1.
     ``nanstop/loss_scale``, where there is a scaler. ``nanstop/updates_left_out`` and
-    ``nanstop/incidents``: how many so far, once there is one. No synchronisation.
+    ``nanstop/incidents``: how many so far, once there is one. Without ``reads`` nothing that lies
+    on a device is told, which it would synchronise: a loss scale there.
     """
-    found = {name: run.metrics.last(kept) for kept, name in NAMES.items()}
-    found["loss_scale"] = run.series.last("scale")
-    found["incidents"] = len(run.reports) or None
-    return {
-        f"{PREFIX}{name}": float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float)
-    }
+    found: dict[str, float] = {}
+    for kept, name in NAMES.items():
+        value = run.metrics.last_number(kept, reads=reads)
+        if value is not None:
+            found[name] = float(value)
+    scale = run.series.last_number("scale", reads=reads)
+    if scale is not None:
+        found[f"{PREFIX}loss_scale"] = float(scale)
+    if run.reports:
+        found[f"{PREFIX}incidents"] = float(len(run.reports))
+    return found
 
 
 class NumbersLogged:

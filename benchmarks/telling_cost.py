@@ -48,8 +48,8 @@ FIRST = 10
 
 @dataclass
 class Run:
-    """``seconds``: of a step, median. ``whole``, ``telling``: seconds of the run, and inside of what
-    tells: by the clock and of the processor.
+    """``seconds``: of a step, median. ``whole``, ``telling``: seconds of the run, and inside of
+    what tells: by the clock and of the processor.
     """
 
     seconds: float = 0.0

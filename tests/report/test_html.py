@@ -192,7 +192,7 @@ def test_the_worst_runs_make_a_page_of_a_megabyte(name):
     page = html_page(RUNS[name]())
     found = Elements(page)
     assert len(page.encode()) <= 2**20
-    assert found.scripts == [(FOLDER / "copy.js").read_text()]
+    assert found.scripts == [(FOLDER / "copy.js").read_text() + "addCopies(document);\n"]
     assert "img" not in found.tags
     assert not re.search("nan|inf", " ".join(re.findall(r' (?:d|cx|cy|x|y)="([^"]*)"', page)))
 
@@ -385,3 +385,12 @@ def test_a_change_that_was_written_is_shown_as_such(tmp_path, monkeypatch):
     words = Elements(html_page(run)).words
     assert "The change that was written --- a/t +++ b/t -x +y" in words
     assert "to make first" not in words
+
+
+def test_what_is_logged_after_a_step_stands_at_that_step():
+    noted = (
+        Series(name="loss_raw", steps=(0, 1, 2), values=(3.0, 2.0, 1.0)),
+        Series(name="loss_logged", steps=(1, 2, 3), values=(3.0, 2.0, 1.0)),
+    )
+    words = Elements(page_of(UNSOLVED, series=noted)).words
+    assert words.count("3 at step 0") == words.count("1 at step 2") == 4  # drawn and in the table

@@ -36,6 +36,9 @@ CHINESE: Mapping[str, str] = {
     "Proof": "证明",
     "Which rows": "哪些行",
     # sentences
+    "Copy": "复制",
+    "Copied": "已复制",
+    "Selected": "已选中",
     "Or have it written": "或让它自动写入",
     "No change of code is known here. What the page of the finding says:": (
         "这里没有已知的代码改动。该诊断项的页面写道："

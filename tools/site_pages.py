@@ -245,6 +245,13 @@ def comparison() -> str:
     return "\n".join(lines).replace(" %", "\N{NO-BREAK SPACE}%").replace(" (", "<br>(")
 
 
+def silent_named() -> tuple[str, str]:
+    """Return how many spellings of silent faults were named in the first run, and in the last."""
+    text = (ROOT / "docs" / "silent.md").read_text(encoding="utf-8")
+    first, *_, last = re.findall(r"^\| all \| (\d+)/\d+ ", text, re.MULTILINE)
+    return first, last
+
+
 def generated() -> dict[str, str]:
     """Return every page that is made at build time, by its path within the site's sources."""
     made = {}
@@ -261,7 +268,10 @@ def generated() -> dict[str, str]:
 
 def markers(lang: str) -> dict[str, str]:
     """Return what stands for each marker of a page."""
+    first, last = silent_named()
     return {
+        "<!-- silent first -->": first,
+        "<!-- silent now -->": last,
         "<!-- symptom table -->": symptom_table(lang),
         "<!-- symptom sections -->": symptom_sections(lang),
         "<!-- message table -->": message_table(lang),

@@ -181,7 +181,15 @@ def main() -> None:
     digests = {run.digest for kind in KINDS for run in runs[kind]}
     rows = []
     table = Table(title="What telling adds to a healthy step")
-    for column in ("run", "calls a step", "ms a step", "pairs, ms", "share of the run", "told"):
+    for column in (
+        "run",
+        "calls a step",
+        "ms a step",
+        "pairs, ms",
+        "share of the run",
+        "told",
+        "ms each",
+    ):
         table.add_column(column, justify="left" if column == "run" else "right")
     for kind in KINDS:
         own = [run.seconds for run in runs[kind]]
@@ -199,6 +207,7 @@ def main() -> None:
             spread if kind != "watched" else "-",
             " / ".join(f"{100 * share:.4f} %" for share in shares),
             f"{told:.0f}",
+            f"{1e3 * sum(run.telling[1] for run in runs[kind]) / max(told * len(own), 1):.2f}",
         )
         rows.append({"kind": kind, "calls": calls[kind], "shares": shares, "added_ms": added})
         rows[-1]["runs"] = [asdict(run) for run in runs[kind]]

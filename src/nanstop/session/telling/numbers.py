@@ -50,8 +50,8 @@ def numbers(run: WatchedRun, *, reads: bool = False) -> dict[str, float]:
 
 
 class NumbersLogged:
-    """Calls the user's ``log(numbers, step)`` once the numbers of a run have changed. A ``log`` that
-    raises is not called again.
+    """Calls the user's ``log(numbers, step)`` once the numbers of a run have changed. A ``log``
+    that raises is not called again.
 
     It is looked at once an incident is met, when the run ends, and else so seldom that looking
     takes no more than ``SHARE`` of the run's time.

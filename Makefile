@@ -139,8 +139,8 @@ package: $(VENV)/.dev
 site: .venv-docs/.done
 	.venv-docs/bin/mkdocs build --strict
 
-# Every block of the site's pages, and every script of examples/.
-test-site: $(VENV)/.dev
+# Every block of the site's pages, every script of examples/, and the way from symptoms to cures on the built site.
+test-site: $(VENV)/.dev site
 	$(PY) -m pytest -q -W error -n 2 tests/docs
 
 changelog: $(VENV)/.dev

@@ -226,6 +226,8 @@ def test_summary_keys():
         "micro",
         "phase",
         "op",
+        "cause",
+        "lines",
     ]
     assert names(IncidentRow) == [
         "code",

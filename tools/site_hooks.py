@@ -71,6 +71,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace(marker, text)
     if page.file.src_uri not in _pages:
         markdown = NOT_RUN.sub("", markdown)
+    page.meta.update(site_pages.searched(page.file.norm_src_uri, built))
     here = posixpath.dirname(page.file.norm_src_uri)
     own = posixpath.basename(page.file.norm_src_uri).removesuffix(".md")
 

@@ -15,6 +15,7 @@ import generate_docs
 from nanstop.diagnose import pages
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.said import said_of
 from nanstop.diagnose.symptoms import KINDS, LOGGED, Fit, findings_that_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,6 +180,23 @@ def finding_index(lang: str) -> str:
     return text.replace(other, "")
 
 
+NORM_SAID = {"nan": "nan", "inf": "inf", "0": "0.0", "finite": "finite", "huge": "huge"}
+BOOSTED = {"findings/": 2.0, "troubleshooting/": 2.0}
+"""How much more a page of a folder counts where people search, and how much less."""
+BOOSTED |= {"results/": 0.3, "reference/": 0.3, "comparison": 0.3}
+
+
+def searched(page: str, lang: str) -> dict[str, object]:
+    """Return what the search is to know of a page: what people say of a finding counts most."""
+    folder = next((one for one in BOOSTED if page.startswith(one)), None)
+    known: dict[str, object] = {"search": {"boost": BOOSTED[folder]}} if folder else {}
+    said = said_of(Path(page).stem.partition(".")[0], lang)
+    if page == "troubleshooting/index.md":
+        shown = [pair for pair in symptoms() if "none" not in pair]
+        said = tuple(f"loss {NORM_SAID[loss]} grad_norm {NORM_SAID[norm]}" for loss, norm in shown)
+    return {**known, "tags": list(said)} if said else known
+
+
 def command_line() -> str:
     """Return the commands with their arguments and options, as their ``--help`` has them."""
     import typer.main
@@ -227,6 +245,13 @@ def comparison() -> str:
     return "\n".join(lines).replace(" %", "\N{NO-BREAK SPACE}%").replace(" (", "<br>(")
 
 
+def silent_named() -> tuple[str, str]:
+    """Return how many spellings of silent faults were named in the first run, and in the last."""
+    text = (ROOT / "docs" / "silent.md").read_text(encoding="utf-8")
+    first, *_, last = re.findall(r"^\| all \| (\d+)/\d+ ", text, re.MULTILINE)
+    return first, last
+
+
 def generated() -> dict[str, str]:
     """Return every page that is made at build time, by its path within the site's sources."""
     made = {}
@@ -243,7 +268,10 @@ def generated() -> dict[str, str]:
 
 def markers(lang: str) -> dict[str, str]:
     """Return what stands for each marker of a page."""
+    first, last = silent_named()
     return {
+        "<!-- silent first -->": first,
+        "<!-- silent now -->": last,
         "<!-- symptom table -->": symptom_table(lang),
         "<!-- symptom sections -->": symptom_sections(lang),
         "<!-- message table -->": message_table(lang),

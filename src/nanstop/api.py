@@ -187,8 +187,8 @@ def watch(
     optimizer.
 
     ``plan``: a precision plan or its file, in force while a trainer trains, and on a model until
-    the watch is closed. ``log``: called as ``log(numbers, step)`` after an update by which
-    nanstop's own numbers have changed. ``policy``: a ``Policy`` or one of its words ("repair",
+    the watch is closed. ``log``: called as ``log(numbers, step)`` once nanstop's own
+    numbers have changed. ``policy``: a ``Policy`` or one of its words ("repair",
     "skip", "stop", "observe"). ``out``: incident folder, else ``$NANSTOP_DIR``, else ``.nanstop``.
     Watching a trainer twice is one watch. With ``NANSTOP=off`` nothing is watched. Errors:
     ``NanstopError`` NS001 for anything that can't be watched.

@@ -66,3 +66,23 @@ def test_the_comparison_is_the_scoreboards(made):
     rows = [line.split("|") for line in made.comparison().splitlines()]
     assert {len(row) for row in rows} == {len(made.KEPT) + 3}
     assert rows[2][1].strip() == "nanstop"
+
+
+def test_what_is_named_of_silent_faults_is_what_the_page_of_results_says(made):
+    first, last = map(int, made.silent_named())
+    text = (ROOT / "docs" / "silent.md").read_text()
+    assert first < last
+    assert text.index(f"| all | {first}/") < text.index(f"| all | {last}/")
+    marked = made.markers("en")
+    page = (ROOT / "docs" / "site" / "comparison.md").read_text()
+    assert {one for one in marked if "silent" in one} <= set(re.findall("<!-- .*? -->", page))
+
+
+def test_the_search_knows_what_people_say_of_each_finding(made):
+    for rule in made.CATALOGUE:
+        known = made.searched(f"findings/{rule.code}.md", "en")
+        assert known["search"]["boost"] > 1
+        assert rule.code == "NS000" or known["tags"]
+    assert "loss 0.0 grad_norm nan" in made.searched("troubleshooting/index.md", "en")["tags"]
+    assert made.searched("results/silent.md", "en") == {"search": {"boost": 0.3}}
+    assert made.searched("tutorial.md", "zh") == {}

@@ -11,21 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanstop.errors import NanstopError
 from nanstop.records import Action, AuditEntry, Environment, RunFacts, Series, Signal
 from nanstop.records.plan import PrecisionPlan, Region
-from nanstop.report.html import charts
+from nanstop.report.html import charts, incident
 from nanstop.report.html.charts import Chart, drawn
 from nanstop.report.html.headroom import heat_map
+from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS
+from nanstop.report.html.labels import CHINESE
 from nanstop.report.html.module_tree import Fact, module_tree
 from nanstop.report.html.page import FOLDER, html_page
 from nanstop.report.html.run_record import RunRecord
 from nanstop.report.html.series import run_series, thinned
-from nanstop.report.html.timeline import marked
+from nanstop.report.html.templates import template
+from nanstop.report.html.timeline import CHARTS, COLUMNS, marked
 from nanstop.report.text.terminal import render
+from nanstop.rewrite.change import Rewrite
 from nanstop.store.summary import FindingRow, Summary, summary_row
 from report.hostile import MARKUP, RUNS, spoiled
 from report.specimens import AT, EVENT, INCIDENT, LOCALIZATION, REPORT, UNSOLVED
 
+NUMBERS = (Series(name="lr", steps=(0, 1), values=(1.0, 2.0)),)
+FILTERS = template("page.html.jinja").environment.filters
 VOID = {"meta", "path", "circle", "rect", "line"}
 
 
@@ -94,8 +101,20 @@ def test_every_id_is_given_once():
 
 def test_the_proof_is_told_in_turn():
     words = Elements(page_of(REPORT)).words
-    assert words.count("as it is fails") == 3
+    assert words.count("as it is micro-batch 0 fails") == 3
     assert "Proof: proven" in words
+
+
+def test_a_trial_says_what_failed_in_it_and_what_it_cost():
+    trial = replace(
+        REPORT.proof.baseline, key=LOCALIZATION.key, grad_gap=0.25, peak_bytes=3 * 2**20
+    )
+    words = Elements(
+        page_of(replace(REPORT, proof=replace(REPORT.proof, ablations=(trial,))))
+    ).words
+    key = LOCALIZATION.key
+    assert f"what failed {key.kind} in `_to_copy`, {key.phase} at {key.module}" in words
+    assert "to float32 0.25 memory at its peak 3 MiB fails" in words
 
 
 def test_a_run_says_how_it_went_and_what_else_was_found():
@@ -109,7 +128,7 @@ def test_a_run_says_how_it_went_and_what_else_was_found():
     )
     words = Elements(page_of(REPORT, summary=summary)).words
     assert "24 steps in 1.2 s, killed for its memory, 1 incident and 1 warning" in words
-    assert "NS101 narrow model 3 likely" in words
+    assert "warning[NS101]: narrow, step 3 --> model = likely, not certain" in words
 
 
 def test_a_plan_is_shown_over_the_modules():
@@ -173,7 +192,7 @@ def test_the_worst_runs_make_a_page_of_a_megabyte(name):
     page = html_page(RUNS[name]())
     found = Elements(page)
     assert len(page.encode()) <= 2**20
-    assert found.scripts == [(FOLDER / "copy.js").read_text()]
+    assert found.scripts == [(FOLDER / "copy.js").read_text() + "addCopies(document);\n"]
     assert "img" not in found.tags
     assert not re.search("nan|inf", " ".join(re.findall(r' (?:d|cx|cy|x|y)="([^"]*)"', page)))
 
@@ -273,3 +292,105 @@ def test_one_step_is_no_line():
     page = page_of(REPORT, series=(Series(name="lr", steps=(3,), values=(0.5,)),))
     assert "<svg" not in page
     assert "of the first group: 1 value, first 0.5 at step 3" in Elements(page).words
+
+
+SAID = re.compile(r'\bsay\((?:"((?:[^"\\]|\\.)*)"|\'((?:[^\'\\]|\\.)*)\')\)')
+TABLE = re.compile(r'table\("([^"]*)", \(((?:"[^"]*"(?:, )?)+)\)')
+
+
+def test_every_label_of_the_templates_has_its_chinese():
+    said, columns = set(), {*PROOF_COLUMNS, *BATCH_COLUMNS, *COLUMNS}
+    for file in FOLDER.glob("*.jinja"):
+        text = file.read_text()
+        said |= {(one or other).replace("\\'", "'") for one, other in SAID.findall(text)}
+        for caption, names in TABLE.findall(text):
+            columns |= {caption, *re.findall('"([^"]*)"', names)}
+    charts = {title for title, _ in CHARTS} | {label for _, lines in CHARTS for _, label in lines}
+    assert len(said) > 40
+    assert sorted((said | columns | charts) - CHINESE.keys()) == []
+
+
+def test_a_page_in_chinese_is_one_and_reads_no_less():
+    run = RunRecord(reports=(REPORT, UNSOLVED), series=NUMBERS)
+    english, chinese = Elements(html_page(run)), Elements(html_page(run, lang="zh"))
+    assert ("lang", "zh") in chinese.attributes
+    headings = [
+        [tag for tag in one.tags if tag in ("h1", "h2", "h3")] for one in (chinese, english)
+    ]
+    assert headings[0] == headings[1]
+    for words in ("首先应做的改动", "时间线", "学习率", "动作记录", "发生了什么"):
+        assert words in chinese.words
+    assert "The change to make first" not in chinese.words
+    with pytest.raises(NanstopError, match="language"):
+        html_page(run, lang="de")
+
+
+def test_what_a_code_means_is_on_the_page_and_leads_nowhere():
+    found = Elements(page_of(REPORT))
+    assert "What happened" in found.words
+    assert "Fix safety" in found.words
+    assert "https://github.com/" in found.words
+    assert not [value for name, value in found.attributes if name == "href" and "http" in value]
+
+
+def test_without_a_cure_the_page_of_the_finding_says_what_to_do():
+    report = replace(REPORT, proof=None, diagnoses=(replace(REPORT.diagnoses[0], remedies=()),))
+    words = Elements(page_of(report)).words
+    assert "What to do about it No change of code is known here." in words
+    assert "What to do about it" not in Elements(page_of(REPORT)).words
+
+
+def test_a_run_that_found_something_and_met_nothing_has_a_page():
+    row = FindingRow(
+        code="NS112",
+        title="scaled gradients are clipped",
+        where="train.py:13",
+        confidence="certain",
+        step=0,
+        cause="clipping came before `unscale_`",
+        lines=("scaler.unscale_(optimizer) first",),
+    )
+    words = Elements(html_page(RunRecord(summary=Summary(findings=(row,)), series=NUMBERS))).words
+    assert words.startswith("scaled gradients are clipped - nanstop")
+    assert "= clipping came before `unscale_` = scaler.unscale_(optimizer) first" in words
+    assert "What to do about it" in words
+    assert "Learning rate" in words
+    assert "Incident" not in words
+    with pytest.raises(ValueError, match="there is none"):
+        html_page(RunRecord())
+
+
+def test_a_cell_of_the_heat_map_says_its_step_and_its_largest_value():
+    ranges = Series(name="range 0000 model.norm", steps=(0, 8), values=(1.0, 40000.0))
+    page = page_of(REPORT, series=(ranges,))
+    assert 'title="step 8, largest 4e+04">0.7</td>' in page
+
+
+def test_a_diff_is_copied_as_it_is_whatever_it_is_coloured_by():
+    made = FILTERS["diff"]("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a < b\n+a > b\n c\n")
+    text = Elements(f"<pre>{made}</pre>").text
+    assert "".join(text) == "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a < b\n+a > b\n c\n"
+    assert '<span class="removed">-a &lt; b\n</span>' in made
+
+
+def test_a_change_that_was_written_is_shown_as_such(tmp_path, monkeypatch):
+    record = tmp_path / "0000" / "report.json"
+    record.parent.mkdir()
+    run = RunRecord(reports=(REPORT,), records=(str(record),))
+    stale = Rewrite(atoms=REPORT.proof.minimal, stale=("/x/train.py:12",))
+    monkeypatch.setattr(incident, "change_for", lambda *_: stale)
+    words = Elements(html_page(run)).words
+    assert "The line has another text now than when it failed: train.py:12" in words
+    (record.parent / "fix.diff").write_text("--- a/t\n+++ b/t\n-x\n+y\n")
+    words = Elements(html_page(run)).words
+    assert "The change that was written --- a/t +++ b/t -x +y" in words
+    assert "to make first" not in words
+
+
+def test_what_is_logged_after_a_step_stands_at_that_step():
+    noted = (
+        Series(name="loss_raw", steps=(0, 1, 2), values=(3.0, 2.0, 1.0)),
+        Series(name="loss_logged", steps=(1, 2, 3), values=(3.0, 2.0, 1.0)),
+    )
+    words = Elements(page_of(UNSOLVED, series=noted)).words
+    assert words.count("3 at step 0") == words.count("1 at step 2") == 4  # drawn and in the table

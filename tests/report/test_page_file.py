@@ -11,7 +11,7 @@ from nanstop.cli import main
 from nanstop.records import Atom, PrecisionPlan, Series
 from nanstop.report.page_file import write_folder_page, write_page
 from nanstop.store.incidents import Store, load_series
-from nanstop.store.summary import Summary, summary_row
+from nanstop.store.summary import FindingRow, Summary, summary_row
 
 KEPT = (Series(name="loss_raw", steps=(0, 1, 2), values=(3.0, 2.0, math.nan)),)
 
@@ -43,6 +43,42 @@ def test_a_run_with_an_incident_leaves_its_page_and_its_last_numbers(tmp_path):
     assert str(tmp_path / "0000" / "report.json") in page
     (kept,) = load_series(tmp_path / "series.json")
     assert kept.steps == (0, 1, 2)
+
+
+def test_a_finding_alone_leaves_a_page_too(tmp_path, capsys):
+    store = Store(tmp_path)
+    row = FindingRow(code="NS102", title="half head", where="w", confidence="certain", cause="why")
+    store.write_summary(Summary(findings=(row,), steps=3, seconds=1.0, exit=0))
+    write_page(store, lambda: KEPT)
+    page = (tmp_path / "report.html").read_text()
+    assert "warning[NS102]: half head" in page
+    assert "= why" in page
+    file = tmp_path / "again.html"
+    assert main(["report", str(tmp_path), "--html", str(file)]) == 0
+    assert "each micro-batch" in file.read_text()
+    capsys.readouterr()
+
+
+def test_the_first_of_several_ranks_writes_what_another_met(tmp_path):
+    first, other = Store(tmp_path, "run"), Store(tmp_path, "run")
+    first.reset()
+    other.open_incident()
+    met = report("0000", at=replace(report().incident.at, rank=1))
+    other.write_report(met)
+    other.write_summary(Summary(incidents=(summary_row(met),)))
+    first.write_summary(Summary(steps=3, seconds=1.0, exit=0))
+    plan = PrecisionPlan(remedies=(Atom(remedy="island", target="norm", value="float32"),))
+    write_page(first, lambda: KEPT, plan)
+    page = (tmp_path / "report.html").read_text()
+    assert "error[NS201]: overflow" in page
+    assert "each micro-batch" in page
+    assert "keep `norm` in float32" in page
+
+
+def test_a_run_begins_without_the_page_of_another(tmp_path):
+    write_page(store_with(tmp_path, report()), lambda: KEPT)
+    Store(tmp_path).reset()
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_what_goes_wrong_is_one_line_of_the_log(tmp_path, caplog):

@@ -169,14 +169,20 @@ def test_what_became_of_a_decision_stands_in_the_report_that_is_kept(tmp_path):
     assert load_report(tmp_path / decision.incident).audit == (entry,)
 
 
-def test_a_run_with_an_incident_leaves_a_page_and_a_healthy_one_none(tmp_path):
+def test_a_run_that_had_something_to_say_leaves_a_page_and_a_healthy_one_none(tmp_path):
     step = half_step(LARGE, index=3)
-    for name, fails in (("healthy", False), ("failing", True)):
-        session = session_for(step, tmp_path / name)
+    healthy = data_step({"x": torch.ones(2, 4)}, index=3)
+    for name, of, fails in (
+        ("healthy", healthy, False),
+        ("found", step, False),
+        ("failing", step, True),
+    ):
+        session = session_for(of, tmp_path / name)
         if fails:
             fail(session, step)
         session.finish()
     assert [one.name for one in (tmp_path / "healthy").iterdir()] == ["summary.json"]
+    assert "warning[NS102]" in (tmp_path / "found" / "report.html").read_text()
     page = (tmp_path / "failing" / "report.html").read_text()
     assert "error[NS201]" in page
     assert "by exponent" in page

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nanstop.cli.terminal import OK, AsJson, show
 from nanstop.errors import NanstopError
+
+if TYPE_CHECKING:
+    from nanstop.diagnose.evidence.rule import Rule
 
 
 def explain(
@@ -18,7 +22,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help='The findings that log this, most likely first: "loss 0, grad_norm nan".',
+            help='The findings that log this, most likely first: "loss 0, grad_norm nan", or what '
+            "an error says.",
         ),
     ] = None,
     run_it: Annotated[
@@ -62,16 +67,24 @@ def explain(
 
 
 def _fitting(symptom: str, lang: str, as_json: bool) -> int:
-    """List the findings that log a symptom.
+    """List the findings that log a symptom, else those of which people say what it says.
 
     The loss is the real one, which the log may show as 0 or a huge number.
     """
     from nanstop.diagnose import pages, symptoms
+    from nanstop.diagnose.said import findings_said
 
+    try:
+        fits = symptoms.findings_that_log(symptom)
+    except NanstopError:
+        rules = findings_said(symptom)
+        if not rules:
+            raise
+        return _said(rules, lang, as_json)
     rows = [
         {"code": fit.rule.code, "name": fit.rule.slug, "title": pages.page(fit.rule, lang).title}
         | {"loss": fit.loss, "grad_norm": fit.grad_norm}
-        for fit in symptoms.findings_that_log(symptom)
+        for fit in fits
     ]
     width = max((len(row["name"]) for row in rows), default=0)
     lines = [
@@ -80,6 +93,19 @@ def _fitting(symptom: str, lang: str, as_json: bool) -> int:
         for row in rows
     ]
     show(rows, "\n".join(lines) or "no finding is known to log this", as_json)
+    return OK
+
+
+def _said(rules: Sequence[Rule], lang: str, as_json: bool) -> int:
+    from nanstop.diagnose import pages
+
+    rows = [
+        {"code": rule.code, "name": rule.slug, "title": pages.page(rule, lang).title}
+        for rule in rules
+    ]
+    width = max(len(row["name"]) for row in rows)
+    lines = [f"{row['code']}  {row['name']:{width}}  {row['title']}" for row in rows]
+    show(rows, "\n".join(lines), as_json)
     return OK
 
 

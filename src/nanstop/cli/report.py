@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +58,7 @@ def report(
     try:
         found = incident_folders(folder)
     except NanstopError:
-        if summary is None or html is not None or as_issue:  # of a run without an incident
+        if summary is None or as_issue:  # of a run without an incident
             raise
         found = ()
     is_one = found == (folder,)
@@ -104,11 +105,19 @@ def _write_page(
     from nanstop.store.files import write_whole
     from nanstop.store.incidents import incident_folders
 
-    reports, records = zip(*incidents, strict=True)
+    known = tuple(incidents)
+    reports, records = tuple(one for one, _ in known), tuple(path for _, path in known)
     run = folder.resolve()
-    if incident_folders(folder) == (folder,) and run.name == reports[0].incident.id:
+    is_one = bool(reports) and incident_folders(folder) == (folder,)
+    if is_one and run.name == reports[0].incident.id:
         run = run.parent
-    page = html_page(run_record(run, reports, records), show_text=show_text)
+    shown = run_record(run, reports, records)
+    summary = _summary(folder)
+    if not is_one and summary is not None and summary.findings and not summary.incidents:
+        shown = replace(
+            run_record(run, (), ()), earlier=reports
+        )  # the last run found, and met none
+    page = html_page(shown, show_text=show_text)
     try:
         write_whole(file, page.encode(errors="replace"))
     except OSError as error:

@@ -9,6 +9,7 @@ or, where several steps are logged as one, as a huge number.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -101,8 +102,8 @@ class Fit:
 
 
 def findings_that_log(symptom: str) -> tuple[Fit, ...]:
-    """Return the findings that fit "loss 0, grad_norm nan", most likely first;
-    numbers stand for their kind.
+    """Return the findings that fit "loss 0, grad_norm nan", or a line of a log as it stands there,
+    most likely first; numbers stand for their kind.
 
     Errors: ``NanstopError`` NS001 for words that it does not know.
     """
@@ -123,9 +124,13 @@ def findings_that_log(symptom: str) -> tuple[Fit, ...]:
 
 def _asked(symptom: str) -> dict[str, str]:
     asked = {}
-    for part in filter(None, (part.strip() for part in symptom.split(","))):
+    is_line = symptom.lstrip().startswith("{")
+    told = re.sub(r"[{}'\"]|\bis\b", " ", re.sub(r"\s+and\s+", ", ", symptom))
+    for part in filter(None, (part.strip() for part in told.split(","))):
         name, *value = part.replace("=", " ").replace(":", " ").split()
         if name not in SERIES:
+            if is_line:
+                continue
             raise unknown("series", name, SERIES)
         asked[name] = kind_of(" ".join(value))
     if not asked:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanstop.records import PrecisionPlan, Report, Series
 from nanstop.store.files import write_whole
-from nanstop.store.incidents import REPORT, SUMMARY, Store, load_report, load_summary
+from nanstop.store.incidents import PAGE, REPORT, SUMMARY, Store, load_report, load_summary
 
 if TYPE_CHECKING:
     from nanstop.report.html.run_record import RunRecord
@@ -22,12 +23,14 @@ def write_page(
     series: Callable[[], Sequence[Series]],
     plan: PrecisionPlan | None = None,
 ) -> None:
-    """Write ``report.html`` of a store's incidents, with the run's last numbers as ``series.json``.
+    """Write ``report.html`` of a run that had something to say, with its last numbers as
+    ``series.json``.
 
-    ``series`` reads them, which may synchronise a device. Without an incident, and where the disk
-    has failed, nothing is done or imported. Never raises: what goes wrong is one line in the log.
+    ``series`` reads them, which may synchronise a device. Without an incident or a finding, of this
+    process or of another that shares the run, and where the disk has failed, nothing is done or
+    imported. Never raises: what goes wrong is one line in the log.
     """
-    if store.reports and store.problem is None:
+    if store.problem is None and store.has_news:
         _guarded(lambda: _write(store, tuple(series()), plan))
 
 
@@ -49,29 +52,32 @@ def _write(store: Store, series: tuple[Series, ...], plan: PrecisionPlan | None)
 
     if not store.keeps_series:
         store.write_series(series)
+    if any(row.folder not in store.reports for row in store.merged.incidents):
+        _write_folder(store.folder, plan)  # an incident of another rank
+        return
     reports: tuple[Report, ...] = tuple(store.reports.values())
     run = RunRecord(
         reports=reports,
         records=tuple(_record(store.folder, one.incident.id) for one in reports),
-        summary=store.summary,
+        summary=store.merged,
         series=series,
         plan=plan,
     )
     _put(store.folder, run)
 
 
-def _write_folder(folder: Path) -> None:
+def _write_folder(folder: Path, plan: PrecisionPlan | None = None) -> None:
     from nanstop.report.html.run_record import run_record
 
     rows = load_summary(folder / SUMMARY).incidents
     reports = [load_report(folder / row.folder) for row in rows]
     records = [_record(folder, one.incident.id) for one in reports]
-    _put(folder, run_record(folder, reports, records))
+    run = run_record(folder, reports, records)
+    _put(folder, run if plan is None else replace(run, plan=plan))
 
 
 def _put(folder: Path, run: RunRecord) -> None:
     from nanstop.report.html.page import html_page
-    from nanstop.report.html.run_record import PAGE
 
     write_whole(folder / PAGE, html_page(run).encode(errors="replace"))
 

@@ -88,6 +88,15 @@ class History:
         rows = self._rows.get(name)
         return rows[-1][1] if rows else None
 
+    def last_number(self, name: str, *, reads: bool = False) -> float | None:
+        """Return the last value of a series as a number, None where there is none, and without
+        ``reads`` where it lies on a device: reading it there synchronises that device.
+        """
+        value = self.last(name)
+        if value is None or isinstance(value, int | float):
+            return value
+        return float(value) if reads or value.is_cpu else None
+
     def counts(self) -> dict[str, int]:
         """Return how many values were ever added to each series: where the next ones begin."""
         return dict(self._counts)

@@ -334,7 +334,7 @@ class Session(WatchedRun):
         self.live.end(exit_code)
         if self.store.keeps_series:
             self.store.write_series((*self.series.records(), *ranges))
-        if self.reports and is_first():
+        if is_first() and self.store.has_news:
             self._write_page(in_force, ranges)
         if not self.policy.quiet:
             self.announce(self._told_at_end(in_force))

@@ -34,6 +34,10 @@ REPORT = "report.json"
 SUMMARY = "summary.json"
 SERIES = "series.json"
 PLAN = "plan.yaml"
+PATCH = "fix.diff"
+"""What was changed in the user's files for an incident, in its folder."""
+PAGE = "report.html"
+"""The page of a run, beside its incidents."""
 
 _ID = re.compile(r"\d{4,9}")
 _log = logging.getLogger("nanstop")
@@ -99,6 +103,17 @@ class Store:
         self.summary = summary
         self._guarded(self._write_summary)
 
+    @property
+    def merged(self) -> Summary:
+        """The summary as it was written last, with what other processes of the run had written."""
+        return self._on_disk
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything was met or found, here or in another process of the run."""
+        merged = self.merged
+        return bool(self.reports or merged.incidents or merged.findings)
+
     def present_summary(self) -> Summary:
         """Return what ``summary.json`` holds, not validated. Errors: as ``load_report``."""
         path = self.folder / SUMMARY
@@ -139,7 +154,7 @@ class Store:
         )
 
     def _begin(self) -> None:
-        for left in (SERIES, LIVE):
+        for left in (SERIES, LIVE, PAGE):
             (self.folder / left).unlink(missing_ok=True)
         self._put_summary(self.summary)
 

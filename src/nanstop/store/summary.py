@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from nanstop.records import SCHEMA, Diagnosis, Report, Series
+from nanstop.records import SCHEMA, Diagnosis, Report, Series, Sighting
 from nanstop.records.record import record
 from nanstop.records.remedies import describe
-from nanstop.records.vocabulary import DEATHS, RANK
+from nanstop.records.vocabulary import DEATHS, RANK, Confidence, Phase
 
 
 @record
@@ -39,7 +39,8 @@ class FindingRow:
     """What preflight or the gauge found: silently wrong or about to fail, but no failure.
 
     ``step`` and ``micro`` (from 0), ``phase``, ``op``: where it was first seen, as far as that was
-    measured. ``step`` is None for what was only to be expected.
+    measured. ``step`` is None for what was only to be expected. ``cause`` and ``lines``: what the
+    terminal says of it.
     """
 
     code: str
@@ -50,6 +51,8 @@ class FindingRow:
     micro: int | None = None
     phase: str | None = None
     op: str | None = None
+    cause: str = ""
+    lines: tuple[str, ...] = ()
 
 
 @record
@@ -155,6 +158,26 @@ def finding_row(finding: Diagnosis) -> FindingRow:
         micro=seen.micro if seen is not None else None,
         phase=seen.phase if seen is not None else None,
         op=seen.op if seen is not None else None,
+        cause=finding.cause,
+        lines=finding.lines,
+    )
+
+
+def finding_of(row: FindingRow) -> Diagnosis:
+    """Return the finding that a line of ``summary.json`` is of, as far as the line has it."""
+    seen = None
+    if row.step is not None:
+        seen = Sighting(
+            step=row.step, micro=row.micro, phase=cast(Phase | None, row.phase), op=row.op
+        )
+    return Diagnosis(
+        code=row.code,
+        title=row.title,
+        cause=row.cause,
+        confidence=cast(Confidence, row.confidence),
+        lines=row.lines,
+        where=row.where,
+        seen=seen,
     )
 
 
@@ -181,8 +204,13 @@ def merge(own: Summary, other: Summary) -> Summary:
 def says_more(own: Summary, other: Summary) -> bool:
     """Return whether a process has anything to add to a summary but how long it ran."""
     merged = merge(own, other)
-    rows = (merged.incidents, merged.findings) != (other.incidents, other.findings)
+    rows = merged.incidents != other.incidents or _named(merged) != _named(other)
     return rows or own.exit not in {None, 0} or own.ended not in {None, other.ended}
+
+
+def _named(summary: Summary) -> list[FindingRow]:
+    """Return the findings without what each rank says in numbers of its own."""
+    return [replace(row, cause="", lines=()) for row in summary.findings]
 
 
 def _standing(findings: tuple[FindingRow, ...]) -> tuple[FindingRow, ...]:

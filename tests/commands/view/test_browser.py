@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nanstop.records import Series
 from nanstop.store.incidents import Store
 from nanstop.store.live_file import LiveFile
 from nanstop.store.summary import FindingRow, Summary, summary_row
@@ -205,6 +206,44 @@ def test_a_page_of_incidents_is_accessible(width, dark, tmp_path):
             "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
         )
         assert faults(browser) == []
+
+
+def test_a_report_is_read_hovered_opened_and_copied(tmp_path):
+    trial = replace(REPORT.proof.baseline, key=REPORT.localization.key)
+    report = replace(REPORT, proof=replace(REPORT.proof, ablations=(trial,)))
+    store = Store(tmp_path)
+    store.open_incident()
+    store.write_report(replace(report, incident=replace(report.incident, id="0000")))
+    store.write_summary(Summary(incidents=tuple(map(summary_row, store.reports.values()))))
+    sizes = Series(name="range 0000 model.norm", steps=(0, 8), values=(1.0, 40000.0))
+    store.write_series((sizes,))
+    with served(tmp_path) as address, opened(address) as browser:
+        until(browser, lambda now: "The whole report" in now["text"])
+        browser.find_element("link text", "The whole report").click()
+        browser.find_element("css selector", "h1")
+        assert browser.find_element("css selector", ".block.error").text.startswith("error[NS201]")
+        cell = browser.find_element("css selector", ".heat td.level-0, .heat td.level-1")
+        webdriver.ActionChains(browser).move_to_element(cell).perform()
+        assert cell.value_of_css_property("outline-style") == "solid"
+        assert cell.get_attribute("title") == "step 8, largest 4e+04"
+        opened_by = browser.find_element("css selector", ".trial summary")
+        told = browser.find_element("css selector", ".trial dl")
+        assert not told.is_displayed()
+        opened_by.click()
+        assert told.is_displayed()
+        assert told.text.startswith("what failed\n")
+        button = browser.find_element("css selector", "pre.copy").find_element(
+            "xpath", "preceding-sibling::button[1]"
+        )
+        button.click()
+        end = time.monotonic() + PATIENCE
+        while button.text == "Copy":
+            assert time.monotonic() < end
+        code = browser.find_element("css selector", "pre.copy").get_attribute("textContent")
+        assert button.text == "Copied"
+        browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+        assert browser.execute_script("return navigator.clipboard.readText()") == code
+        assert complaints(browser) == []
 
 
 @needs_axe

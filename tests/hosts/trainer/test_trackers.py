@@ -17,6 +17,7 @@ from nanstop.hosts.trackers import Incidents, Note
 from nanstop.hosts.trainer.callbacks import Trackers, is_tracker
 from nanstop.records import Report
 from nanstop.report.text.issue import issue
+from nanstop.session.history import History
 from nanstop.session.off import OffSession
 from report.specimens import REPORT
 
@@ -98,6 +99,36 @@ def test_a_log_that_raises_is_not_called_again(tmp_path, caplog):
     train(tmp_path, log, bad=(5, 7))
     assert calls == [5]
     assert "`log` is not called again (OSError: the disk is full)" in caplog.text
+
+
+def test_a_loop_is_told_its_loss_scale_when_it_moves(tmp_path):
+    told = []
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
+
+    def log(numbers, step):
+        told.append((step, dict(numbers)))
+
+    with nanstop.watch(model, optimizer, out=tmp_path, log=log) as watch:
+        for _ in range(12):
+            watch.step(lambda rows: model(rows).square().mean(), torch.randn(4, 8))
+            watch.update(clip=1.0, scaler=scaler)
+    assert told == [
+        (step, {"nanstop/loss_scale": scale}) for step, scale in ((0, 8.0), (5, 16.0), (10, 32.0))
+    ]
+
+
+def test_what_lies_on_a_device_is_read_for_a_row_that_is_logged_alone():
+    history = History()
+    assert history.last_number("scale") is None
+    history.add("scale", 0, torch.tensor(4.0))
+    assert history.last_number("scale") == 4.0
+    history.add("scale", 1, torch.empty((), device="meta"))
+    assert history.last_number("scale") is None
+    with pytest.raises(RuntimeError, match="meta"):
+        history.last_number("scale", reads=True)
 
 
 def train(folder, log, bad=(5,)):

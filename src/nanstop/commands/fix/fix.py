@@ -17,9 +17,7 @@ from nanstop.rewrite.files import FileChange, encoding_of, is_of_project, read, 
 from nanstop.rewrite.override import override
 from nanstop.session.factory import incident_folder
 from nanstop.store.files import write_whole
-from nanstop.store.incidents import incident_folders, load_report
-
-PATCH = "fix.diff"
+from nanstop.store.incidents import PATCH, incident_folders, load_report
 
 
 def fix(folder: Path | None = None, *, apply: bool = False) -> Fix:

@@ -8,8 +8,10 @@ from pathlib import Path
 from nanstop.commands.view.followed import RunNow
 from nanstop.records import Report, RunFacts
 from nanstop.report.html.charts import MISSING, are_available
+from nanstop.report.html.explained import explained
 from nanstop.report.html.headroom import heat_map
 from nanstop.report.html.incident import BATCH_COLUMNS, PROOF_COLUMNS, IncidentParts, incident_parts
+from nanstop.report.html.labels import labels
 from nanstop.report.html.templates import FOLDER as SHARED
 from nanstop.report.html.templates import policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, panels
@@ -26,7 +28,7 @@ _QUIET_SECONDS = 30.0
 def shell(token_path: str) -> str:
     """Return the page that the parts come into. ``token_path``: what its addresses begin with."""
     style = (SHARED / "page.css").read_text() + (FOLDER / "view.css").read_text()
-    script = (FOLDER / "view.js").read_text()
+    script = (SHARED / "copy.js").read_text() + (FOLDER / "view.js").read_text()
     return template("view.html.jinja", FOLDER).render(
         style=trusted(style),
         script=trusted(script),
@@ -45,6 +47,9 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
     reports = run.reports
     shown = reports[-MOST_SHOWN:][::-1]
     facts = reports[-1].incident.facts if reports else RunFacts()
+    incidents = tuple(_incidents(shown, key))
+    known = (explained(code) for code in dict.fromkeys(parts.code for _, _, parts in incidents))
+    fixes = {one.code: one.fix for one in known if one is not None}
     given = {
         "run": run,
         "key": key,
@@ -53,7 +58,7 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
         "said": _said(run),
         "stage": tuple(stage_lines(run.stage)) if run.stage is not None else (),
         "bar": run.stage,
-        "incidents": tuple(_incidents(shown, key)),
+        "incidents": incidents,
         "others": tuple(_headline(report) for report in reports[:-MOST_SHOWN]),
         "findings_rows": tuple(_finding_rows(run.summary)),
         "panels": tuple(panels(run.series, reports, draw=draw, name=f"{key}-series")),
@@ -63,6 +68,8 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
         "proof_columns": PROOF_COLUMNS,
         "batch_columns": BATCH_COLUMNS,
         "series_columns": COLUMNS,
+        "say": labels("en"),
+        "fixes": fixes,
     }
     names = ("state", "stage", "incidents", "charts")
     return {

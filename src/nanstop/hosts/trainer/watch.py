@@ -106,8 +106,12 @@ class TrainerWatch:
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
         self._hooks = HookWrites(nn.Module())
-        self._trackers = Trackers(lambda: numbers(self.session) if self.session else {})
+        self._trackers = Trackers(self._numbers)
         self._incidents = Incidents(self._trackers.sends)
+
+    def _numbers(self) -> dict[str, float]:
+        """Return what goes into a row of the training log, for which the loss has been read."""
+        return numbers(self.session, reads=True) if self.session else {}
 
     def install(self) -> None:
         """Put every patch in place; those of the window's end follow when training begins."""

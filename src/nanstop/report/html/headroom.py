@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from nanstop.records import FORMAT_MAX, RunFacts
 from nanstop.records.formats import HALF
 from nanstop.report.html.series import Point
+from nanstop.wording import number
 
 PREFIX = "range "
 """Of the name of a series of ranges: ``range 0007 model.layers.1.mlp`` is the eighth module."""
@@ -20,10 +21,13 @@ LEVELS = (0.0, 1.0, 3.0, 6.0)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``level``: 0 for beyond the format, up to 4 for much room; ``text``: doublings left."""
+    """``level``: 0 for beyond the format, up to 4 for much room; ``text``: doublings left.
+    ``largest``: of the module's output.
+    """
 
     level: int
     text: str
+    largest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +100,5 @@ def _cell(size: float | None, dtype: str) -> Cell | None:
     room = _room(size, dtype)
     level = sum(room >= end for end in LEVELS)
     if room == -math.inf:
-        return Cell(0, "not finite")
-    return Cell(level, "all 0" if room == math.inf else f"{room:.1f}")
+        return Cell(0, "not finite", number(size))
+    return Cell(level, "all 0" if room == math.inf else f"{room:.1f}", f"{size:.4g}")

@@ -10,36 +10,57 @@ from itertools import zip_longest
 from pathlib import Path
 
 from nanstop.diagnose.evidence.reading import bad_counts, op_name
+from nanstop.errors import NanstopError
 from nanstop.records import FORMAT_MAX, BatchFact, OpEvent, Proof, Report, TensorStats, Trial
 from nanstop.records.remedies import describe
 from nanstop.report.html.exponents import Histogram, histograms
 from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.text.blocks import Block, incident_blocks
-from nanstop.report.text.in_code import code_blocks
-from nanstop.rewrite.change import Rewrite, change_for
+from nanstop.report.text.in_code import code_blocks, is_code
+from nanstop.rewrite.change import Rewrite, change_for, cure_of, is_untried
 from nanstop.rewrite.files import is_of_project, read, unified
+from nanstop.store.files import read_text
+from nanstop.store.incidents import PATCH
 from nanstop.wording import number
 
 MOST_ROWS = 60
+MOST_APPLIED = 100_000
 Rows = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """A run of the failing step. ``cells``: what ``PROOF_COLUMNS`` say of it, behind its name.
+    ``more``: what else is known of it, each with its label.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+    more: Rows = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentParts:
-    """``blocks``: the terminal's. ``diffs``: the cure in the user's own files, to copy;
-    ``words``: what of it is to be typed. ``grows``: whether values were recorded on the way.
-    Tables are empty where nothing was recorded.
+    """``blocks``: the terminal's, without the code where ``diffs`` have all of it: the cure in the
+    user's own files, to copy. ``words``: what of it is to be typed. ``command``: writes it.
+    ``applied``: what ``nanstop fix`` has written; ``stale``: lines that have another text now.
+    ``code``: of the finding that it is. ``grows``: whether values were recorded on the way. Tables
+    are empty where nothing was recorded.
     """
 
     report: Report
+    code: str
     blocks: tuple[Block, ...]
     cure: str
+    command: str
     diffs: tuple[tuple[str, str], ...]
+    applied: str
+    stale: tuple[str, ...]
     words: tuple[str, ...]
     growth: Node | None
     grows: bool
     histograms: tuple[Histogram, ...]
-    proof: Rows
+    proof: tuple[TrialRow, ...]
     rows: Rows
     batch: Rows
     signals: Rows
@@ -58,28 +79,41 @@ def incident_parts(
     with suppress(Exception):  # a report must be shown whatever a file holds
         change = change_for(report, read)
     proof, found = report.proof, report.localization
+    diffs = tuple(_own_diffs(change))
+    code = tuple(b for b in code_blocks(report, record) if not (diffs and is_code(b)))
     return IncidentParts(
         report=report,
-        blocks=incident_blocks(report, record, code_blocks(report, record)),
-        cure=_cure(change, proof),
-        diffs=tuple(_own_diffs(change)),
+        code=report.diagnoses[0].code if report.diagnoses else "",
+        blocks=incident_blocks(report, record, code),
+        cure=_cure(change, report),
+        command=f"nanstop fix {Path(record).parent} --apply" if record and diffs else "",
+        diffs=diffs,
+        applied=_applied(record) if change.stale else "",
+        stale=tuple(Path(one).name for one in change.stale),
         words=change.words,
         growth=_growth(report),
         grows=any(event.outputs for event in (*found.growth, found.first_bad) if event)
         if found is not None
         else False,
         histograms=tuple(histograms(found.first_bad if found else None, name, draw=draw)),
-        proof=tuple(_proof_rows(proof))[:MOST_ROWS] if proof is not None else (),
+        proof=tuple(_trials(proof))[:MOST_ROWS] if proof is not None else (),
         rows=_positions(report),
         batch=tuple(_batch_row(fact) for fact in report.incident.batch[:MOST_ROWS]),
         signals=_signals(report, show_text=show_text),
     )
 
 
-def _cure(change: Rewrite, proof: Proof | None) -> str:
+def _cure(change: Rewrite, report: Report) -> str:
+    """Return what the change is, and how it is known to cure."""
     if not change.atoms:
         return ""
-    return f"{describe(change.atoms)} [{proof.verdict if proof is not None else 'not tried'}]"
+    proof = report.proof
+    if proof is None:
+        return f"{describe(change.atoms)} [not tried]"
+    said = "not run on this step" if is_untried(proof) else proof.verdict.replace("_", " ")
+    if change.atoms != cure_of(report):
+        said = "the form that can be typed here"
+    return f"{describe(change.atoms)} [{said}]"
 
 
 def _own_diffs(change: Rewrite) -> Iterator[tuple[str, str]]:
@@ -89,6 +123,15 @@ def _own_diffs(change: Rewrite) -> Iterator[tuple[str, str]]:
         if is_of_project(one.file):
             name = Path(one.file).resolve().relative_to(here).as_posix()
             yield name, unified(one, name)
+
+
+def _applied(record: str | None) -> str:
+    """Return the diff that ``nanstop fix`` has applied, "" where it has not."""
+    if record is None:
+        return ""
+    with suppress(OSError, NanstopError):
+        return read_text(Path(record).parent / PATCH, MOST_APPLIED)
+    return ""
 
 
 def _growth(report: Report) -> Node | None:
@@ -135,35 +178,54 @@ def _share(stats: TensorStats | None, dtype: str) -> float | None:
 PROOF_COLUMNS = ("run", "outcome", "loss", "loss to float32", "gradient cosine", "seconds")
 
 
-def _proof_rows(proof: Proof) -> Iterator[tuple[str, ...]]:
+def _trials(proof: Proof) -> Iterator[TrialRow]:
     """Yield the runs of a proof in turn: as it is, with the cure, as it is, with the cure."""
     removed = proof.ablations or ((proof.baseline,) if proof.baseline is not None else ())
     for without, cured in zip_longest(removed, proof.passing):
         if without is not None:
-            yield _trial_row(without, describe(without.atoms) if without.atoms else "as it is")
+            yield _trial(without, describe(without.atoms) if without.atoms else "as it is")
         if cured is not None:
-            yield _trial_row(cured, describe(cured.atoms))
+            yield _trial(cured, describe(cured.atoms))
     reference = proof.reference
     if reference is not None:
-        loss = _said(reference.loss)
-        yield (f"in {reference.dtype}", _outcome(reference.outcome), loss, "", "", "")
+        cells = (_outcome(reference.outcome), _said(reference.loss), "", "", "")
+        yield TrialRow(name=f"in {reference.dtype}", cells=cells)
     told = {describe(proof.minimal)}
     for other in proof.alternatives:
         if describe(other.atoms) in told:
             continue
         told.add(describe(other.atoms))
-        passed = f"passes {other.passed}/{other.runs}"
-        gaps = _said(other.loss_gap), _said(other.grad_cosine)
-        yield (f"or {describe(other.atoms)}", passed, "", *gaps, "")
+        cells = (f"passes {other.passed}/{other.runs}", "", _said(other.loss_gap))
+        cells = (*cells, _said(other.grad_cosine), "")
+        yield TrialRow(name=f"or {describe(other.atoms)}", cells=cells)
     for trial in proof.tried:
         if describe(trial.atoms) not in told:
-            yield _trial_row(trial, f"tried: {describe(trial.atoms)}")
+            yield _trial(trial, f"tried: {describe(trial.atoms)}")
             told.add(describe(trial.atoms))
 
 
-def _trial_row(trial: Trial, name: str) -> tuple[str, ...]:
+def _trial(trial: Trial, name: str) -> TrialRow:
     gaps = _said(trial.loss_gap), _said(trial.grad_cosine)
-    return (name, _outcome(trial.outcome), _said(trial.loss), *gaps, f"{trial.seconds:.2f}")
+    cells = (_outcome(trial.outcome), _said(trial.loss), *gaps, f"{trial.seconds:.2f}")
+    return TrialRow(name=name, cells=cells, more=tuple(_more(trial)))
+
+
+def _more(trial: Trial) -> Iterator[tuple[str, str]]:
+    """Yield what else is known of a trial, each with its label."""
+    key = trial.key
+    if key is not None:
+        where = f" at {key.module}" if key.module else ""
+        op = f" in `{op_name(key.op)}`" if key.op else ""
+        yield "what failed", f"{key.kind}{op}, {key.phase}{where}"
+    yield "micro-batch", str(trial.micro)
+    if trial.grad_gap is not None:
+        yield "largest distance of a gradient to float32", _said(trial.grad_gap)
+    if trial.rows_unchanged is not None:
+        yield "healthy rows", "unchanged" if trial.rows_unchanged else "changed"
+    if trial.causal is not None:
+        yield "a token sees later ones", "no" if trial.causal else "yes"
+    if trial.peak_bytes:
+        yield "memory at its peak", f"{trial.peak_bytes / 2**20:.0f} MiB"
 
 
 def _outcome(outcome: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanstop.records import AuditEntry, Environment, Report
+from nanstop.records import AuditEntry, Incident, Report, RunFacts
 from nanstop.records.remedies import describe
 from nanstop.report.html.charts import MISSING, are_available
+from nanstop.report.html.explained import Explained, explained
 from nanstop.report.html.headroom import HeatMap, heat_map
 from nanstop.report.html.incident import (
     BATCH_COLUMNS,
@@ -15,6 +17,7 @@ from nanstop.report.html.incident import (
     Rows,
     incident_parts,
 )
+from nanstop.report.html.labels import labels
 from nanstop.report.html.module_tree import Node
 from nanstop.report.html.run_record import RunRecord
 from nanstop.report.html.series import run_series
@@ -22,8 +25,10 @@ from nanstop.report.html.sheet import plan_tree
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, Panel, panels
 from nanstop.report.text.about import about_machine, about_run
+from nanstop.report.text.blocks import Block, finding_blocks
 from nanstop.report.text.runs import totals
 from nanstop.store.plan_file import headline
+from nanstop.store.summary import finding_of
 from nanstop.wording import counted
 
 MOST_INCIDENTS = 12
@@ -44,24 +49,40 @@ class RunPage:
     heat: HeatMap | None
     plan: tuple[str, ...]
     plan_tree: Node | None
-    findings: Rows
+    findings: tuple[FoundParts, ...]
     environment: Rows
     audit: Rows
+    explained: tuple[Explained, ...]
+    fixes: dict[str, str]
     problem: str
 
 
-def html_page(run: RunRecord, *, show_text: bool = False, framed: bool = False) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundParts:
+    """A finding that is no failure, as the terminal tells it."""
+
+    code: str
+    blocks: tuple[Block, ...]
+
+
+def html_page(
+    run: RunRecord, *, show_text: bool = False, framed: bool = False, lang: str = "en"
+) -> str:
     """Return the page. Every text is escaped; characters that do not print are replaced.
 
     ``show_text``: with the messages of exceptions, which may quote data. ``framed``: for a frame
-    that runs no script, whose links would lead out of it. Without the library that draws, the
-    numbers stand in tables alone. Errors: ``ValueError`` for a run without incidents.
+    that runs no script, whose links would lead out of it. ``lang``: of what the page itself says.
+    Without the library that draws, the numbers stand in tables alone. Errors: ``ValueError`` for a
+    run of which nothing is known.
     """
-    if not run.reports:
-        raise ValueError("a page is made of incidents, and there is none")
-    style, script = (FOLDER / "page.css").read_text(), (FOLDER / "copy.js").read_text()
+    if not run.reports and run.summary is None:
+        raise ValueError("a page is made of incidents or of a summary, and there is none")
+    style = (FOLDER / "page.css").read_text()
+    script = (FOLDER / "copy.js").read_text() + "addCopies(document);\n"
     return template("page.html.jinja").render(
-        page=_page(run, show_text=show_text),
+        page=_page(run, show_text=show_text, lang=lang),
+        lang=lang,
+        say=labels(lang),
         style=trusted(style),
         script=None if framed else trusted(script),
         linked=not framed,
@@ -73,9 +94,9 @@ def html_page(run: RunRecord, *, show_text: bool = False, framed: bool = False) 
     )
 
 
-def _page(run: RunRecord, *, show_text: bool) -> RunPage:
+def _page(run: RunRecord, *, show_text: bool, lang: str) -> RunPage:
     shown, rest = run.reports[:MOST_INCIDENTS], run.reports[MOST_INCIDENTS:]
-    first = shown[0]
+    first = shown[0].incident if shown else None
     series = run_series(run.reports, run.series)
     draw = are_available()
     incidents = tuple(
@@ -84,21 +105,34 @@ def _page(run: RunRecord, *, show_text: bool) -> RunPage:
         )
         for at, report in enumerate(shown)
     )
+    findings = tuple(_findings(run))
+    codes = dict.fromkeys(one.code for one in (*incidents, *findings))
+    known = tuple(filter(None, (explained(code, lang) for code in codes)))
     return RunPage(
-        title=first.diagnoses[0].title if first.diagnoses else "not diagnosed",
+        title=_title(run),
         happened=_happened(run),
         incidents=incidents,
         others=tuple(_headline(report) for report in rest[:MOST_AUDITED]),
         earlier=tuple(_headline(report) for report in run.earlier[-MOST_AUDITED:]),
         panels=tuple(panels(series, run.reports, draw=draw)),
-        heat=heat_map(series, first.incident.facts),
+        heat=heat_map(series, first.facts if first is not None else RunFacts()),
         plan=tuple(headline(run.plan)) if run.plan is not None else (),
         plan_tree=plan_tree(run.plan) if run.plan is not None else None,
-        findings=_findings(run),
-        environment=tuple(_environment(first.incident.environment, first)),
+        findings=findings,
+        environment=tuple(_environment(first)) if first is not None else (),
         audit=tuple(_audited(one) for report in run.reports for one in report.audit)[:MOST_AUDITED],
+        explained=known,
+        fixes={one.code: one.fix for one in known},
         problem="" if draw else MISSING,
     )
+
+
+def _title(run: RunRecord) -> str:
+    if run.reports:
+        best = run.reports[0].diagnoses
+        return best[0].title if best else "not diagnosed"
+    found = run.summary.findings if run.summary is not None else ()
+    return found[0].title if found else "nothing found"
 
 
 def _happened(run: RunRecord) -> str:
@@ -113,17 +147,16 @@ def _headline(report: Report) -> str:
     return f"{report.incident.id}: {what}, step {report.incident.at.step}"
 
 
-def _findings(run: RunRecord) -> Rows:
+def _findings(run: RunRecord) -> Iterator[FoundParts]:
     found = run.summary.findings if run.summary is not None else ()
-    return tuple(
-        (one.code, one.title, one.where, "" if one.step is None else str(one.step), one.confidence)
-        for one in found[:MOST_AUDITED]
-    )
+    for one in found[:MOST_AUDITED]:
+        yield FoundParts(code=one.code, blocks=finding_blocks(finding_of(one)))
 
 
-def _environment(env: Environment, report: Report) -> Rows:
+def _environment(incident: Incident) -> Rows:
+    env = incident.environment
     script = env.command.script if env.command is not None else None
-    rows = [*about_machine(env), *about_run(report.incident.facts)]
+    rows = [*about_machine(env), *about_run(incident.facts)]
     rows += [("script", script)] if script else []
     rows += [(name, str(value)) for name, value in (*env.flags, *env.env_vars) if value]
     return tuple(rows)

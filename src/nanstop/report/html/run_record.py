@@ -13,9 +13,6 @@ from nanstop.store.incidents import PLAN, SERIES, SUMMARY, load_series, load_sum
 from nanstop.store.plan_file import load_plan
 from nanstop.store.summary import Summary
 
-PAGE = "report.html"
-"""The name of a run's page, beside its incidents."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
@@ -23,7 +20,7 @@ class RunRecord:
     ``earlier``: incidents of other runs in the same folder, whose numbers are not this run's.
     """
 
-    reports: tuple[Report, ...]
+    reports: tuple[Report, ...] = ()
     records: tuple[str | None, ...] = ()
     earlier: tuple[Report, ...] = ()
     summary: Summary | None = None
@@ -36,8 +33,8 @@ class RunRecord:
 
 
 def run_record(folder: Path, reports: Sequence[Report], records: Sequence[str | None]) -> RunRecord:
-    """Return incidents, at least one, with what lies in ``folder``, their run's. What is missing
-    or damaged there is left out.
+    """Return incidents with what lies in ``folder``, their run's. What is missing or damaged there
+    is left out.
 
     Where ``summary.json`` is of a run that has none of the incidents, the newest of them stands
     alone.
@@ -50,7 +47,7 @@ def run_record(folder: Path, reports: Sequence[Report], records: Sequence[str | 
     shown = [one for one in known if one[0].incident.id in own]
     if summary is None:
         return RunRecord(reports=tuple(reports), records=tuple(records))
-    if not shown:
+    if known and not shown:
         newest, record = known[-1]
         return RunRecord(reports=(newest,), records=(record,), earlier=tuple(reports[:-1]))
     series, plan = (), None

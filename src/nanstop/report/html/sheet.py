@@ -9,6 +9,7 @@ from nanstop.records import Diagnosis, PrecisionPlan, Series
 from nanstop.report.html.charts import MISSING, are_available
 from nanstop.report.html.headroom import HeatMap
 from nanstop.report.html.incident import Rows
+from nanstop.report.html.labels import labels
 from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.html.series import run_series
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
@@ -33,11 +34,18 @@ class Sheet:
         return "" if are_available() else MISSING
 
 
-def sheet_page(sheet: Sheet) -> str:
-    """Return the page. Every text is escaped; characters that do not print are replaced."""
+def sheet_page(sheet: Sheet, lang: str = "en") -> str:
+    """Return the page. Every text is escaped; characters that do not print are replaced.
+    ``lang``: of what the page itself says.
+    """
     style = (FOLDER / "page.css").read_text()
     return template("sheet.html.jinja").render(
-        sheet=sheet, style=trusted(style), style_hash=policy_hash(style), script=None
+        sheet=sheet,
+        style=trusted(style),
+        style_hash=policy_hash(style),
+        script=None,
+        lang=lang,
+        say=labels(lang),
     )
 
 

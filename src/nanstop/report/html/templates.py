@@ -8,13 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanstop.report.text.terminal import wrapped
 from nanstop.wording import printable
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-    from nanstop.report.text.blocks import Block
 
 FOLDER = Path(__file__).parent / "page"
 MOST_CHARS = 2000
@@ -35,7 +32,7 @@ def template(name: str, folder: Path = FOLDER) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"chart": trusted, "whole": _whole, "lines": _lines}
+    templates.filters |= {"chart": trusted, "whole": _whole, "diff": _diff}
     return templates.get_template(name)
 
 
@@ -46,10 +43,6 @@ def trusted(markup: str) -> Any:
     from markupsafe import Markup
 
     return Markup(markup)
-
-
-def _lines(block: Block) -> str:
-    return "\n".join(wrapped(block, None))
 
 
 def _printable(value: Any) -> Any:
@@ -66,6 +59,22 @@ def _whole(text: str) -> Any:
     from markupsafe import escape
 
     return escape(printable(text))
+
+
+def _diff(text: str) -> Any:
+    """Return a diff that is to be copied, its lines by what becomes of them."""
+    from markupsafe import Markup
+
+    lines = (
+        Markup('<span class="{}">{}</span>').format(_LINES[line[0]], _whole(line))
+        if line[:1] in _LINES
+        else _whole(line)
+        for line in text.splitlines(keepends=True)
+    )
+    return Markup("").join(lines)
+
+
+_LINES = {"+": "added", "-": "removed", "@": "hunk"}
 
 
 def policy_hash(text: str) -> str:

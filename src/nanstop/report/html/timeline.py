@@ -47,9 +47,16 @@ def panels(
     """
     marks = marked(reports)
     for number_of, (title, names) in enumerate(CHARTS):
-        told = [(kind, label, series[kind]) for kind, label in names if series.get(kind)]
+        told = [(kind, label, _placed(kind, series)) for kind, label in names if series.get(kind)]
         if told:
             yield panel(f"{name}-{number_of}", title, told, marks, draw=draw)
+
+
+def _placed(kind: str, series: Mapping[str, Sequence[Point]]) -> Sequence[Point]:
+    """Return a series at the steps that it is of: a trainer logs how many updates are over."""
+    if kind != "loss_logged":
+        return series[kind]
+    return [(step - 1, value) for step, value in series[kind]]
 
 
 def marked(reports: Sequence[Report]) -> dict[str, tuple[int, ...]]:

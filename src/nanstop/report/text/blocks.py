@@ -76,6 +76,7 @@ def incident_blocks(
         Block("error", f"error[{best.code}]: ", (_headline(best, report),)),
         *where,
         *_evidence(best, report),
+        *_done(report),
         *helps[:1],
         *code,
         *helps[1:],
@@ -103,7 +104,7 @@ def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:
     return (
         Block("warning", f"{finding_label(diagnosis)}: ", (_finding_headline(diagnosis),)),
         *_place_blocks(diagnosis.where),
-        *(Block("evidence", "  = ", (text,)) for text in texts),
+        *(Block("evidence", "  = ", (text,)) for text in texts if text),
         *_untried(diagnosis.remedies),
         _pointer(diagnosis.code, None),
     )
@@ -195,12 +196,18 @@ def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
     texts += _beside(report.diagnoses)
     texts += [f"not seen: {spot}" for spot in _blind_spots(report.localization)]
     texts += [f"not completed: {failure}" for failure in report.failures]
-    if report.audit:
-        done = report.audit[-1]
-        reason = f": {done.action.reason}" if done.action.reason else ""
-        outcome = f"; {done.outcome}" if done.outcome.startswith("failed") else ""
-        texts.append(f"{_SAID.get(done.action.kind, 'done')}{reason}{outcome}")
     return tuple(Block("evidence", "  = ", (text,)) for text in texts if text)
+
+
+def _done(report: Report) -> tuple[Block, ...]:
+    """Return what was done about it in the end."""
+    if not report.audit:
+        return ()
+    done = report.audit[-1]
+    reason = f": {done.action.reason}" if done.action.reason else ""
+    outcome = f"; {done.outcome}" if done.outcome.startswith("failed") else ""
+    said = f"{_SAID.get(done.action.kind, 'done')}{reason}{outcome}"
+    return (Block("done", "  = ", (said,)),)
 
 
 def _ranks(incident: Incident) -> list[str]:

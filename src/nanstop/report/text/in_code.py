@@ -12,6 +12,7 @@ from nanstop.rewrite.change import change_for, cure_of, is_untried
 from nanstop.rewrite.files import read
 
 MAX_LINES = 6
+_IN_CODE = "in code: "
 _DONE = ("redo", "adopt", "rollback", "quarantine")
 
 
@@ -22,6 +23,11 @@ def code_blocks(report: Report, record: str | None = None) -> tuple[Block, ...]:
     Reads the files that the report names, as they are now.
     """
     return (*_changed(report, record), *_allowed(report))
+
+
+def is_code(block: Block) -> bool:
+    """Return whether a block is of the lines that a cure is in the script."""
+    return block.kind == "code" or block.lead == _IN_CODE
 
 
 def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
@@ -40,7 +46,7 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     lines = [line for _, new in hunks for line in new]
     shown = lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "..."]
     return (
-        Block("help", "in code: ", (where, *form, *untried, f"[{pointer}]")),
+        Block("help", _IN_CODE, (where, *form, *untried, f"[{pointer}]")),
         *(Block("code", "  + ", (text,)) for text in shown),
     )
 

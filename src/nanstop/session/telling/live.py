@@ -158,10 +158,13 @@ class Live:
 
     def _standing(self) -> dict[str, float]:
         """Return the last of the numbers that the terminal shows. No synchronisation."""
-        last = {
-            n: kept.last(n) for kept in self._histories for n in _AT_THE_TERMINAL if kept.last(n)
-        }
-        return {n: float(value) for n, value in last.items() if isinstance(value, int | float)}
+        found: dict[str, float] = {}
+        for kept in self._histories:
+            for name in _AT_THE_TERMINAL:
+                value = kept.last_number(name)
+                if value:
+                    found[name] = float(value)
+        return found
 
     def _guarded(self, tell: Callable[[], None]) -> None:
         try:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import TYPE_CHECKING
 
 from nanstop.session.watched_run import WatchedRun
@@ -11,62 +15,86 @@ from nanstop.session.watched_run import WatchedRun
 if TYPE_CHECKING:
     from nanstop.session.session import Session
 
+SHARE = 0.001
 PREFIX = "nanstop/"
 NAMES = {
-    "headroom": "headroom_bits",
-    "lost": "share_of_update_lost",
-    "skipped": "updates_left_out",
+    "headroom": f"{PREFIX}headroom_bits",
+    "lost": f"{PREFIX}share_of_update_lost",
+    "skipped": f"{PREFIX}updates_left_out",
 }
 """What the metrics of a run are called elsewhere."""
 TrackerLog = Callable[[Mapping[str, float], int], object]
 _log = logging.getLogger("nanstop")
 
 
-def numbers(run: WatchedRun) -> dict[str, float]:
+def numbers(run: WatchedRun, *, reads: bool = False) -> dict[str, float]:
     """Return a run's own numbers as they were last measured, {} where there is nothing to say.
 
     ``nanstop/headroom_bits``: doublings that the narrowest module has left, in half precision.
     ``nanstop/share_of_update_lost``: of a sample of half-precision weights, 0 to 1.
     ``nanstop/loss_scale``, where there is a scaler. ``nanstop/updates_left_out`` and
-    ``nanstop/incidents``: how many so far, once there is one. No synchronisation.
+    ``nanstop/incidents``: how many so far, once there is one. Without ``reads`` nothing that lies
+    on a device is told, which it would synchronise: a loss scale there.
     """
-    found = {name: run.metrics.last(kept) for kept, name in NAMES.items()}
-    found["loss_scale"] = run.series.last("scale")
-    found["incidents"] = len(run.reports) or None
-    return {
-        f"{PREFIX}{name}": float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float)
-    }
+    found: dict[str, float] = {}
+    for kept, name in NAMES.items():
+        value = run.metrics.last_number(kept, reads=reads)
+        if value is not None:
+            found[name] = float(value)
+    scale = run.series.last_number("scale", reads=reads)
+    if scale is not None:
+        found[f"{PREFIX}loss_scale"] = float(scale)
+    if run.reports:
+        found[f"{PREFIX}incidents"] = float(len(run.reports))
+    return found
 
 
 class NumbersLogged:
-    """Calls the user's ``log(numbers, step)`` after each update by which the numbers of a run have
-    changed. A ``log`` that raises is not called again.
+    """Calls the user's ``log(numbers, step)`` once the numbers of a run have changed. A ``log``
+    that raises is not called again.
+
+    It is looked at once an incident is met, when the run ends, and else so seldom that looking
+    takes no more than ``SHARE`` of the run's time.
     """
 
-    def __init__(self, log: TrackerLog) -> None:
+    def __init__(self, log: TrackerLog, clock: Callable[[], float] = time.perf_counter) -> None:
         self._log = log
+        self._clock = clock
         self._run: Session | None = None
         self._before: Callable[[int | None], None] = lambda _: None
         self._told: dict[str, float] = {}
+        self._step, self._num_incidents = 0, 0
+        self._due = -math.inf
+        self._costs: deque[float] = deque(maxlen=9)
 
     def follow(self, session: Session) -> None:
         """Be told of each step of a training that begins."""
         if session.beat != self._beat:
             self._before, session.beat = session.beat, self._beat
         self._run, self._told = session, {}
+        self._step, self._num_incidents, self._due = 0, 0, -math.inf
 
     def _beat(self, step: int | None) -> None:
         self._before(step)
-        if step is None or self._run is None:
+        run = self._run
+        if run is None:
             return
-        found = numbers(self._run)
-        if found == self._told:
-            return
-        self._told = found
+        if step is not None:
+            self._step = step
+            if self._clock() < self._due and len(run.reports) == self._num_incidents:
+                return
+        began, self._num_incidents = self._clock(), len(run.reports)
+        found = numbers(run)
+        now = self._clock()
+        self._costs.append(now - began)
+        self._due = now + median(self._costs) / SHARE  # a busy machine's pause is none
+        if found != self._told:
+            self._told = found
+            self._tell(found)
+
+    def _tell(self, found: Mapping[str, float]) -> None:
         try:
-            self._log(found, step)
+            self._log(found, self._step)
         except Exception as error:  # of the user's own; a run does not die of its log
             self._run = None
             kind = type(error).__name__

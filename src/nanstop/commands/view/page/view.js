@@ -31,6 +31,7 @@ function show({ id, run, html }) {
   const held = part.contains(document.activeElement) ? document.activeElement : null;
   const at = held ? [...part.querySelectorAll(held.tagName)].indexOf(held) : -1;
   part.innerHTML = html;
+  addCopies(part);
   for (const one of part.querySelectorAll("details[id]")) {
     if (chosen.has(one.id)) one.open = chosen.get(one.id);
   }

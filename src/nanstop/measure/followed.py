@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 
 from nanstop.measure.gradient_balance import Backward, Samples
 from nanstop.measure.hook_stations import HookStations
-from nanstop.measure.loss_graph import LossMark, loss_factor
+from nanstop.measure.loss_graph import LossMark, is_for_backward_alone, loss_factor
 from nanstop.numerics.tensors import is_measurable, spread
 from nanstop.numerics.trained import held_by
 from nanstop.records import GradientAccount, SourceLine
-from nanstop.tracing.places import source_line
+from nanstop.tracing.bindings import factors_given_at, target_given_at
+from nanstop.tracing.places import source_line, variables
 
 MOST_TENSORS, MOST_ELEMENTS = 16, 256
 MORE_WINDOWS = 8
@@ -98,7 +99,18 @@ class OwnUpdate:
 
     def told(self, account: GradientAccount) -> GradientAccount:
         """Return the account of the window, completed by what the update did."""
-        return replace(account, **self._latest)
+        return replace(account, **self._latest, given_at=self._given_at(account))
+
+    def _given_at(self, account: GradientAccount) -> tuple[SourceLine, ...]:
+        """Return the lines that gave a value to what the update works with, where something is
+        amiss.
+        """
+        if self._latest["num_still"] and self.written_at:
+            return target_given_at(self.written_at[-1])
+        if account.share_moved == 0.0 and self.elsewhere_at:
+            return target_given_at(self.elsewhere_at[-1])
+        is_nothing = self._latest["asked"] == 0.0 and bool(self.written_at)
+        return factors_given_at(self.written_at[-1]) if is_nothing else ()
 
 
 def _once(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
@@ -205,6 +217,9 @@ class Followed:
         if (factor := loss_factor(losses)) is not None:
             self._begun.loss_factor, self._begun.most = factor.value, factor.most
             self._begun.is_mean = factor.is_of_torch
+            self._begun.is_scaled_apart = factor.is_scale and is_for_backward_alone(
+                losses[0], variables()
+            )
         self._hooks = HookStations(self.chosen(), _spread)
 
     def end_backward(self, line: Line) -> None:

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from nanstop.measure.hook_stations import HookStations
+from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.records import Contribution, GradientAccount, SourceLine, StepId
 
 _COLLINEAR = 0.01
 """Share of a vector that may be off a multiple of another: half precision rounds by 0.004."""
 _APART = 0.9
 """Cosine above which gradients and weights point the same way."""
-
-LEAST_SCALE = 8.0
-"""Factor from which a loss is scaled, not weighted."""
 
 
 @dataclass(slots=True)
@@ -30,7 +28,7 @@ class Backward:
 
     ``loss_factor``: by which a mean was multiplied to be its loss, ``most``: the largest of the
     numbers that make it up and are known on the host, ``is_mean``: whether that is all that was
-    made of it. ``computed``: what ``after``
+    made of it; ``is_scaled_apart``: whether it is a power of 2, and on the backward's loss alone. ``computed``: what ``after``
     would be if ``hooks`` had changed nothing, None where there are none.
     """
 
@@ -43,6 +41,7 @@ class Backward:
     loss_factor: float | Tensor | None = None
     most: float = 1.0
     is_mean: bool = False
+    is_scaled_apart: bool = False
     computed: Tensor | None = None
     hooks: HookStations | None = None
 
@@ -187,6 +186,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         scale=float(samples.scale) if samples.scale is not None else 1.0,
         loss_factor=samples.loss_factor,
         are_means=all(one.is_mean for one in backwards),
+        is_scaled_apart=bool(backwards) and all(one.is_scaled_apart for one in backwards),
         stages=_stages(arrived, samples.stages),
         norm_consumed=_number(samples.norm_consumed),
         num_replaced=samples.num_replaced,

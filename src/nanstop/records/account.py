@@ -48,6 +48,9 @@ class GradientAccount:
     that is not known, or a loss is no mean."""
     are_means: bool = False
     """Whether that is all that was made of the elements that a loss function of torch gave."""
+    is_scaled_apart: bool = False
+    """Whether that is a power of 2 and no count of what was averaged, and the script holds the loss
+    without it alone: the backward was given a multiple that nobody else reads."""
     stages: tuple[float | None, ...] = ()
     """By what each change of one parameter's gradient multiplied it after the last backward, None
     where no single number did; empty where that was not looked for."""
@@ -91,6 +94,9 @@ class GradientAccount:
     """The largest number that such an update was to add to a weight, None where it was not seen."""
     elsewhere_at: tuple[SourceLine, ...] = ()
     """Lines that made an update of a weight into another tensor: of a copy of it, or a new one."""
+    given_at: tuple[SourceLine, ...] = ()
+    """Lines that gave a value to what such an update goes through, where it leaves weights out or
+    is of others, or to what it is multiplied by, where that is 0; empty else."""
     num_still: int = 0
     """Sampled tensors that no such update has changed since the first, where it changes others."""
     is_put_back: bool = False

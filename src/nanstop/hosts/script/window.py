@@ -20,7 +20,7 @@ from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.tape_calls import variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
-from nanstop.measure.gradient_balance import LEAST_SCALE
+from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.records import Phase
 from nanstop.replay.snapshot import BufferNotes

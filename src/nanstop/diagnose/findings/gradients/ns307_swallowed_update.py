@@ -167,7 +167,10 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
             "row show weights that stay as they are while gradients arrive"
         ),
         confidence="likely",
-        lines=("write to the weight itself, in place and under no_grad",),
+        lines=(
+            *map(quoted, accounts[-1].given_at),
+            "write to the weight itself, in place and under no_grad",
+        ),
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     ).at(seen[-1])
 

@@ -109,14 +109,15 @@ def at_failure(evidence: Evidence) -> Diagnosis | None:
     if not lost:
         return None
     share = percent(sum(r.num_vanished for r in lost), sum(r.num_total for r in lost))
-    names = tuple(row.parameter for row in lost)
+    names, facts = tuple(row.parameter for row in lost), standing(evidence)
+    asked = facts.sink_at if facts.sinks == ("update",) else facts.optimizer_at
     return Diagnosis(
         code="NS110",
         title="the optimizer's second moment vanishes in its own format",
         cause=f"rehearsed, {share} of the second moments are 0 in {lost[0].dtype}, not in float32",
         confidence="certain",
-        lines=(f"it is far too long: {listed(found.reaches)}",),
-        remedies=_remedies(standing(evidence), lost),
+        lines=(f"it is far too long: {listed(found.reaches)}", *filter(None, (quoted(asked),))),
+        remedies=_remedies(facts, lost),
         where=names[0],
     )
 

@@ -62,6 +62,7 @@ from nanstop.diagnose.evidence.accounts import (
     CLIPPED,
     changed_last,
     clipped_by_hand,
+    follows_size,
     has_signal,
     repeated,
     same,
@@ -79,6 +80,9 @@ from nanstop.records import (
     SourceLine,
 )
 from nanstop.wording import number
+
+_THREE = 3
+"""Updates that show a loss scale which a script forgets: one may be a trial of another loss."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -125,6 +129,8 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
             f"{number(twice[-1].norm_consumed or 0.0)}, whatever backward left"
         )
         return Reason("certain", "scaled gradients are clipped", cause, "divide first, then clip")
+    if (left_on := _left_on(repeated(accounts, _THREE))) is not None:
+        return left_on
     if not twice or not all(one.scale > 1.0 and has_signal(one) for one in twice):
         return None
     scale = number(twice[-1].scale)
@@ -145,6 +151,25 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     return Reason(
         "certain", "scaled gradients are clipped", cause, "scaler.unscale_(optimizer) first"
     )
+
+
+def _left_on(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    """Return the finding where a script multiplies a loss for its backward alone, by a number as
+    loss scales are, and its optimizer makes updates as much longer by it.
+    """
+    if not accounts or not all(one.is_scaled_apart and _is_whole(one.factor) for one in accounts):
+        return None
+    factors = [one.loss_factor for one in accounts]
+    if not same(factors) or not follows_size(accounts) or any(one.scale > 1.0 for one in accounts):
+        return None
+    factor = number(factors[-1] or 1.0)
+    cause = (
+        f"the backward gets {factor} times the loss that the script holds, and the optimizer the "
+        f"gradients as they are: each update is {factor} times as long as that loss and its rate "
+        "say"
+    )
+    fix = f"divide gradients by {factor} before the update; where it is meant, raise the rate"
+    return Reason("likely", "scaled gradients are applied", cause, fix)
 
 
 def _is_whole(factor: float | None) -> bool:

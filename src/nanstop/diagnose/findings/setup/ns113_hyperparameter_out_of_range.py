@@ -159,6 +159,7 @@ def _by_updates(evidence: Evidence) -> Diagnosis | None:
         title=f"out of range: {setting}",
         cause=effect,
         confidence="likely",
+        lines=tuple(line.quoted for line in seen[-1].given_at),
         where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=seen[0].at.step),
     ).at(source)

@@ -148,6 +148,7 @@ def _never_moved(evidence: Evidence) -> Diagnosis | None:
         f"{num} with gradients hold the values of the start at update {looks[-1].at.step}",
         "update all that is to be trained",
         source,
+        looks[-1].given_at,
     )
     return reason.diagnosis(
         "NS114",
@@ -243,7 +244,7 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
 def _cut_off(facts: RunFacts) -> Reason | None:
     """Return why gradients come to none, or few, of what is trained, by what a backward showed."""
     path = facts.gradient_path
-    if path is None or not path.num_trainable:
+    if path is None or not (path.num_trainable or path.cut):
         return None
     return (
         _none_arrives(path)
@@ -268,9 +269,10 @@ def _none_arrives(path: GradientPath) -> Reason | None:
 def _part_cut_off(path: GradientPath) -> Reason | None:
     if not path.cut:
         return None
+    held = "that the optimizer holds" if path.num_trainable else "that the loss hangs on"
     cause = (
-        f"{counted(len(path.cut), 'tensor')} that the optimizer holds got no gradient in its "
-        f"first updates: {listed(path.cut)}"
+        f"{counted(len(path.cut), 'tensor')} {held} got no gradient in the first updates: "
+        f"{listed(path.cut)}"
     )
     why = "it is run without a graph" if path.cut_at else "the loss is another with other ones"
     advice = "look for detach, .data, item or no_grad, or leave them out of the optimizer"

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.living import living
 from nanstop.measure.gradient_balance import Backward, Samples
 from nanstop.measure.hook_stations import HookStations
-from nanstop.measure.loss_graph import LossMark, is_for_backward_alone, loss_factor
+from nanstop.measure.loss_graph import LossMark, is_for_backward_alone, left_at_the_end, loss_factor
 from nanstop.numerics.tensors import is_measurable, spread
 from nanstop.numerics.trained import held_by
 from nanstop.records import GradientAccount, SourceLine
@@ -125,6 +126,8 @@ class Followed:
         self.line = line
         self._unheld: list[Tensor] | None = None
         self._chosen: list[Tensor] | None = None
+        self._tail: list[tuple[ref[Tensor], Tensor]] | None = None
+        """The last layer, where it is in no optimizer, with a sample of it as it was at first."""
         self._last_loss = LossMark()
         self._begun: Backward | None = None
         self._hooks: HookStations | None = None
@@ -211,6 +214,7 @@ class Followed:
         again = self._last_loss.move(losses) or is_again
         others = reached is None or any(not isinstance(leaf, nn.Parameter) for leaf in reached)
         self._unheld = [p for p in reached or () if id(p) not in held and not others]
+        self._look_for_tail(losses, held)
         self.detach()
         before = self.gradients()
         self._begun = Backward(before, before, self.weights(), None, again, others)
@@ -244,6 +248,30 @@ class Followed:
         wanted = Counter(p.shape for p in self._unheld or ())
         idle = Counter(p.shape for p in self.parameters() if p.requires_grad and p.grad is None)
         return sum(wanted.values()) if wanted <= idle else 0
+
+    def _look_for_tail(self, losses: Sequence[Tensor], held: set[int]) -> None:
+        """Know the last layer, as the first window that is looked at finds it, where no optimizer
+        of this process has it. Walks all objects there are, once, where it may be so.
+        """
+        if self._tail is not None or self.is_own:
+            return
+        left = left_at_the_end(losses, held) if self._unheld else []
+        if left:
+            others = {id(p) for one in living(Optimizer) for p in held_by(one)}
+            left = [] if any(id(p) in others for p in left) else left
+        self._tail = [(ref(p), _spread(p).clone()) for p in left]
+
+    def num_left_at_the_end(self) -> int:
+        """Return how many tensors of the last layer have a gradient, are in no optimizer and hold
+        what they did in the first window; 0 if one does not. Synchronises the device where there
+        are any.
+        """
+        known = [(held(), was) for held, was in self._tail or ()]
+        still = all(
+            p is not None and p.grad is not None and torch.equal(_spread(p), was)
+            for p, was in known
+        )
+        return len(known) if still else 0
 
     def passes(self) -> bool:
         """Return whether neither this update nor the next is looked at, and count it if so: there

@@ -257,6 +257,7 @@ class GradientAccounts:
         samples = one.samples
         samples.consumed, samples.weights = one.gradients(), one.weights()
         samples.num_replaced = one.num_replaced()
+        samples.num_at_the_end = one.num_left_at_the_end()
         samples.num_with_gradient = sum(p.grad is not None for p in one.parameters())
         samples.updated_at = source_line(line)
         if samples.is_scaled:

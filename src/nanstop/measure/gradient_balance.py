@@ -28,8 +28,8 @@ class Backward:
 
     ``loss_factor``: by which a mean was multiplied to be its loss, ``most``: the largest of the
     numbers that make it up and are known on the host, ``is_mean``: whether that is all that was
-    made of it; ``is_scaled_apart``: whether it is a power of 2, and on the backward's loss alone. ``computed``: what ``after``
-    would be if ``hooks`` had changed nothing, None where there are none.
+    made of it; ``is_scaled_apart``: whether it is a power of 2, and on the backward's loss alone.
+    ``computed``: what ``after`` would be if ``hooks`` had changed nothing, None without any.
     """
 
     before: Tensor
@@ -76,6 +76,7 @@ class Samples:
     overflowed_at: list[SourceLine] = field(default_factory=list)
     norm_consumed: Tensor | None = None
     num_replaced: int = 0
+    num_at_the_end: int = 0
     num_with_gradient: int | None = None
     stages: list[Tensor] = field(default_factory=list)
     hooked_at: list[SourceLine] = field(default_factory=list)
@@ -190,6 +191,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         stages=_stages(arrived, samples.stages),
         norm_consumed=_number(samples.norm_consumed),
         num_replaced=samples.num_replaced,
+        num_at_the_end=samples.num_at_the_end,
         num_with_gradient=samples.num_with_gradient,
         rate=factor_between(taken, weights - updated),
         is_carried=_is_carried(samples, is_lost),

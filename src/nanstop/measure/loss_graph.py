@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -192,3 +192,27 @@ def leaves(losses: Sequence[Tensor]) -> list[Tensor] | None:
     """
     nodes = list(islice(nodes_behind(losses), _MOST_NODES))
     return list(leaves_of(nodes)) if len(nodes) < _MOST_NODES else None
+
+
+def left_at_the_end(losses: Sequence[Tensor], held: Collection[int]) -> list[Tensor]:
+    """Return the tensors of the last layer of a model, where all that comes before it is held, by
+    id, and they are not: one matrix, and a vector at most, that a backward of ``losses`` gives
+    gradients to and that are used after everything that is held. Empty else.
+    """
+    nodes = list(islice(nodes_behind(losses), _MOST_NODES))
+    if len(nodes) >= _MOST_NODES:
+        return []
+    used = dict[int, list[int]]()
+    found: dict[int, Tensor] = {}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            leaf = getattr(following, "variable", None)
+            if isinstance(leaf, Tensor):
+                found[id(leaf)] = leaf
+                used.setdefault(id(leaf), []).append(node._sequence_nr())
+    last = max((max(used[key]) for key in found if key in held), default=None)
+    left = [leaf for key, leaf in found.items() if key not in held]
+    if last is None or not all(min(used[id(leaf)]) > last for leaf in left):
+        return []
+    is_layer = sorted(leaf.dim() > 1 for leaf in left) in ([True], [False, True])
+    return left if is_layer else []

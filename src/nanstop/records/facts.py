@@ -243,6 +243,9 @@ class RunFacts:
     """
     sink_at: SourceLine | None = None
     """The line that did the first of these."""
+    updated_at: SourceLine | None = None
+    """The line that asked for the first update of a loop, where nothing was done with its gradients
+    ahead of that."""
     clipping: ClippingFacts | None = None
     """That gradients were clipped before there were any; None where that was not seen."""
     resume: ResumeFacts | None = None

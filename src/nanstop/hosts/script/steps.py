@@ -133,6 +133,7 @@ class Steps:
             batch_shape=tuple(inputs[0].shape) if inputs else None,
             sinks=tuple(window.sinks),
             sink_at=source_line(window.sink_at),
+            updated_at=source_line(window.updated_at),
             ranks_agree=self._shared.agree(window.called.values()),
             **self.lines_of(view.optimizer),
             **restored,

@@ -95,7 +95,8 @@ class ScriptWindow:
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
     script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first. ``applied_scale``: the loss
+    ``sinks``: see ``RunFacts``; ``sink_at``: the line of the first; ``updated_at``: that asks for
+    the update, of the first window. ``applied_scale``: the loss
     scale that was on the gradients of an update.
     ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
     the script itself has written to them since then, or before that in this window.
@@ -116,6 +117,7 @@ class ScriptWindow:
     by_hand: bool = False
     sinks: list[str] = field(default_factory=list)
     sink_at: Line = None
+    updated_at: Line = None
     applied_scale: float | None = None
     is_past: bool = False
     gradients: list[Any] | None = None

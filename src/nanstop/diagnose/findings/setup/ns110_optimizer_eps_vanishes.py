@@ -110,7 +110,7 @@ def at_failure(evidence: Evidence) -> Diagnosis | None:
         return None
     share = percent(sum(r.num_vanished for r in lost), sum(r.num_total for r in lost))
     names, facts = tuple(row.parameter for row in lost), standing(evidence)
-    asked = facts.sink_at if facts.sinks == ("update",) else facts.optimizer_at
+    asked = facts.updated_at or facts.optimizer_at
     return Diagnosis(
         code="NS110",
         title="the optimizer's second moment vanishes in its own format",

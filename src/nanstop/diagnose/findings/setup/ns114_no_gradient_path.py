@@ -71,7 +71,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanstop.diagnose.evidence.accounts import repeated
+from nanstop.diagnose.evidence.accounts import has_signal, repeated
 from nanstop.diagnose.evidence.candidates import half_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
@@ -88,6 +88,8 @@ from nanstop.wording import counted, listed
 
 _FIVE, _LATE = 5, 8
 """Looks of an optimizer that never has a gradient, and the update of the last of them."""
+_THREE = 3
+"""Looks in a row, up to update 2, that show a layer which is trained around."""
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
 _REPLACED = "the optimizer holds what the model has replaced"
@@ -98,7 +100,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return why no gradient or no update comes to what is to be trained."""
     facts = standing(evidence)
     if evidence.accounts:
-        return _replaced(evidence) or _never_moved(evidence) or _never_reached(evidence)
+        return (
+            _replaced(evidence)
+            or _left_at_the_end(evidence)
+            or _never_moved(evidence)
+            or _never_reached(evidence)
+        )
     reason = (
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
@@ -131,6 +138,28 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
         where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=twice[0].at.step),
     )
+
+
+def _left_at_the_end(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the layers of a model are trained through a last one that no optimizer
+    has.
+    """
+    looks = repeated(evidence.accounts, _THREE)
+    if not looks or not all(one.num_at_the_end and has_signal(one) for one in looks):
+        return None
+    num, facts = counted(looks[-1].num_at_the_end, "tensor"), standing(evidence)
+    reason = Reason(
+        "likely",
+        "the last layer is in no optimizer",
+        (
+            f"{num} of the model's last layer get gradients and hold the values of the start at "
+            f"update {looks[-1].at.step}; the optimizer has what comes before"
+        ),
+        "give the optimizer the whole model's parameters, or freeze by requires_grad",
+        looks[-1].made_at or facts.optimizer_at,
+    )
+    seen = sighting(evidence, "optimizer", since=looks[0].at.step)
+    return reason.diagnosis("NS114", where=facts.host, seen=seen)
 
 
 def _never_moved(evidence: Evidence) -> Diagnosis | None:

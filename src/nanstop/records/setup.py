@@ -137,7 +137,9 @@ class DataFacts:
     ``num_without_labels``: of ``num_labelled``, those of which no token is trained on.
     ``num_twice_begun``: those that begin with two tokens of a beginning. ``num_cut``: those that
     fill all places and hold no token of an end. ``masked_at``: lines that took labels out of the
-    loss, FILE:LINE, as far as they are known.
+    loss, FILE:LINE, as far as they are known. ``num_shortened``: rows that end before the text does
+    that a tokenizer was given. ``tokenized_at``: the lines that asked for the tokens of rows,
+    ``shortened_at``: that cut them where no tokenizer did.
     """
 
     num_rows: int = 0
@@ -146,6 +148,9 @@ class DataFacts:
     num_twice_begun: int = 0
     num_cut: int = 0
     masked_at: tuple[str, ...] = ()
+    num_shortened: int = 0
+    tokenized_at: tuple[str, ...] = ()
+    shortened_at: tuple[str, ...] = ()
 
 
 @record

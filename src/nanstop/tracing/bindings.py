@@ -34,6 +34,27 @@ def factors_given_at(line: SourceLine) -> tuple[SourceLine, ...]:
     return _given_at(line, _read, through_loops=False)
 
 
+def sliced_after(line: SourceLine) -> tuple[SourceLine, ...]:
+    """Return the lines after one, of the same function, that take a slice of the variable which it
+    gives a value.
+    """
+    tree = tree_of(line.file)
+    statements = [] if tree is None else nodes_around(tree, line.line, ast.Assign)
+    if tree is None or not statements:
+        return ()
+    given = _written(statements[-1])
+    own = function_at(tree, line.line)
+    numbers = sorted(
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Slice)
+        and node.lineno > line.line
+        and _root(node) in given
+    )
+    return tuple(_source(tree, line.file, n) for n in numbers if function_at(tree, n) == own)
+
+
 def _given_at(
     line: SourceLine, names_of: Callable[[ast.stmt], list[str]], *, through_loops: bool = True
 ) -> tuple[SourceLine, ...]:

@@ -75,7 +75,8 @@ class RateFacts:
     ``planned``: of a whole training, before its first step. ``rising``: over how many steps the
     schedule was asked and its rate went on to rise, 0 where it came to its peak. ``length``: steps
     from its beginning to its end, or to its lowest rate where it has none, of a schedule that is as
-    long as its run has updates and was stepped far more rarely; else 0.
+    long as its run has updates and was stepped far more rarely; else 0. ``set_at``: the line of the
+    script that sets the rate, where there is no schedule and its own expression was asked.
     """
 
     num_used: int
@@ -87,6 +88,7 @@ class RateFacts:
     planned: bool = False
     rising: int = 0
     length: int = 0
+    set_at: SourceLine | None = None
 
 
 @record

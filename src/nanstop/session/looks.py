@@ -13,7 +13,7 @@ from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
 from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
-from nanstop.detect.rates import Rates
+from nanstop.detect.rates.used import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
 from nanstop.records import (

@@ -284,7 +284,7 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
             f"{rates.rising:,} more, and still rises then"
         )
         setting = f"a warm-up of more than {LONGEST_WARM_UP:,} updates"
-        yield Oddity("likely", setting, effect, made)
+        yield Oddity("likely", setting, effect, rates.set_at or made)
     elif rates.coming > 2 * rates.highest:
         share = f"{100 * rates.highest / rates.coming:.2g} %"
         effect = f"{counted(rates.num_used, 'update')} come to {share} of the rate that it rises to"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from nanstop.hosts.lost_squares import LostSquares
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, nonfinite, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
@@ -54,6 +55,7 @@ class GradientWrites(OwnMode):
         self._alias: Tensor | None = None
         self._of_weight: tuple[Tensor, Tensor] | None = None
         self._made: deque[Tensor] = deque(maxlen=MOST_MADE)
+        self._squares = LostSquares()
         self._copies: list[Tensor] = []
         """Of weights, as the first update of the script's own found them."""
 
@@ -110,7 +112,9 @@ class GradientWrites(OwnMode):
                 self._changed()
             elif held and name != "__get__":
                 self._accounts.read()
-            self._after(name, given, result, is_copy=is_copy)
+            is_of_gradient = self._after(name, given, result, is_copy=is_copy)
+            if self._accounts.is_own:
+                self._follow_squares(name, args, result, is_of_gradient=is_of_gradient)
         return result
 
     def _before(self, name: str, given: list[Tensor], kwargs: Any) -> None:
@@ -123,18 +127,24 @@ class GradientWrites(OwnMode):
             factor *= float(kwargs.get("alpha", 1.0))
         self._accounts.guarded(self._accounts.moving, weight, given[1:], factor)
 
-    def _after(self, name: str, given: list[Tensor], result: Any, *, is_copy: bool) -> None:
+    def _follow_squares(self, name: str, args: Any, result: Any, *, is_of_gradient: bool) -> None:
+        look = partial(self._squares.after, is_of_gradient=is_of_gradient)
+        found = self._accounts.guarded(look, name, args, result)
+        if found is not None:
+            self._accounts.divided_by_nothing(*found)
+
+    def _after(self, name: str, given: list[Tensor], result: Any, *, is_copy: bool) -> bool:
         """Follow what is made of gradients, and tell a line that makes another tensor of it and a
-        weight.
+        weight; return whether it is of one.
         """
         is_of_gradient = any(self._is_known(t) or self._is_made(t) for t in given)
         if not is_of_gradient or name == "__get__":
-            return
+            return is_of_gradient
         if self._accounts.wants_values and self._accounts.guarded(_overflows, given, result):
             self._told(self._accounts.overflowed)
         if not isinstance(result, Tensor):
             self._made += tensors(result)
-            return
+            return True
         has_weight = any(
             self._weight(t) is not None and t.shape == result.shape and t is not result
             for t in given
@@ -142,6 +152,7 @@ class GradientWrites(OwnMode):
         if is_copy or (has_weight and name in _SUMS):
             self._told(partial(self._accounts.moved_by, is_elsewhere=True))
         self._made.append(result)
+        return True
 
     def _is_copy_of_weight(self, name: str, given: list[Tensor]) -> bool:
         """Return whether what is about to be written to is no weight and equal to one: asked in

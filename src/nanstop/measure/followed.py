@@ -57,6 +57,7 @@ class OwnUpdate:
         self._is_known = True
         self.written_at: list[SourceLine] = []
         self.elsewhere_at: list[SourceLine] = []
+        self.lost_squares: list[tuple[float, SourceLine]] = []
 
     def moving(self, weight: Tensor, given: Sequence[Tensor], factor: float | None) -> None:
         """Note the gradient that a weight has when it is written to, and the size of what is
@@ -93,6 +94,8 @@ class OwnUpdate:
             "asked": float(asked) if asked is not None and self._is_known else None,
             "updated_at": _once(self.written_at),
             "elsewhere_at": _once(self.elsewhere_at),
+            "share_squares_lost": max((share for share, _ in self.lost_squares), default=0.0),
+            "squares_lost_at": _once([line for _, line in self.lost_squares]),
             "num_still": 0
             if all(are_still)
             else sum(map(all, zip(are_still, have, left_out, strict=True))),

@@ -221,6 +221,19 @@ class GradientAccounts:
         if self._own is not None and source is not None:
             (self._own.elsewhere_at if is_elsewhere else self._own.written_at).append(source)
 
+    def divided_by_nothing(self, share: float, line: Line) -> None:
+        """Note that an update of the script's own divides by squares of which a share is 0 in their
+        format, and the line that made them so.
+        """
+        source = source_line(line)
+        if self._own is not None and source is not None:
+            self._own.lost_squares.append((share, source))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether an update of the script's own is followed."""
+        return self._own is not None
+
     @property
     def is_first_own(self) -> bool:
         """Whether the present window is to end in the first update of the script's own."""

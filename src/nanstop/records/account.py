@@ -97,6 +97,11 @@ class GradientAccount:
     """The largest number that such an update was to add to a weight, None where it was not seen."""
     elsewhere_at: tuple[SourceLine, ...] = ()
     """Lines that made an update of a weight into another tensor: of a copy of it, or a new one."""
+    share_squares_lost: float = 0.0
+    """How many squares of a tensor's gradients, of those that are not 0, are 0 in float16 where
+    such an update divides by what it has made of them: the most of all tensors."""
+    squares_lost_at: tuple[SourceLine, ...] = ()
+    """The lines that made them 0."""
     given_at: tuple[SourceLine, ...] = ()
     """Lines that gave a value to what such an update goes through, where it leaves weights out or
     is of others, or to what it is multiplied by, where that is 0; empty else."""

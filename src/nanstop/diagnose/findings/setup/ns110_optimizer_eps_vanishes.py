@@ -61,7 +61,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nanstop.diagnose.evidence.accounts import quoted, update_line
+from nanstop.diagnose.evidence.accounts import quoted, repeated, update_line
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -76,6 +76,8 @@ LEAST_SHARE_OF_8_BIT = 0.5
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if eps, or probed second moments, are zero in their format."""
+    if evidence.accounts and evidence.probe is None:
+        return _by_hand(evidence)
     facts = standing(evidence)
     dtypes = _formats_without_eps(facts)
     vanished = _vanished(evidence)
@@ -96,6 +98,27 @@ def check(evidence: Evidence) -> Diagnosis | None:
         source=update_line(evidence),
         seen=sighting(evidence, "optimizer") if vanished else None,
     )
+
+
+def _by_hand(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if updates that a script makes by itself divide by squares of gradients
+    that are 0 in their format.
+    """
+    twice = repeated(evidence.accounts, 2)
+    if not twice or not all(one.share_squares_lost > LEAST_SHARE for one in twice):
+        return None
+    share = percent(round(1000 * twice[-1].share_squares_lost), 1000)
+    return Diagnosis(
+        code="NS110",
+        title="the squares that an update divides by vanish in their format",
+        cause=(
+            f"of a tensor's gradients that are not 0, {share} have a square that is 0 in float16, "
+            "and the script's own update divides by what it keeps of these squares"
+        ),
+        confidence="likely",
+        lines=("keep second moments in float32",),
+        seen=sighting(evidence, "optimizer", since=twice[0].at.step),
+    ).at(next(iter(twice[-1].squares_lost_at), None))
 
 
 def at_failure(evidence: Evidence) -> Diagnosis | None:
@@ -179,7 +202,7 @@ RULE = Rule(
     "optimizer-eps-vanishes",
     "the optimizer's eps or second moment is zero in its own format",
     check,
-    ("static", "gauge", "incident"),
+    ("static", "gauge", "incident", "account"),
     beside=("NS102",),
     at_failure=at_failure,
 )

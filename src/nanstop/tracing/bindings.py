@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 from nanstop.numerics.tensors import is_in_place
 from nanstop.records import SourceLine
@@ -53,6 +54,27 @@ def sliced_after(line: SourceLine) -> tuple[SourceLine, ...]:
         and _root(node) in given
     )
     return tuple(_source(tree, line.file, n) for n in numbers if function_at(tree, n) == own)
+
+
+def elements_read_at(frame: FrameType, name: str) -> tuple[SourceLine, ...]:
+    """Return the lines of a running function, up to where it is, that take an element of one of
+    its variables by a key.
+    """
+    file, tree = frame.f_code.co_filename, tree_of(frame.f_code.co_filename)
+    if tree is None:
+        return ()
+    own = function_at(tree, frame.f_lineno)
+    numbers = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+        and node.lineno < frame.f_lineno
+        and function_at(tree, node.lineno) == own
+    }
+    return tuple(_source(tree, file, number) for number in sorted(numbers))
 
 
 def _given_at(

@@ -70,7 +70,7 @@ class GradientWrites(OwnMode):
                 self._parameters = {id(p): p for p in parameters}
                 self._gradients.clear()
                 for parameter in parameters:
-                    self._follow(parameter.grad)
+                    self._follow(parameter.grad, parameter)
 
     def stop(self) -> bool:
         """Watch no longer; return whether it was on."""
@@ -96,10 +96,10 @@ class GradientWrites(OwnMode):
         result = func(*args, **kwargs)
         with by_torch_alone():
             if func == _GRAD.__set__ and id(args[0]) in self._parameters:
-                self._follow(args[1])
+                self._follow(args[1], args[0])
                 self._changed()
             elif func == _GRAD.__get__ and id(args[0]) in self._parameters:
-                self._follow(result)
+                self._follow(result, args[0])
             elif func in _ALIASES and held:
                 self._alias = result
             elif func in _ALIASES and weights:
@@ -114,6 +114,7 @@ class GradientWrites(OwnMode):
                 self._accounts.read()
             is_of_gradient = self._after(name, given, result, is_copy=is_copy)
             if self._accounts.is_own:
+                self._follow_kept(name, given, held)
                 self._follow_squares(name, args, result, is_of_gradient=is_of_gradient)
         return result
 
@@ -126,6 +127,16 @@ class GradientWrites(OwnMode):
         if factor is not None:
             factor *= float(kwargs.get("alpha", 1.0))
         self._accounts.guarded(self._accounts.moving, weight, given[1:], factor)
+
+    def _follow_kept(self, name: str, given: list[Tensor], held: list[tuple[Tensor, int]]) -> None:
+        """Tell of a tensor that takes up the gradient of a parameter: no weight and no gradient."""
+        into = given[0] if is_in_place(name) and held else None
+        if into is None or self._weight(into) is not None or self._is_known(into):
+            return
+        of = {self._gradients.get(gradient) for gradient, _ in held}
+        line = user_line()
+        if len(of) == 1 and line is not None and self._is_shown(line[0].co_filename):
+            self._accounts.guarded(self._accounts.kept, into, of.pop(), line)
 
     def _follow_squares(self, name: str, args: Any, result: Any, *, is_of_gradient: bool) -> None:
         look = partial(self._squares.after, is_of_gradient=is_of_gradient)
@@ -179,9 +190,9 @@ class GradientWrites(OwnMode):
         self._accounts.guarded(self._accounts.changed)
         self._told(self._accounts.wrote)
 
-    def _follow(self, gradient: Tensor | None) -> None:
+    def _follow(self, gradient: Tensor | None, parameter: Tensor) -> None:
         if gradient is not None:
-            self._gradients[gradient] = None
+            self._gradients[gradient] = id(parameter)
 
     def _told(self, tell: Callable[[Any], None]) -> None:
         line = user_line()

@@ -12,6 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.living import living
 from nanstop.measure.gradient_balance import Backward, Samples
@@ -30,8 +31,49 @@ rare, and the line that hides them is told by one.
 """
 MOST_BACKWARDS = 64
 """Backwards of a window that are followed; one of more has no account."""
+_STAYS = 2
+"""Windows in a row in which a kept tensor serves one parameter before it is that one's."""
 
 Line = tuple[CodeType, int] | None
+
+
+class OwnStates:
+    """Which parameter's gradients each tensor takes up that a script's own update keeps: a moment
+    that goes over to another parameter is none of its own.
+    """
+
+    def __init__(self) -> None:
+        self._present: Any = WeakIdKeyDictionary()
+        self._before: Any = WeakIdKeyDictionary()
+        """Of each, the parameters of its windows, the same in a row once, with their number."""
+        self.line: Line = None
+        """The last that has one take up a gradient."""
+
+    def note(self, state: Tensor, parameter: int, line: Line) -> None:
+        """Note that ``state`` takes up a gradient of ``parameter`` in this window; of several it
+        keeps none.
+        """
+        self.line = line
+        other = self._present.get(state, parameter)
+        self._present[state] = parameter if other == parameter else None
+
+    def close(self) -> None:
+        """End a window."""
+        for state, parameter in self._present.items():
+            runs = self._before.setdefault(state, [])
+            if runs and runs[-1][0] == parameter:
+                runs[-1][1] += 1
+            else:
+                runs.append([parameter, 1])
+        self._present = WeakIdKeyDictionary()
+
+    @property
+    def num_moved(self) -> int:
+        """How many have served one parameter for windows in a row, and another one since."""
+        return sum(
+            len(runs) == 2 and all(num >= _STAYS and one is not None for one, num in runs)
+            for runs in self._before.values()
+        )
 
 
 class OwnUpdate:
@@ -47,6 +89,7 @@ class OwnUpdate:
         self._first: Tensor | None = None
         self._latest: dict[str, Any] = {}
         self._written: set[int] = set()
+        self.states = OwnStates()
         self.begin(None)
 
     def begin(self, weights: Tensor | None) -> None:
@@ -79,6 +122,7 @@ class OwnUpdate:
     def close(self, one: Followed) -> None:
         """Note in the window's samples the gradients that the update consumed."""
         weights, samples = one.weights(), one.samples
+        self.states.close()
         self._first = self._weights if self._first is None else self._first
         if samples is None or not samples.backwards or self._first is None:
             return
@@ -94,6 +138,8 @@ class OwnUpdate:
             "asked": float(asked) if asked is not None and self._is_known else None,
             "updated_at": _once(self.written_at),
             "elsewhere_at": _once(self.elsewhere_at),
+            "num_states_moved": (moved := self.states.num_moved),
+            "states_at": _lines_of_state(self.states.line) if moved else (),
             "share_squares_lost": max((share for share, _ in self.lost_squares), default=0.0),
             "squares_lost_at": _once([line for _, line in self.lost_squares]),
             "num_still": 0
@@ -115,6 +161,11 @@ class OwnUpdate:
             return target_given_at(self.elsewhere_at[-1])
         is_nothing = self._latest["asked"] == 0.0 and bool(self.written_at)
         return factors_given_at(self.written_at[-1]) if is_nothing else ()
+
+
+def _lines_of_state(line: Line) -> tuple[SourceLine, ...]:
+    source = source_line(line)
+    return (source, *target_given_at(source)) if source is not None else ()
 
 
 def _once(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:

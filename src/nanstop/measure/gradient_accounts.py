@@ -221,6 +221,13 @@ class GradientAccounts:
         if self._own is not None and source is not None:
             (self._own.elsewhere_at if is_elsewhere else self._own.written_at).append(source)
 
+    def kept(self, state: Tensor, parameter: int | None, line: Line) -> None:
+        """Note a tensor that takes up the gradient of a parameter, by its id, in an update of the
+        script's own.
+        """
+        if self._own is not None and parameter is not None:
+            self._own.states.note(state, parameter, line)
+
     def divided_by_nothing(self, share: float, line: Line) -> None:
         """Note that an update of the script's own divides by squares of which a share is 0 in their
         format, and the line that made them so.

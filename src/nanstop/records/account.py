@@ -97,6 +97,11 @@ class GradientAccount:
     """The largest number that such an update was to add to a weight, None where it was not seen."""
     elsewhere_at: tuple[SourceLine, ...] = ()
     """Lines that made an update of a weight into another tensor: of a copy of it, or a new one."""
+    num_states_moved: int = 0
+    """Tensors that took up the gradients of one parameter in such updates, and take up those of
+    another one since."""
+    states_at: tuple[SourceLine, ...] = ()
+    """The line that has them do so, and those that say which are whose."""
     share_squares_lost: float = 0.0
     """How many squares of a tensor's gradients, of those that are not 0, are 0 in float16 where
     such an update divides by what it has made of them: the most of all tensors."""

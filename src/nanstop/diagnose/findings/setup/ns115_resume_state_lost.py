@@ -63,7 +63,7 @@ NS302, a scale that falls because of overflow.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import standing
+from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ResumeFacts
 from nanstop.wording import counted, listed
@@ -73,11 +73,15 @@ REPLACED = 0.5
 
 _MIXED = 0.25
 """Share of the compared parameters from which their moments are mixed up, not changed."""
+_SEVERAL = 2
+"""Kept tensors that change places: one alone may be used for something else by now."""
 _OPTIMIZER = ("optimizer.pt", "scheduler.pt")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what of an earlier run's state is missing."""
+    if evidence.accounts:
+        return _moved(evidence)
     resume = standing(evidence).resume
     if resume is None:
         return None
@@ -101,6 +105,25 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=tuple(_lines(resume)),
         where=resume.folder or "optimizer",
     )
+
+
+def _moved(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if what a script keeps of gradients went over to other parameters."""
+    account = evidence.accounts[-1]
+    if account.num_states_moved < _SEVERAL:
+        return None
+    source, *given = account.states_at or (None,)
+    return Diagnosis(
+        code="NS115",
+        title="parameters have each other's moments",
+        cause=(
+            f"{account.num_states_moved} tensors that took up the gradients of one parameter take "
+            "up those of another one now: what they hold is of the first"
+        ),
+        confidence="likely",
+        lines=tuple(line.quoted for line in given if line is not None),
+        seen=sighting(evidence, "optimizer"),
+    ).at(source)
 
 
 def _mixed_up(resume: ResumeFacts) -> Diagnosis:
@@ -157,5 +180,9 @@ def _lines(resume: ResumeFacts) -> list[str]:
 
 
 RULE = Rule(
-    "NS115", "resume-state-lost", "state of an earlier run was not restored", check, ("static",)
+    "NS115",
+    "resume-state-lost",
+    "state of an earlier run was not restored",
+    check,
+    ("static", "account"),
 )

@@ -9,16 +9,23 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 
 from nanstop.numerics.tensors import is_in_place
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import nodes_around
-from nanstop.tracing.holders import Assignment, bindings, function_at, tree_of
+from nanstop.tracing.holders import (
+    Assignment,
+    bindings,
+    function_at,
+    script_frames,
+    tree_of,
+)
 
 MOST_LINES = 2
 """Of a variable that is given a value in several lines the last of those ahead of its use."""
 _MOST_LINKS = 8
+_CODE = (ast.FunctionDef, ast.Lambda)
 
 
 def target_given_at(line: SourceLine) -> tuple[SourceLine, ...]:
@@ -75,6 +82,48 @@ def elements_read_at(frame: FrameType, name: str) -> tuple[SourceLine, ...]:
         and function_at(tree, node.lineno) == own
     }
     return tuple(_source(tree, file, number) for number in sorted(numbers))
+
+
+def memory_given_at() -> tuple[SourceLine, ...]:
+    """Return the lines of the running functions of the script that give a tensor the memory of
+    another: those of the innermost that has any.
+    """
+    for frame, _ in script_frames():
+        file, tree = frame.f_code.co_filename, tree_of(frame.f_code.co_filename)
+        own = function_at(tree, frame.f_lineno) if tree is not None else ""
+        numbers = {
+            node.lineno
+            for node in (ast.walk(tree) if tree is not None else ())
+            if isinstance(node, ast.Assign)
+            and any(isinstance(to, ast.Attribute) and to.attr == "data" for to in node.targets)
+            and function_at(tree or node, node.lineno) == own
+        }
+        if tree is not None and numbers:
+            return tuple(_source(tree, file, number) for number in sorted(numbers)[:MOST_LINES])
+    return ()
+
+
+def writing_lines(code: CodeType) -> tuple[int, ...]:
+    """Return the lines of a function that write to a tensor in place, set an attribute of one, or
+    give something back, in the order of the text.
+    """
+    tree = tree_of(code.co_filename)
+    around = [] if tree is None else nodes_around(tree, code.co_firstlineno, *_CODE)
+    own = next((n for n in around if n.lineno == code.co_firstlineno), None)
+    if own is None:
+        return ()
+    return tuple(sorted({line for node in ast.walk(own) if (line := _writes(node)) is not None}))
+
+
+def _writes(node: ast.AST) -> int | None:
+    is_write = isinstance(node, ast.AugAssign) or (
+        isinstance(node, ast.Return) and node.value is not None
+    )
+    if isinstance(node, ast.Assign):
+        is_write = any(not isinstance(to, ast.Name) for to in node.targets)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        is_write = is_in_place(node.func.attr)
+    return getattr(node, "lineno", None) if is_write else None
 
 
 def _given_at(

@@ -25,7 +25,7 @@ from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_library
 from nanstop.records import GradientAccount, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
-from nanstop.tracing.places import source_line
+from nanstop.tracing.places import calling_line, source_line
 
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""
@@ -170,10 +170,15 @@ class GradientAccounts:
 
     def wrote(self, line: Line) -> None:
         """Note a line that changed gradients outside of any backward."""
-        source = source_line(line)
+        source, caller = source_line(line), source_line(calling_line())
         for one in self._followed.values():
             if one.samples is not None and source is not None and one.samples.backwards:
                 one.samples.changed_at.append(source)
+                is_apart = source.function != getattr(
+                    one.samples.backwards[-1].source, "function", source.function
+                )
+                if caller is not None and is_apart:
+                    one.samples.called_at.append(caller)
                 if source not in self.written_at and len(self.written_at) < _MOST_LINES:
                     self.written_at = (*self.written_at, source)
 

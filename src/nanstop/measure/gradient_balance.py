@@ -73,6 +73,7 @@ class Samples:
     weights: Tensor | None = None
     updated: Tensor | None = None
     changed_at: list[SourceLine] = field(default_factory=list)
+    called_at: list[SourceLine] = field(default_factory=list)
     overflowed_at: list[SourceLine] = field(default_factory=list)
     norm_consumed: Tensor | None = None
     num_replaced: int = 0
@@ -206,6 +207,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         rewritten_at=tuple(dict.fromkeys(reversed(samples.rewritten_at)))[::-1],
         were_weights_still=still,
         changed_at=_changed_at(samples, arrived),
+        called_at=tuple(dict.fromkeys(samples.called_at)),
         overflowed_at=tuple(dict.fromkeys(samples.overflowed_at)),
         was_read=samples.was_read,
         **known,

@@ -130,3 +130,6 @@ class GradientAccount:
     changed_at: tuple[SourceLine, ...] = ()
     """Lines that wrote to gradients between the window's backwards and its update; empty where
     that was not looked for."""
+    called_at: tuple[SourceLine, ...] = ()
+    """Lines that called the functions in which those are, in the order of their calls, where these
+    are others than the one that calls the backward."""

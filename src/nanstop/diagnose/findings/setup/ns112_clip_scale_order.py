@@ -58,6 +58,8 @@ restored.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanstop.diagnose.evidence.accounts import (
     CLIPPED,
     changed_last,
@@ -103,7 +105,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     source = source or changed_last(evidence.accounts) or update_line(evidence)
     if clipped_by_hand(repeated(evidence.accounts, 2)):
-        source = next(iter(evidence.accounts[-1].changed_at), source)
+        latest = evidence.accounts[-1]
+        source = next(iter(latest.changed_at), source)
+        reason = replace(reason, behind=latest.called_at[:1])
     seen = _seen(evidence, facts, source)
     return reason.diagnosis("NS112", where=facts.host, seen=seen).at(source)
 

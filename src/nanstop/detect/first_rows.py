@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nanstop.detect.objective.fetched import FETCHES
 from nanstop.detect.texts import TEXTS
 from nanstop.records import DataFacts, TextFacts
 from nanstop.records.vocabulary import IGNORED_LABEL
@@ -87,7 +88,8 @@ def _masked_at(step: Step, micro: int) -> tuple[str, ...]:
     """
     makers: Any = getattr(step, "makers", None)
     with suppress(Exception):  # what cannot be run again has no line
-        return tuple(map(line_text, makers(_num_ignored, micro))) if makers is not None else ()
+        found = tuple(map(line_text, makers(_num_ignored, micro))) if makers is not None else ()
+        return found or FETCHES.makers(_num_ignored)
     return ()
 
 

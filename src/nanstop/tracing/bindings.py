@@ -63,6 +63,26 @@ def sliced_after(line: SourceLine) -> tuple[SourceLine, ...]:
     return tuple(_source(tree, line.file, n) for n in numbers if function_at(tree, n) == own)
 
 
+def handed_on_after(line: SourceLine) -> tuple[SourceLine, ...]:
+    """Return the first line after one, of the same function, that gives another variable a value
+    made of the one which that line gives.
+    """
+    tree = tree_of(line.file)
+    statements = [] if tree is None else nodes_around(tree, line.line, ast.Assign)
+    if tree is None or not statements:
+        return ()
+    given, own = _written(statements[-1]), function_at(tree, line.line)
+    numbers = sorted(
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and node.lineno > line.line
+        and function_at(tree, node.lineno) == own
+        and any(isinstance(n, ast.Name) and n.id in given for n in ast.walk(node.value))
+    )
+    return tuple(_source(tree, line.file, number) for number in numbers[:1])
+
+
 def elements_read_at(frame: FrameType, name: str) -> tuple[SourceLine, ...]:
     """Return the lines of a running function, up to where it is, that take an element of one of
     its variables by a key.

@@ -131,6 +131,8 @@ def unwatch() -> None:
     _open_session = _loops = None
     LEFT.optimizers_at_work = tuple
     TEXTS.forget()
+    if "nanstop.detect.objective.fetched" in sys.modules:
+        sys.modules["nanstop.detect.objective.fetched"].FETCHES.forget()
 
 
 @contextmanager

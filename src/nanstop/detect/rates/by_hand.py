@@ -205,8 +205,14 @@ class _Scope:
         if made is None:
             raise UnknownError
         names = [one.arg for one in made.args.args]
-        known = {**function.__globals__, **dict(zip(names, given, strict=True))}
-        inner = _Scope(known, made.body, frozenset(), self.tree, 0, self.depth + 1)
+        usual = function.__defaults__ or ()
+        known = dict(zip(names[len(names) - len(usual) :], usual, strict=True))
+        known |= dict(zip(names, given, strict=False))
+        if len(given) > len(names) or known.keys() != set(names):
+            raise UnknownError
+        inner = _Scope(
+            {**function.__globals__, **known}, made.body, frozenset(), self.tree, 0, self.depth + 1
+        )
         return inner.returned(made.body)
 
     def returned(self, body: Sequence[ast.stmt]) -> Any:

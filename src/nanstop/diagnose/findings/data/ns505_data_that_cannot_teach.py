@@ -13,7 +13,8 @@ with a gradient of 0, in step after step. A template that writes `<s>` and a tok
 make `<s><s>`: two of 2 first tokens, in training only or in use only, which the model was never
 shown before. Rows that are all as long as the limit, 64 of 64, with no token of an end anywhere,
 have all been cut: none of them teaches the model to stop, and answers that stood at the end are
-gone.
+gone. The first texts that a tokenizer is given are known again in the batches of a model that
+predicts tokens: rows that all end before their texts do were cut, at whatever length.
 
 ## Example
 ```python

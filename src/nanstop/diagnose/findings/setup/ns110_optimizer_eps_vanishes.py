@@ -16,7 +16,9 @@ gradient of 0 then moves a weight by m / eps, thousands of learning rates. An 8-
 hundred values a block: a second moment far below the largest of its block is stored as 0.
 
 Updates of half-precision weights are rehearsed on a sample, in their own format and in float32.
-Where one is far too long, and second moments are 0 that are not 0 in float32, that made it.
+Where one is far too long, and second moments are 0 that are not 0 in float32, that made it. Of an
+update that a script makes by itself the squares of gradients are followed to what it divides by:
+those that are 0 in float16, of gradients that are not, are told with their line.
 
 ## Example
 ```python

@@ -17,7 +17,8 @@ forces under DeepSpeed ZeRO-3 with PEFT. An optimizer that was made before `get_
 an earlier `model` keeps the old tensors: it updates 0 of the parameters that are trained.
 (`model.half()` is harmless there: the Parameter objects stay the same.) So does `model.head =
 nn.Linear(...)` after it: the new head gets gradients, is in no optimizer and stays as it is, and
-the old one, which it holds, is no part of the model any more. A `.detach()`, `.item()` or
+the old one, which it holds, is no part of the model any more. An optimizer of the body alone trains
+all that lies below a last layer that stays as it was drawn. A `.detach()`, `.item()` or
 `torch.no_grad()` on the way to the loss ends the graph. LoRA adds B A x alpha / r, and B starts at
 zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well as B (a
 model initialised after its adapters): 0 times something, each.

@@ -6,8 +6,9 @@ The weights were restored and something else was not: the checkpoint has no `opt
 `scheduler.pt` (`save_only_model`), no `scaler.pt`, no `rng_state.pth`, or the optimizer counts
 thousands of steps and its second moments are zero. Or the state is whole and in the wrong places:
 the optimizer was made with its parameters in another order than the saved one, and parameters of
-one shape have each other's moments. Training goes on without a word; the loss jumps, and sometimes
-it does not come back.
+one shape have each other's moments. A script that keeps its moments itself can give them to other
+parameters: tensors that took up the gradients of one take up those of another. Training goes on
+without a word; the loss jumps, and sometimes it does not come back.
 
 ## Why it happens
 transformers loads `optimizer.pt` and `scheduler.pt` only where both are there, and says nothing

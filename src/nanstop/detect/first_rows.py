@@ -107,9 +107,15 @@ def added(first: DataFacts, second: DataFacts) -> DataFacts:
         num_cut=first.num_cut + second.num_cut,
         masked_at=first.masked_at or second.masked_at,
         num_shortened=first.num_shortened + second.num_shortened,
+        only_label=_same_label(first, second),
         tokenized_at=_both(first.tokenized_at, second.tokenized_at),
         shortened_at=_both(first.shortened_at, second.shortened_at),
     )
+
+
+def _same_label(first: DataFacts, second: DataFacts) -> int | None:
+    one, other = first.only_label, second.only_label
+    return other if not first.num_rows else one if one == other or not second.num_rows else None
 
 
 def _both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
@@ -153,9 +159,18 @@ def counted(
         num_twice_begun=twice,
         num_cut=cut,
         num_shortened=len(short),
+        only_label=_only_label(labels, ids) if _predicts_tokens(view) else None,
         tokenized_at=_both((), tuple(line_text(one.text.line) for one in known if one.text.line)),
         shortened_at=_both((), tuple(f"{one.short}: {one.text}" for one in cutters)),
     )
+
+
+def _only_label(labels: Sequence[Tensor], ids: Tensor) -> int | None:
+    """Return the token that all labels of tokens are, None where they are several."""
+    of_tokens = [one[:, 1:] for one in labels if one.shape == ids.shape]
+    kept = [one[one != IGNORED_LABEL] for one in of_tokens]
+    found = torch.cat(kept).unique() if kept else torch.empty(0)
+    return int(found[0]) if found.numel() == 1 else None
 
 
 def _unpadded(ids: Tensor, batch: Batch) -> list[list[int]]:

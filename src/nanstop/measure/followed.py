@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from nanstop.living import living
 from nanstop.measure.gradient_balance import Backward, Samples
 from nanstop.measure.hook_stations import HookStations
-from nanstop.measure.loss_graph import LossMark, is_for_backward_alone, left_at_the_end, loss_factor
+from nanstop.measure.loss_graph import LossMark, is_scaled_apart, left_at_the_end, loss_factor
 from nanstop.numerics.tensors import is_measurable, spread
 from nanstop.numerics.trained import held_by
 from nanstop.records import GradientAccount, SourceLine
@@ -275,8 +275,8 @@ class Followed:
         if (factor := loss_factor(losses)) is not None:
             self._begun.loss_factor, self._begun.most = factor.value, factor.most
             self._begun.is_mean = factor.is_of_torch
-            self._begun.is_scaled_apart = factor.is_scale and is_for_backward_alone(
-                losses[0], variables()
+            self._begun.is_scaled_apart = factor.is_scale and is_scaled_apart(
+                losses[0], variables(), factor.most
             )
         self._hooks = HookStations(self.chosen(), _spread)
 

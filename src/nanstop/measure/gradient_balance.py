@@ -17,6 +17,8 @@ from nanstop.records import Contribution, GradientAccount, SourceLine, StepId
 
 _COLLINEAR = 0.01
 """Share of a vector that may be off a multiple of another: half precision rounds by 0.004."""
+_UNDONE = 0.01
+"""Share of an update that may be left where it was undone: a slow average takes up as little."""
 _APART = 0.9
 """Cosine above which gradients and weights point the same way."""
 
@@ -330,7 +332,8 @@ def _is_put_back(samples: Samples) -> bool:
     was, became, met = samples.was, samples.became, samples.met
     if was is None or became is None or met is None:
         return False
-    return not torch.equal(was, became) and torch.equal(met, was)
+    changed = float((became - was).norm())
+    return changed > 0.0 and float((met - was).norm()) <= _UNDONE * changed
 
 
 def _number(value: float | Tensor | None) -> float | None:

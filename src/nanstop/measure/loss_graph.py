@@ -20,6 +20,8 @@ _OF_ONE_NUMBER = ("MulBackward0", "DivBackward0", "NegBackward0")
 _KEY = "nanstop"
 LEAST_SCALE = 8.0
 """Factor from which a loss is scaled, not weighted."""
+SURELY_SCALE = 1024.0
+"""Factor that no temperature of a distillation makes: 16 squared is 256."""
 _WHOLE = 1.001
 """Summands over what their sum was divided by: from here on it is no mean."""
 
@@ -91,9 +93,10 @@ def loss_factor(losses: Sequence[Tensor]) -> LossFactor | None:
     return LossFactor(value, most, is_mean and _is_of_torch(core), is_scale)
 
 
-def is_for_backward_alone(loss: Tensor, held: Iterable[Any]) -> bool:
-    """Return whether among the values ``held`` by the script is what a loss is a multiple of, and
-    not the loss: nobody reads the multiple but its backward.
+def is_scaled_apart(loss: Tensor, held: Iterable[Any], factor: float) -> bool:
+    """Return whether among the values ``held`` by the script is what a loss is ``factor`` times of,
+    and not the loss: nobody reads the multiple but its backward. Numbers from ``SURELY_SCALE`` on
+    are no weight even where the script holds both.
     """
     core, below = _core(loss.grad_fn), set[Any]()
     node = loss.grad_fn
@@ -101,7 +104,8 @@ def is_for_backward_alone(loss: Tensor, held: Iterable[Any]) -> bool:
         node = next(following for following, _ in node.next_functions if following is not None)
         below.add(node)
     nodes = [one.grad_fn for one in held if isinstance(one, Tensor) and one.grad_fn is not None]
-    return any(node in below for node in nodes) and loss.grad_fn not in nodes
+    is_alone = factor >= SURELY_SCALE or loss.grad_fn not in nodes
+    return is_alone and any(node in below for node in nodes)
 
 
 def _is_scale(factor: float, core: Any) -> bool:

@@ -141,7 +141,8 @@ class DataFacts:
     fill all places and hold no token of an end. ``masked_at``: lines that took labels out of the
     loss, FILE:LINE, as far as they are known. ``num_shortened``: rows that end before the text does
     that a tokenizer was given. ``tokenized_at``: the lines that asked for the tokens of rows,
-    ``shortened_at``: that cut them where no tokenizer did.
+    ``shortened_at``: that cut them where no tokenizer did. ``only_label``: the one token that every
+    label of a language model is, None where there are others.
     """
 
     num_rows: int = 0
@@ -151,6 +152,7 @@ class DataFacts:
     num_cut: int = 0
     masked_at: tuple[str, ...] = ()
     num_shortened: int = 0
+    only_label: int | None = None
     tokenized_at: tuple[str, ...] = ()
     shortened_at: tuple[str, ...] = ()
 

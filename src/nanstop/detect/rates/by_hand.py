@@ -25,7 +25,7 @@ from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around
 from nanstop.tracing.holders import function_at, tree_of
 
-_FUNCTIONS = frozenset({"min", "max", "abs", "float", "int", "round", "pow", "bool"})
+_FUNCTIONS = frozenset({"len", "min", "max", "abs", "float", "int", "round", "pow", "bool"})
 _KEY = "lr"
 """What every optimizer of torch calls its rate."""
 _DEEPEST = 24
@@ -104,6 +104,13 @@ def _counters(loops: Sequence[ast.stmt]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _is_table(held: Any) -> bool:
+    """Return whether an element of it is read without an effect."""
+    kind = type(held)
+    is_array = (kind.__module__, kind.__name__) == ("numpy", "ndarray")
+    return kind in (dict, list, tuple) or (is_array and held.ndim == 1)
+
+
 def _calls_name(node: ast.AST | None) -> Any:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
@@ -153,7 +160,7 @@ class _Scope:
                 found = self._attribute(self.value(node.value), node.attr)
             case ast.Subscript():
                 held, key = self.value(node.value), self.value(node.slice)
-                if type(held) not in (dict, list, tuple) or type(key) not in (str, int):
+                if not _is_table(held) or type(key) not in (str, int):
                     raise UnknownError
                 found = held[key]
             case _:
@@ -192,7 +199,9 @@ class _Scope:
     def _called(self, node: ast.Call) -> Any:
         function = self.value(node.func)
         given = [self.value(one) for one in node.args]
-        if any(type(one) not in (int, float, bool) for one in given):
+        if function is len and _is_table(given[0]):
+            return len(given[0])
+        if not all(isinstance(one, int | float) for one in given):
             raise UnknownError
         is_plain = getattr(function, "__module__", "") in ("math", "builtins") or (
             type(function).__name__ == "ufunc"

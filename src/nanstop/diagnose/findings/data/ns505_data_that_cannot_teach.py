@@ -71,7 +71,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if facts.data is None or facts.data.num_rows < LEAST_ROWS:
         return None
     data = facts.data
-    found = [*_unlabelled(data, facts.text), *_twice(data), *(_cut(data) or _shortened(data))]
+    found = [*_unlabelled(data, facts.text), *_one_label(data, facts.text)]
+    found += [*_twice(data), *(_cut(data) or _shortened(data))]
     if not found:
         return None
     (confidence, cause, advice), *others = found
@@ -104,6 +105,17 @@ def _unlabelled(data: DataFacts, text: TextFacts | None) -> Iterator[_Lack]:
     cause = f"{without} of the first {data.num_labelled} rows hold no label{option}"
     advice = "decode a row: is the answer marked by the template, and inside max_length?"
     yield "certain" if none else "likely", cause, advice
+
+
+def _one_label(data: DataFacts, text: TextFacts | None) -> Iterator[_Lack]:
+    special = (text.bos, *text.eos, text.pad) if text is not None else ()
+    if data.only_label is None or data.only_label not in special:
+        return
+    cause = (
+        f"every label of the first {data.num_rows} rows is one token, {data.only_label}, which is "
+        "no part of any text"
+    )
+    yield "likely", cause, "decode the labels of a row: is the answer among them?"
 
 
 def _twice(data: DataFacts) -> Iterator[_Lack]:
